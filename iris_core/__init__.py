@@ -1,0 +1,62 @@
+"""A symmetric heap for Triton: the same buffer on every rank, every rank's memory addressable from every kernel.
+
+Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: remote memory access by rank (`load`,
+`store`, `get`, `put`, `copy`, atomics) and synchronisation (`signal`, `wait`, `barrier`), to be called from kernels.
+"""
+
+from .bootstrap import Origin
+from .context import Context, iris
+from .device import (
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_sub,
+    atomic_xchg,
+    atomic_xor,
+    copy,
+    get,
+    load,
+    put,
+    store,
+    translate,
+)
+from .errors import AllocationMismatch, HeapExhausted, PeerError
+from .intrinsics import clock_ns, interpreted, pause
+from .launcher import RankError, RankPool, launch
+from .sync import barrier, signal, wait
+
+__all__ = [
+    "AllocationMismatch",
+    "Context",
+    "HeapExhausted",
+    "Origin",
+    "PeerError",
+    "RankError",
+    "RankPool",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_sub",
+    "atomic_xchg",
+    "atomic_xor",
+    "barrier",
+    "clock_ns",
+    "copy",
+    "get",
+    "interpreted",
+    "iris",
+    "launch",
+    "load",
+    "pause",
+    "put",
+    "signal",
+    "store",
+    "translate",
+    "wait",
+]

@@ -1,0 +1,84 @@
+"""What the heap asks of a kind of memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+
+import torch
+
+from ..host_group import HostGroup
+
+STRIDE_ALIGNMENT = 2 << 20  # bytes; device.translate tells the compiler that heaps are this far apart, or a multiple
+
+
+class Stream(ABC):
+    """A queue of work beside the current one. Without a GPU, work is done as it is queued."""
+
+    @abstractmethod
+    def wait_for_current(self) -> None:
+        """Hold this queue until all work now in the current stream is done."""
+
+    @abstractmethod
+    def current_waits(self) -> None:
+        """Hold the current stream until all work now in this queue is done."""
+
+    @abstractmethod
+    def as_current(self) -> AbstractContextManager[None]:
+        """Make this queue the current stream within a ``with`` block."""
+
+    @abstractmethod
+    def wait_value(self, flag: torch.Tensor, value: int) -> None:
+        """Hold this queue until `flag`, one int32 word of this device, is at least `value`."""
+
+    @abstractmethod
+    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Copy a matrix by a copy engine: 2-D, same shape and dtype, rows contiguous, any row stride."""
+
+
+class Backend(ABC):
+    """One kind of memory: makes the window of all ranks' heaps, and queues of work that reach it."""
+
+    name: str
+    device: torch.device
+
+    @abstractmethod
+    def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
+        """Reserve and share one heap a rank; collective.
+
+        Args:
+            group: all ranks.
+            heap_size: bytes a rank; rounded up.
+
+        Returns:
+            The window, uint8 of ``world_size * stride`` bytes with rank r's heap at ``r * stride``, and the stride.
+        """
+
+    @abstractmethod
+    def close_window(self) -> None:
+        """Unmap and release the window; its tensors are dead after this."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work queued on the device."""
+
+    @abstractmethod
+    def make_stream(self) -> Stream:
+        """Return a new queue, of high priority where there are priorities."""
+
+    @abstractmethod
+    def compute_units(self) -> int:
+        """Return the number of SMs or compute units; without a GPU, how many programs to emulate."""
+
+    @abstractmethod
+    def host_visible(self, words: int) -> torch.Tensor:
+        """Return zeroed int64 host memory that kernels can write while the host reads."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return a name of the device that no other device of this host has; empty if ranks may share it."""
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple

@@ -1,0 +1,89 @@
+"""The heap on NVIDIA GPUs, through ``cuda-bindings``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .vmm import VmmBackend
+
+try:
+    from cuda.bindings import driver as cu
+except ImportError:  # a machine without CUDA still imports this package
+    cu = None
+
+
+def _check(result: tuple[Any, ...]) -> Any:
+    error, *values = result
+    if error != cu.CUresult.CUDA_SUCCESS:
+        _, text = cu.cuGetErrorString(error)
+        raise RuntimeError(f"CUDA driver: {error.name}: {text.decode() if text else 'no description'}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class CudaBackend(VmmBackend):
+    """See `VmmBackend`."""
+
+    name = "cuda"
+
+    def __init__(self, device_index: int) -> None:
+        if cu is None:
+            raise RuntimeError("the cuda backend needs cuda-bindings: pip install 'iris-overlap[cuda]'")
+        if not torch.cuda.is_available() or torch.version.cuda is None:
+            raise RuntimeError("the cuda backend needs an NVIDIA GPU and a CUDA build of torch; none was found here")
+        super().__init__(device_index)
+        self._properties = cu.CUmemAllocationProp()
+        self._properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._properties.location.id = device_index
+        self._fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        self._properties.requestedHandleTypes = self._fd_type
+
+    def _granularity(self) -> int:
+        flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        return _check(cu.cuMemGetAllocationGranularity(self._properties, flag))
+
+    def _create(self, size: int) -> Any:
+        return _check(cu.cuMemCreate(size, self._properties, 0))
+
+    def _export(self, handle: Any) -> int:
+        return int(_check(cu.cuMemExportToShareableHandle(handle, self._fd_type, 0)))
+
+    def _import(self, fd: int) -> Any:
+        return _check(cu.cuMemImportFromShareableHandle(fd, self._fd_type))
+
+    def _reserve(self, size: int, alignment: int) -> int:
+        return int(_check(cu.cuMemAddressReserve(size, alignment, 0, 0)))
+
+    def _map(self, address: int, size: int, handle: Any) -> None:
+        _check(cu.cuMemMap(address, size, 0, handle, 0))
+
+    def _open_access(self, address: int, size: int) -> None:
+        access = cu.CUmemAccessDesc()
+        access.location = self._properties.location
+        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        _check(cu.cuMemSetAccess(address, size, [access], 1))
+
+    def _unmap(self, address: int, size: int) -> None:
+        _check(cu.cuMemUnmap(address, size))
+
+    def _release(self, handle: Any) -> None:
+        _check(cu.cuMemRelease(handle))
+
+    def _free_range(self, address: int, size: int) -> None:
+        _check(cu.cuMemAddressFree(address, size))
+
+    def stream_wait_value(self, stream: int, address: int, value: int) -> None:
+        at_least = cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        _check(cu.cuStreamWaitValue32(stream, address, value, at_least))
+
+    def copy_2d(
+        self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
+    ) -> None:
+        copy = cu.CUDA_MEMCPY2D()
+        copy.srcMemoryType = copy.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.srcDevice, copy.srcPitch = src, src_pitch
+        copy.dstDevice, copy.dstPitch = dst, dst_pitch
+        copy.WidthInBytes, copy.Height = width_bytes, height
+        _check(cu.cuMemcpy2DAsync(copy, stream))

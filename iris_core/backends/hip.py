@@ -1,0 +1,138 @@
+"""The heap on AMD GPUs, through ``libamdhip64``.
+
+Written against the HIP headers and not yet run: no AMD GPU was at hand. Memory is uncached (fine-grained), as stores
+from peers and their flags must be visible while a kernel runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from typing import Any
+
+import torch
+
+from .vmm import VmmBackend
+
+# hip_runtime_api.h
+_ALLOCATION_TYPE_UNCACHED = 0x40000000
+_HANDLE_TYPE_POSIX_FD = 1
+_LOCATION_TYPE_DEVICE = 1
+_ACCESS_READ_WRITE = 3
+_GRANULARITY_RECOMMENDED = 1
+_STREAM_WAIT_VALUE_GEQ = 0
+_MEMCPY_DEVICE_TO_DEVICE = 3
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class _AllocationFlags(ctypes.Structure):
+    _fields_ = (("compression", ctypes.c_ubyte), ("rdma", ctypes.c_ubyte), ("usage", c_ushort))
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", _Location),
+        ("win32", c_void_p),
+        ("flags", _AllocationFlags),
+    )
+
+
+class _Access(ctypes.Structure):
+    _fields_ = (("location", _Location), ("flags", c_int))
+
+
+class HipBackend(VmmBackend):
+    """See `VmmBackend`."""
+
+    name = "hip"
+
+    def __init__(self, device_index: int) -> None:
+        if torch.version.hip is None or not torch.cuda.is_available():
+            raise RuntimeError("the hip backend needs an AMD GPU and a ROCm build of torch; none was found here")
+        self._hip = ctypes.CDLL("libamdhip64.so")
+        self._hip.hipGetErrorString.restype = ctypes.c_char_p
+        super().__init__(device_index)
+        location = _Location(_LOCATION_TYPE_DEVICE, device_index)
+        self._properties = _Properties(_ALLOCATION_TYPE_UNCACHED, _HANDLE_TYPE_POSIX_FD, location)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        error = getattr(self._hip, name)(*arguments)
+        if error:
+            raise RuntimeError(f"HIP: {name}: {self._hip.hipGetErrorString(error).decode()}")
+
+    def _granularity(self) -> int:
+        value = c_size_t()
+        flag = c_int(_GRANULARITY_RECOMMENDED)
+        self._call("hipMemGetAllocationGranularity", byref(value), byref(self._properties), flag)
+        return value.value
+
+    def _create(self, size: int) -> Any:
+        handle = c_void_p()
+        self._call("hipMemCreate", byref(handle), c_size_t(size), byref(self._properties), c_ulonglong(0))
+        return handle
+
+    def _export(self, handle: Any) -> int:
+        fd = c_int()
+        kind = c_int(_HANDLE_TYPE_POSIX_FD)
+        self._call("hipMemExportToShareableHandle", byref(fd), handle, kind, c_ulonglong(0))
+        return fd.value
+
+    def _import(self, fd: int) -> Any:
+        handle = c_void_p()
+        kind = c_int(_HANDLE_TYPE_POSIX_FD)
+        self._call("hipMemImportFromShareableHandle", byref(handle), c_void_p(fd), kind)
+        return handle
+
+    def _reserve(self, size: int, alignment: int) -> int:
+        address = c_void_p()
+        self._call(
+            "hipMemAddressReserve", byref(address), c_size_t(size), c_size_t(alignment), c_void_p(0), c_ulonglong(0)
+        )
+        return int(address.value or 0)
+
+    def _map(self, address: int, size: int, handle: Any) -> None:
+        self._call("hipMemMap", c_void_p(address), c_size_t(size), c_size_t(0), handle, c_ulonglong(0))
+
+    def _open_access(self, address: int, size: int) -> None:
+        access = _Access(self._properties.location, _ACCESS_READ_WRITE)
+        pointer = ctypes.cast(byref(access), POINTER(_Access))
+        self._call("hipMemSetAccess", c_void_p(address), c_size_t(size), pointer, c_size_t(1))
+
+    def _unmap(self, address: int, size: int) -> None:
+        self._call("hipMemUnmap", c_void_p(address), c_size_t(size))
+
+    def _release(self, handle: Any) -> None:
+        self._call("hipMemRelease", handle)
+
+    def _free_range(self, address: int, size: int) -> None:
+        self._call("hipMemAddressFree", c_void_p(address), c_size_t(size))
+
+    def stream_wait_value(self, stream: int, address: int, value: int) -> None:
+        self._call(
+            "hipStreamWaitValue32",
+            c_void_p(stream),
+            c_void_p(address),
+            c_uint(value),
+            c_uint(_STREAM_WAIT_VALUE_GEQ),
+            c_uint(0xFFFFFFFF),
+        )
+
+    def copy_2d(
+        self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
+    ) -> None:
+        self._call(
+            "hipMemcpy2DAsync",
+            c_void_p(dst),
+            c_size_t(dst_pitch),
+            c_void_p(src),
+            c_size_t(src_pitch),
+            c_size_t(width_bytes),
+            c_size_t(height),
+            c_int(_MEMCPY_DEVICE_TO_DEVICE),
+            c_void_p(stream),
+        )

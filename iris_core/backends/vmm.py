@@ -1,0 +1,160 @@
+"""What CUDA and HIP share: the same virtual-memory calls under two names.
+
+A rank creates physical memory on its GPU and exports it as a file descriptor; every rank reserves one range of
+addresses, maps all ranks' memory into it side by side, and opens the whole to its own GPU. (CUDA driver API,
+"Virtual Memory Management"; HIP, "Virtual Memory Management API".)
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..host_group import HostGroup
+from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
+
+
+class VmmBackend(Backend):
+    """A GPU's memory through virtual-memory calls; a subclass names the calls."""
+
+    def __init__(self, device_index: int) -> None:
+        self.device = torch.device("cuda", device_index)
+        torch.cuda.set_device(self.device)
+        torch.zeros(1, device=self.device)  # makes the context that the driver's calls below act in
+        self._handles: list[Any] = []
+        self._base = 0
+        self._stride = 0
+
+    def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
+        granularity = max(self._granularity(), STRIDE_ALIGNMENT)
+        stride = round_up(heap_size, granularity)
+        with group.together(f"reserve a heap of {stride:,} bytes on {self.device}"):
+            own = self._create(stride)
+            exported = self._export(own)
+        fds = group.exchange_fds(exported)
+        os.close(exported)
+        with group.together("map the peers' heaps"):
+            self._handles = [own if peer == group.rank else self._import(fd) for peer, fd in enumerate(fds)]
+            self._stride = stride
+            self._base = self._reserve(stride * group.world_size, granularity)
+            for peer, handle in enumerate(self._handles):
+                self._map(self._base + peer * stride, stride, handle)
+            self._open_access(self._base, stride * group.world_size)
+        for fd in fds:
+            os.close(fd)
+        window = torch.as_tensor(_Exported(self._base, stride * group.world_size), device=self.device)
+        return window, stride
+
+    def close_window(self) -> None:
+        self.synchronize()
+        for peer, handle in enumerate(self._handles):
+            self._unmap(self._base + peer * self._stride, self._stride)
+            self._release(handle)
+        if self._handles:
+            self._free_range(self._base, self._stride * len(self._handles))
+        self._handles = []
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def make_stream(self) -> Stream:
+        return GpuStream(self)
+
+    def compute_units(self) -> int:
+        return torch.cuda.get_device_properties(self.device).multi_processor_count
+
+    def host_visible(self, words: int) -> torch.Tensor:
+        return torch.zeros(words, dtype=torch.int64, pin_memory=True)
+
+    def identity(self) -> str:
+        return str(torch.cuda.get_device_properties(self.device).uuid)
+
+    # The driver's calls; each raises RuntimeError with the driver's own words.
+
+    @abstractmethod
+    def _granularity(self) -> int: ...
+
+    @abstractmethod
+    def _create(self, size: int) -> Any: ...
+
+    @abstractmethod
+    def _export(self, handle: Any) -> int: ...
+
+    @abstractmethod
+    def _import(self, fd: int) -> Any: ...
+
+    @abstractmethod
+    def _reserve(self, size: int, alignment: int) -> int: ...
+
+    @abstractmethod
+    def _map(self, address: int, size: int, handle: Any) -> None: ...
+
+    @abstractmethod
+    def _open_access(self, address: int, size: int) -> None: ...
+
+    @abstractmethod
+    def _unmap(self, address: int, size: int) -> None: ...
+
+    @abstractmethod
+    def _release(self, handle: Any) -> None: ...
+
+    @abstractmethod
+    def _free_range(self, address: int, size: int) -> None: ...
+
+    @abstractmethod
+    def stream_wait_value(self, stream: int, address: int, value: int) -> None:
+        """Queue a wait until the 32-bit word at `address` is at least `value`."""
+
+    @abstractmethod
+    def copy_2d(
+        self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
+    ) -> None:
+        """Queue a copy of `height` rows by a copy engine."""
+
+
+class GpuStream(Stream):
+    """A side stream of high priority."""
+
+    def __init__(self, backend: VmmBackend) -> None:
+        self._backend = backend
+        self._stream = torch.cuda.Stream(backend.device, priority=-1)
+
+    def wait_for_current(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._backend.device))
+
+    def current_waits(self) -> None:
+        torch.cuda.current_stream(self._backend.device).wait_stream(self._stream)
+
+    def as_current(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self._stream)
+
+    def wait_value(self, flag: torch.Tensor, value: int) -> None:
+        self._backend.stream_wait_value(self._stream.cuda_stream, flag.data_ptr(), value)
+
+    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._backend.copy_2d(
+            dst=dst.data_ptr(),
+            dst_pitch=dst.stride(0) * dst.element_size(),
+            src=src.data_ptr(),
+            src_pitch=src.stride(0) * src.element_size(),
+            width_bytes=src.shape[1] * src.element_size(),
+            height=src.shape[0],
+            stream=self._stream.cuda_stream,
+        )
+
+
+class _Exported:
+    """A range of device addresses as torch takes it (CUDA array interface, version 3)."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 3,
+        }

@@ -1,0 +1,106 @@
+"""Who am I, and how do I reach the others: the answer of whatever started this process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from .host_group import HostGroup, random_address
+
+_MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+
+DEFAULT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A process's place among the ranks.
+
+    Args:
+        rank, world_size: its rank and the number of ranks.
+        local_rank: the number of the GPU it should take.
+        address: the name of the ranks' host group.
+        started_by: what told us, for messages.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: str
+    started_by: str
+
+
+_launched: Origin | None = None
+
+
+def set_launched(origin: Origin) -> None:
+    """Say that `iris_core.launch` started this process as `origin`."""
+    global _launched
+    _launched = origin
+
+
+def timeout_s() -> float:
+    """Return the limit of every wait in seconds, from ``IRIS_TIMEOUT_S``; 0 means none.
+
+    Raises:
+        ValueError: the variable is not a number of seconds.
+    """
+    text = os.environ.get("IRIS_TIMEOUT_S", str(DEFAULT_TIMEOUT_S))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"IRIS_TIMEOUT_S is {text!r}; it takes a number of seconds, 0 for no limit")
+    return value
+
+
+def find_origin() -> Origin:
+    """Return this process's place: from `launch`, torch.distributed, torchrun, mpirun, or alone, in that order.
+
+    Raises:
+        ImportError: started by mpirun, and mpi4py is not installed.
+    """
+    if _launched is not None:
+        return _launched
+    if dist.is_available() and dist.is_initialized():
+        return _from_store(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), "torch.distributed")
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        store, rank, world_size = next(iter(dist.rendezvous("env://")))
+        return _from_store(store, rank, world_size, "torchrun")
+    if any(name in os.environ for name in _MPI_SIZE_VARIABLES):
+        return _from_mpi()
+    return Origin(0, 1, 0, random_address(), "nothing (a world of one rank)")
+
+
+def connect(origin: Origin) -> HostGroup:
+    """Connect the ranks of one host."""
+    return HostGroup(origin.rank, origin.world_size, origin.address, timeout_s=timeout_s())
+
+
+_stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context
+_contexts_made = 0
+
+
+def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str) -> Origin:
+    global _contexts_made
+    key = f"iris_core/address/{_contexts_made}"  # a process that makes a second context later needs a second name
+    _contexts_made += 1
+    _stores.append(store)
+    if rank == 0:
+        store.set(key, random_address())
+    address = store.get(key).decode()
+    return Origin(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), address, started_by)
+
+
+def _from_mpi() -> Origin:
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ImportError("started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'") from error
+    world = MPI.COMM_WORLD
+    address = world.bcast(random_address() if world.rank == 0 else None, root=0)
+    local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
+    return Origin(world.rank, world.size, local_rank, address, "mpirun")

@@ -1,0 +1,150 @@
+"""The device API: remote memory access by rank, callable from any Triton kernel.
+
+Every operation is one address translation and one Triton operation. Names, order of arguments and meaning are those of
+the Iris documentation ("Device API"), so its kernels port by changing the import. A pointer is given as it is on the
+rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is ``Context.get_heap_bases()``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def translate(pointer, from_rank, to_rank, heap_bases):
+    """Return where `pointer`, a pointer (or block of pointers) into `from_rank`'s heap, lies in `to_rank`'s heap.
+
+    The heaps are one window with a constant stride, so the distance is one number for a whole block of pointers and
+    contiguity survives; the hint below says that alignment does too. It must stand here: applied by a caller to this
+    function's result it is lost when the call is inlined (Triton 3.6).
+    """
+    from_base = tl.load(heap_bases + from_rank)
+    to_base = tl.load(heap_bases + to_rank)
+    itemsize: tl.constexpr = pointer.dtype.scalar.element_ty.primitive_bitwidth // 8
+    distance = tl.cast(to_base - from_base, tl.int64) // itemsize
+    # Heap.STRIDE_ALIGNMENT: heaps are a multiple of 2 MiB apart.
+    return pointer + tl.multiple_of(distance, 4096)
+
+
+@triton.jit
+def load(pointer, to_rank, from_rank, heap_bases, mask=None):
+    """Load from `from_rank`'s heap, on rank `to_rank`. Unordered: see `wait` for reading what a peer announced."""
+    return tl.load(translate(pointer, to_rank, from_rank, heap_bases), mask=mask)
+
+
+@triton.jit
+def store(pointer, value, from_rank, to_rank, heap_bases, mask=None):
+    """Store `value` into `to_rank`'s heap, from rank `from_rank`. Unordered: see `signal` for announcing it."""
+    tl.store(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask)
+
+
+@triton.jit
+def get(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
+    """Copy from `from_rank`'s heap at `from_ptr` to local memory of `to_rank` at `to_ptr`."""
+    value = tl.load(translate(from_ptr, to_rank, from_rank, heap_bases), mask=mask)
+    tl.store(to_ptr, value, mask=mask)
+
+
+@triton.jit
+def put(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
+    """Copy from local memory of `from_rank` at `from_ptr` to `to_rank`'s heap at `to_ptr`."""
+    value = tl.load(from_ptr, mask=mask)
+    tl.store(translate(to_ptr, from_rank, to_rank, heap_bases), value, mask=mask)
+
+
+@triton.jit
+def copy(src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None):
+    """Copy from `from_rank`'s heap to `to_rank`'s heap; `cur_rank`, which runs this, may be either or neither."""
+    value = tl.load(translate(src_ptr, cur_rank, from_rank, heap_bases), mask=mask)
+    tl.store(translate(dst_ptr, cur_rank, to_rank, heap_bases), value, mask=mask)
+
+
+# Atomics on `to_rank`'s heap from rank `from_rank`; each returns the old value. `sem` and `scope` default to the
+# strongest edge, acquire-release over the whole system.
+
+
+@triton.jit
+def atomic_add(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Add atomically on `to_rank`'s heap; return the old value."""
+    return tl.atomic_add(
+        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
+    )
+
+
+@triton.jit
+def atomic_sub(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Subtract atomically on `to_rank`'s heap; return the old value."""
+    return tl.atomic_add(
+        translate(pointer, from_rank, to_rank, heap_bases), -value, mask=mask, sem=sem, scope=scope
+    )
+
+
+@triton.jit
+def atomic_cas(
+    pointer, cmp, value, from_rank, to_rank, heap_bases, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Replace by `value` on `to_rank`'s heap where it equals `cmp`; return the old value."""
+    return tl.atomic_cas(translate(pointer, from_rank, to_rank, heap_bases), cmp, value, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_xchg(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Exchange on `to_rank`'s heap; return the old value."""
+    return tl.atomic_xchg(
+        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
+    )
+
+
+@triton.jit
+def atomic_and(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
+    return tl.atomic_and(
+        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
+    )
+
+
+@triton.jit
+def atomic_or(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
+    return tl.atomic_or(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_xor(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
+    return tl.atomic_xor(
+        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
+    )
+
+
+@triton.jit
+def atomic_min(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Take the minimum atomically on `to_rank`'s heap; return the old value."""
+    return tl.atomic_min(
+        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
+    )
+
+
+@triton.jit
+def atomic_max(
+    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+):
+    """Take the maximum atomically on `to_rank`'s heap; return the old value."""
+    return tl.atomic_max(
+        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
+    )

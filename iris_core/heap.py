@@ -1,0 +1,89 @@
+"""The symmetric heap: the same allocation at the same offset on every rank, all of them in one window of addresses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .allocator import OffsetAllocator
+from .backends.base import Backend
+from .host_group import HostGroup
+
+
+class SymmetricHeap:
+    """One heap a rank. Rank r's lies at ``base + r * stride``, so a peer's copy of a buffer is a constant away.
+
+    Args:
+        group: all ranks; making a heap is collective.
+        backend: the kind of memory.
+        size: bytes a rank, rounded up to the backend's granularity.
+    """
+
+    def __init__(self, group: HostGroup, backend: Backend, size: int) -> None:
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self.window, self.stride = backend.open_window(group, size)
+        self.base = self.window.data_ptr() + self.rank * self.stride
+        self.allocator = OffsetAllocator(self.stride)
+        bases = [self.window.data_ptr() + rank * self.stride for rank in range(self.world_size)]
+        self.bases = torch.tensor(bases, dtype=torch.uint64, device=backend.device)
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a contiguous buffer with whatever is in it; every rank must make the same call.
+
+        Raises:
+            HeapExhausted: there is no room; the message says how much was asked, is in use, and is free.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        offset = self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
+        return self._typed(dtype).as_strided(
+            tuple(shape), _contiguous(shape), (self.rank * self.stride + offset) // dtype.itemsize
+        )
+
+    def free(self, buffer: torch.Tensor) -> None:
+        """Give a buffer back; every rank must make the same call.
+
+        Raises:
+            ValueError: the tensor is not on the heap, is only a part of a buffer, or was freed before.
+        """
+        self.allocator.free(self.offset(buffer))
+
+    def contains(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor's memory is this rank's part of the heap."""
+        return self.base <= tensor.data_ptr() < self.base + self.stride
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        """Return how many bytes after the start of the heap the tensor starts.
+
+        Raises:
+            ValueError: it is not on the heap.
+        """
+        if not self.contains(tensor):
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} is not on rank {self.rank}'s symmetric "
+                "heap; allocate it with the context (ctx.zeros, ctx.empty, ...)"
+            )
+        return tensor.data_ptr() - self.base
+
+    def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' copies of a heap tensor as one tensor, shape ``(world_size, *tensor.shape)``.
+
+        Raises:
+            ValueError: the tensor is not on the heap.
+        """
+        itemsize = tensor.element_size()
+        return self._typed(tensor.dtype).as_strided(
+            (self.world_size, *tensor.shape), (self.stride // itemsize, *tensor.stride()), self.offset(tensor) // itemsize
+        )
+
+    def _typed(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.window.view(dtype)
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if shape else ()

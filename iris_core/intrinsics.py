@@ -1,0 +1,57 @@
+"""What a kernel must ask of its surroundings: is it interpreted, what time is it, may others run meanwhile.
+
+Triton gives a builtin its ``_semantic``; the interpreter calls ours without one. That is how each of these tells the
+two apart, with no flag for a caller to get wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.language.core import builtin, inline_asm_elementwise
+
+
+def _also_interpreted(fn: Any) -> Any:
+    """Mark a function as a Triton builtin that may be called without ``_semantic``, as the interpreter does."""
+    fn.__triton_builtin__ = True
+    return fn
+
+
+@_also_interpreted
+def interpreted(_semantic: Any = None) -> tl.constexpr:
+    """Return whether this kernel runs in Triton's interpreter, as a compile-time constant."""
+    return tl.constexpr(_semantic is None)
+
+
+@builtin
+def _device_clock_ns(_semantic: Any = None) -> Any:
+    if _semantic.builder.options.backend_name == "hip":
+        # A constant 100 MHz clock (gfx942 ISA, section "S_MEMREALTIME"): one tick is ten nanoseconds.
+        ticks = inline_asm_elementwise(
+            "s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], dtype=tl.int64, is_pure=False, pack=1, _semantic=_semantic
+        )
+        return ticks.__mul__(10, _semantic=_semantic)
+    return inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1, _semantic=_semantic
+    )
+
+
+@_also_interpreted
+def clock_ns(_semantic: Any = None) -> Any:
+    """Return a clock of this device in nanoseconds, int64. Its zero differs from device to device."""
+    if _semantic is None:
+        from triton.runtime.interpreter import TensorHandle
+
+        return tl.tensor(TensorHandle(np.array([time.monotonic_ns()], dtype=np.int64), tl.int64), tl.int64)
+    return _device_clock_ns(_semantic=_semantic)
+
+
+@_also_interpreted
+def pause(_semantic: Any = None) -> None:
+    """Let other ranks run while this one polls. Compiled, it is nothing: the poll's own latency paces the loop."""
+    if _semantic is None:
+        os.sched_yield()

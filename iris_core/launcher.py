@@ -1,0 +1,229 @@
+"""Starting the ranks of one host from one process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from . import bootstrap
+from .context import DEVICES
+from .errors import PeerError
+from .host_group import random_address
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_GRACE_S = 3.0  # between asking a rank to end and killing it
+_environment_lock = threading.Lock()
+
+
+class RankError(Exception):
+    """Where a rank's error came from: the cause of what `launch` raises, with the rank's own traceback."""
+
+
+class RankPool:
+    """Ranks that stay up for several calls, each a process of its own.
+
+    Args:
+        world_size: number of ranks.
+        device: "cpu", "cuda", or "auto": the GPUs if there are any.
+        environment: further environment variables of the ranks.
+
+    Raises:
+        ValueError: an unknown device, a world size below one, or more ranks than GPUs.
+    """
+
+    def __init__(self, world_size: int, device: str = "auto", *, environment: dict[str, str] | None = None) -> None:
+        device = _checked_device(world_size, device)
+        self.world_size = world_size
+        self.device = device
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        address = random_address()
+        spawn = multiprocessing.get_context("spawn")
+        with _environment(_rank_environment(device) | (environment or {})):
+            for rank in range(world_size):
+                ours, theirs = spawn.Pipe()
+                origin = bootstrap.Origin(rank, world_size, rank, address, "iris_core.launch")
+                process = spawn.Process(target=_serve, args=(origin, theirs, os.getpid()), name=f"iris rank {rank}")
+                process.daemon = True
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._pipes.append(ours)
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run ``fn(rank, world_size, *args)`` on every rank at once; return the ranks' results, by rank.
+
+        `fn`, `args` and results must be picklable, `fn` by name from a module or a script's top level.
+
+        Raises:
+            Whatever the first failing rank raised, with its traceback as the cause; all ranks are ended then.
+            PeerError: a rank's process died.
+        """
+        if not self._processes:
+            raise RuntimeError("the ranks of this pool have ended")
+        try:
+            request = pickle.dumps((fn, args))
+            for rank, pipe in enumerate(self._pipes):
+                try:
+                    pipe.send_bytes(request)
+                except OSError:
+                    raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
+            return self._collect()
+        except BaseException:  # a keyboard interrupt too: no rank is left running
+            self.close(kill=True)
+            raise
+
+    def close(self, *, kill: bool = False) -> None:
+        """End the ranks: let them finish, or with `kill` do not."""
+        for pipe in self._pipes:
+            pipe.close()  # a rank that waits for its next call ends at this
+        for process in self._processes:
+            if not kill:
+                process.join(_GRACE_S)
+            if process.is_alive():
+                process.kill()
+            process.join()
+            process.close()
+        self._processes, self._pipes = [], []
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self.close(kill=kind is not None)
+
+    def _collect(self) -> list[Any]:
+        results: dict[int, Any] = {}
+        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while ranks:
+            for pipe in wait(list(ranks)):
+                assert isinstance(pipe, Connection)
+                rank = ranks.pop(pipe)
+                try:
+                    succeeded, answer = pickle.loads(pipe.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
+                if not succeeded:
+                    error, text = answer
+                    raise error from RankError(f"rank {rank} of {self.world_size} raised:\n{text}")
+                results[rank] = answer
+        return [results[rank] for rank in range(self.world_size)]
+
+    def _how_ended(self, rank: int) -> str:
+        process = self._processes[rank]
+        process.join(_GRACE_S)
+        code = process.exitcode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit status {code}"
+
+
+def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: Sequence[Any] = ()) -> list[Any]:
+    """Start `world_size` ranks on this host, run ``fn(rank, world_size, *args)`` on each, and end them.
+
+    A rank is a process; in it `iris_core.iris` finds the others. Without a GPU the ranks share host memory and run
+    their kernels in Triton's interpreter. As with `torch.multiprocessing.spawn`, `fn` must be importable by name and
+    a script's call must stand under ``if __name__ == "__main__":``.
+
+    Args:
+        fn: what every rank does.
+        world_size: number of ranks.
+        device: "cpu", "cuda", or "auto": the GPUs if there are any.
+        args: further arguments of `fn`; picklable.
+
+    Returns:
+        The ranks' results, by rank.
+
+    Raises:
+        ValueError: an unknown device, a world size below one, or more ranks than GPUs.
+        PeerError: a rank's process died.
+        Whatever the first failing rank raised; the other ranks are ended.
+    """
+    with RankPool(world_size, device) as pool:
+        return pool.call(fn, *args)
+
+
+def _checked_device(world_size: int, device: str) -> str:
+    if device not in DEVICES:
+        raise ValueError(f"unknown device {device!r}; known devices: {', '.join(DEVICES)}")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size is {world_size!r}; it takes a positive number of ranks")
+    gpus = torch.cuda.device_count()
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if device == "cuda" and world_size > gpus:
+        raise ValueError(
+            f"world size {world_size} is larger than the {gpus} GPU(s) present; "
+            f"start at most {gpus} ranks, or use device='cpu'"
+            if gpus
+            else "device='cuda', but torch sees no GPU here; device='cpu' runs without one"
+        )
+    return device
+
+
+def _rank_environment(device: str) -> dict[str, str]:
+    environment = {"IRIS_DEVICE": device}
+    if device == "cpu":
+        # Ranks outnumber cores: one thread each. Gloo would look its own host up, which need not succeed.
+        environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return environment
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for processes started meanwhile."""
+    with _environment_lock:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int) -> None:
+    """A rank's life: take calls until the pool closes the pipe."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
+    bootstrap.set_launched(origin)
+    while True:
+        try:
+            request = pipe.recv_bytes()
+        except EOFError:
+            break
+        try:
+            fn, args = pickle.loads(request)
+            answer = pickle.dumps((True, fn(origin.rank, origin.world_size, *args)))
+        except BaseException as error:
+            answer = _pickled_error(error)
+        pipe.send_bytes(answer)
+    # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
+    # or for a process group's threads: a peer may be gone.
+    os._exit(0)
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    text = traceback.format_exc()
+    try:
+        answer = pickle.dumps((False, (error, text)))
+        pickle.loads(answer)
+    except Exception:
+        answer = pickle.dumps((False, (RuntimeError(f"{type(error).__name__}: {error}"), text)))
+    return answer

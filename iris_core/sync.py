@@ -1,0 +1,104 @@
+"""Device-side synchronisation: `signal`, `wait`, `barrier`. Each says which ordering edge it makes and which it does not.
+
+A flag is an int64 word that only grows; a waiter compares with ≥, never ==, since a fast peer may already have written
+the next number. Polls are relaxed; the one acquire comes after the loop, because a read-modify-write poll would
+take the cache line from the writer at every turn.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .device import translate
+from .intrinsics import clock_ns, pause
+
+# Layout of a watchdog block (int64 words on the device); watchdog.py has the host's half.
+WATCHDOG_TIMEOUT_NS = tl.constexpr(0)  # 0: no limit
+WATCHDOG_ABORT = tl.constexpr(1)  # nonzero: a wait has failed here or on a peer, stop waiting
+WATCHDOG_REPORT_ADDRESS = tl.constexpr(2)  # host memory that receives the report
+WATCHDOG_WORDS = tl.constexpr(3)
+
+# A report: one word that says there is any, then a row a program (modulo REPORT_ROWS: two failing programs do not mix).
+REPORT_WORDS = tl.constexpr(6)
+REPORT_ROWS = tl.constexpr(64)
+EXPIRED = tl.constexpr(1)
+ABORTED = tl.constexpr(2)
+
+
+@triton.jit
+def signal(flag_ptr, value, scope: tl.constexpr = "sys"):
+    """Write `value` to the flag with release.
+
+    Edge: all memory operations of this program before the call, local and remote, happen before everything after a
+    `wait` that sees `value`. Precondition: this program is the flag's only writer, and `value` is larger than what
+    it holds. It does not wait for anyone.
+    """
+    tl.debug_barrier()  # the release is one thread's: every thread's accesses must come before it
+    tl.atomic_xchg(flag_ptr, value, sem="release", scope=scope)
+
+
+@triton.jit
+def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = "sys"):
+    """Wait until the flag is at least `expected`, with acquire; give up after the watchdog's limit.
+
+    Edge: everything before the `signal` that wrote the value seen happens before everything after this call, in every
+    thread of this program. When the limit passes, or another wait of this heap has failed, it reports and returns:
+    the kernel ends with wrong data and the host raises. `watchdog_ptr` is ``Context.get_watchdog()``.
+    """
+    seen = tl.load(flag_ptr, volatile=True)
+    if seen < expected:
+        _poll(flag_ptr, seen, expected, watchdog_ptr)
+    tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
+    tl.debug_barrier()  # the acquire is one thread's: no other thread may read ahead of it
+
+
+@triton.jit
+def _poll(flag_ptr, seen, expected, watchdog_ptr):
+    start = clock_ns()
+    limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
+    waiting = seen < expected
+    while waiting:
+        pause()
+        seen = tl.load(flag_ptr, volatile=True)
+        waiting = seen < expected
+        if waiting:
+            aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
+            expired = (limit > 0) & (clock_ns() - start > limit)
+            if aborted | expired:
+                _report(tl.where(expired, EXPIRED, ABORTED), flag_ptr, seen, expected, watchdog_ptr)
+                waiting = seen >= expected  # False, in the loop variable's own type
+
+
+@triton.jit
+def _report(reason, flag_ptr, seen, expected, watchdog_ptr):
+    # Plain stores only: the threads of a program may disagree on whether the limit has passed, and an atomic whose
+    # result is used would make them meet at a barrier.
+    pid = tl.program_id(0)
+    reports = tl.load(watchdog_ptr + WATCHDOG_REPORT_ADDRESS).to(tl.pointer_type(tl.int64))
+    row = reports + 1 + (pid % REPORT_ROWS) * REPORT_WORDS
+    tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
+    tl.store(row + 2, tl.cast(expected, tl.int64))
+    tl.store(row + 3, tl.cast(seen, tl.int64))
+    tl.store(row + 4, tl.cast(pid, tl.int64))
+    tl.store(row, tl.cast(reason, tl.int64))
+    tl.store(reports, tl.cast(1, tl.int64))
+    tl.store(watchdog_ptr + WATCHDOG_ABORT, tl.cast(1, tl.int64))
+
+
+@triton.jit
+def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
+    """Meet the same program of every rank; run by one program a rank.
+
+    `state_ptr`: ``world_size + 1`` int64 words on the heap, zero before the first use (``Context.device_barrier`` has
+    its own): a flag a peer, and the number of barriers passed, so that a captured graph can repeat it.
+    Edge: all memory operations of every rank's program before its call happen before everything after it on any rank.
+    """
+    epoch = tl.load(state_ptr + world_size) + 1
+    for distance in range(1, world_size):
+        peer = (rank + distance) % world_size  # rotated: not everyone to rank 0 first
+        signal(translate(state_ptr, rank, peer, heap_bases) + rank, epoch)
+    for distance in range(1, world_size):
+        peer = (rank + distance) % world_size
+        wait(state_ptr + peer, epoch, watchdog_ptr)
+    tl.store(state_ptr + world_size, epoch)

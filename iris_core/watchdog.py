@@ -1,0 +1,86 @@
+"""The host's half of bounded waits: sets the limit, reads the report of a wait that failed, and says what it waited for.
+
+The report lies in host memory that the device writes, so looking for one costs a load, not a synchronisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from .backends.base import Backend
+from .heap import SymmetricHeap
+from .sync import ABORTED, REPORT_ROWS, REPORT_WORDS, WATCHDOG_ABORT, WATCHDOG_REPORT_ADDRESS, WATCHDOG_TIMEOUT_NS, WATCHDOG_WORDS
+
+
+class _Region(NamedTuple):
+    start: int
+    stop: int
+    itemsize: int
+    describe: Callable[[int], str]
+
+
+class Watchdog:
+    """Watches the waits of one rank's kernels.
+
+    Args:
+        heap: the symmetric heap; the watchdog's words lie there, where peers can write them.
+        timeout_s: limit of a wait in seconds; 0 for none.
+    """
+
+    def __init__(self, heap: SymmetricHeap, backend: Backend, *, rank: int, timeout_s: float) -> None:
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._heap = heap
+        self._reports = backend.host_visible(1 + REPORT_ROWS.value * REPORT_WORDS.value)
+        self.words = heap.allocate((WATCHDOG_WORDS.value,), torch.int64)
+        self.words[WATCHDOG_TIMEOUT_NS.value] = int(timeout_s * 1e9)
+        self.words[WATCHDOG_ABORT.value] = 0
+        self.words[WATCHDOG_REPORT_ADDRESS.value] = self._reports.data_ptr()
+        self._regions: list[_Region] = []
+
+    def watch(self, flags: torch.Tensor, describe: Callable[[int], str]) -> None:
+        """Name the words of `flags` for reports: ``describe(i)`` says what element i stands for."""
+        start = flags.data_ptr()
+        self._regions.append(_Region(start, start + flags.nbytes, flags.element_size(), describe))
+
+    def unwatch(self, flags: torch.Tensor) -> None:
+        """Forget the words of `flags`."""
+        self._regions = [region for region in self._regions if region.start != flags.data_ptr()]
+
+    def check(self) -> None:
+        """Raise if a wait of this rank has failed.
+
+        Raises:
+            TimeoutError: what waited for what, how long, and what it saw.
+        """
+        if self._reports[0] != 0:
+            raise TimeoutError(self._message())
+
+    def abort_peers(self) -> None:
+        """Make every wait of the other ranks give up: this rank will not go on."""
+        words = self._heap.peer_view(self.words)
+        for peer in range(len(words)):
+            if peer != self._rank:
+                words[peer, WATCHDOG_ABORT.value] = 1
+
+    def _message(self) -> str:
+        rows = self._reports[1:].view(REPORT_ROWS.value, REPORT_WORDS.value)
+        failed = sorted(row for row in rows.tolist() if row[0] != 0)  # expired waits first
+        if not failed:
+            return f"rank {self._rank}: a wait failed and its report was not complete"
+        reason, address, expected, seen, program, _ = failed[0]
+        why = "gave up after another wait failed" if reason == ABORTED.value else f"waited {self._timeout_s:g} s in vain"
+        more = f"; {len(failed) - 1} more programs gave up too" if len(failed) > 1 else ""
+        return (
+            f"rank {self._rank}: program {program} {why} for {self._name(address)}: "
+            f"expected at least {expected}, saw {seen}{more} (limit: IRIS_TIMEOUT_S)"
+        )
+
+    def _name(self, address: int) -> str:
+        for region in self._regions:
+            if region.start <= address < region.stop:
+                return region.describe((address - region.start) // region.itemsize)
+        return f"the flag at address {address:#x}"

@@ -1,0 +1,33 @@
+"""The three questions that tell one overlap pattern from another (arXiv 2511.12500, section 4, and what it leaves out)."""
+
+from enum import Enum
+
+
+class Arrangement(Enum):
+    """How computation and communication are arranged in kernels and streams."""
+
+    LIBRARY = "vendor calls, one after the other"
+    SEQUENTIAL_KERNELS = "two kernels, one stream"
+    CONCURRENT_KERNELS = "two kernels, two streams"
+    FUSED_KERNEL = "one kernel"
+    KERNEL_AND_COPIES = "one kernel and DMA copies, two streams"
+
+
+class Agent(Enum):
+    """Who moves the bytes between ranks."""
+
+    LIBRARY = "the vendor's collective"
+    ALL_SMS = "every SM, after the GEMM"
+    COMM_KERNEL = "the SMs of a communication kernel"
+    COMPUTING_PROGRAM = "the program that computed the tile"
+    COMM_PROGRAMS = "some programs of the same grid"
+    COPY_ENGINES = "the copy engines, no SM"
+
+
+class Sync(Enum):
+    """What communication waits for, inside a rank."""
+
+    STREAM_ORDER = "stream order"
+    NONE = "nothing"
+    TILE_FLAG = "a flag a tile"
+    PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"

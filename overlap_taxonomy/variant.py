@@ -1,0 +1,36 @@
+"""One named overlap pattern of one kernel family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .axes import Agent, Arrangement, Sync
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a pattern is called, where it stands in the taxonomy, and how to make an operator of it.
+
+    `build` and `unsupported_reason` belong to the family: this package passes them on and never looks inside.
+
+    Args:
+        family: the kernel family, e.g. ``"gemm_all_scatter"``.
+        name: the pattern, e.g. ``"producer_consumer"``.
+        arrangement, agent, sync: its place in the taxonomy.
+        summary: one line for tables.
+        build: ``build(ctx, problem, config=None)`` returns an operator; collective over all ranks.
+        unsupported_reason: ``unsupported_reason(problem, config)`` returns None, or why this variant cannot do it.
+        is_baseline: True for the vendor's own calls, which overlap nothing.
+    """
+
+    family: str
+    name: str
+    arrangement: Arrangement
+    agent: Agent
+    sync: Sync
+    summary: str
+    build: Callable[..., Any] = field(repr=False, compare=False)
+    unsupported_reason: Callable[..., str | None] = field(repr=False, compare=False)
+    is_baseline: bool = False
