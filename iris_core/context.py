@@ -32,12 +32,14 @@ class Context(HeapTensors):
         heap: the symmetric heap.
         watchdog: bounds every wait of this rank's kernels.
         group: the ranks, outside kernels.
+        operators: operators made for this context, by whoever made them; they end with it.
         debug: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
     def __init__(self, heap_size: int, device: str) -> None:
         self._origin = bootstrap.find_origin()
         self.debug = os.environ.get("IRIS_DEBUG", "0") not in ("", "0")
+        self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
         self._owns_distributed = False
         self.group = bootstrap.connect(self._origin)
@@ -170,6 +172,17 @@ class Context(HeapTensors):
         self.barrier()
         self.free(staging)
         return result
+
+    def agree(self, what: str, value: Any) -> None:
+        """Raise on every rank unless all ranks give the same value (anything JSON holds); collective.
+
+        Raises:
+            ValueError: the values differ; names every rank's.
+        """
+        values = self.group.all_gather(value)
+        if any(other != values[0] for other in values):
+            listed = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
+            raise ValueError(f"{what} must be the same on all ranks: {listed}")
 
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""

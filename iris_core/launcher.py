@@ -203,17 +203,15 @@ def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int) -> None:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
     bootstrap.set_launched(origin)
-    while True:
-        try:
+    with contextlib.suppress(EOFError, OSError):  # the pool is gone
+        while True:
             request = pipe.recv_bytes()
-        except EOFError:
-            break
-        try:
-            fn, args = pickle.loads(request)
-            answer = pickle.dumps((True, fn(origin.rank, origin.world_size, *args)))
-        except BaseException as error:
-            answer = _pickled_error(error)
-        pipe.send_bytes(answer)
+            try:
+                fn, args = pickle.loads(request)
+                answer = pickle.dumps((True, fn(origin.rank, origin.world_size, *args)))
+            except BaseException as error:
+                answer = _pickled_error(error)
+            pipe.send_bytes(answer)
     # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
     # or for a process group's threads: a peer may be gone.
     os._exit(0)

@@ -1,0 +1,1 @@
+"""What the kernel families share: the GEMM main loop, the tile order, the handshake, configurations and operators."""

@@ -1,0 +1,122 @@
+"""The one GEMM of all families: tile order, main loop, epilogue stores.
+
+A tile is named by its first row and column; operands are read through tensor descriptors (TMA) or pointers. Sizes need
+not divide anything: descriptors fill with zeros past the end, pointers are masked.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from iris_core import interpreted, translate
+
+# How operands are read. B's contiguous dimension decides the shape of its descriptor's block.
+POINTERS = tl.constexpr(0)
+DESCRIPTORS_B_KN = tl.constexpr(1)  # B row-major: rows of k are contiguous in n
+DESCRIPTORS_B_NK = tl.constexpr(2)  # B column-major, the transpose of a Linear's weight: contiguous in k
+
+
+@triton.jit
+def num_tiles(block, TILE: tl.constexpr):
+    """Return the number of tiles of a block."""
+    return tl.cdiv(block.m, TILE.BLOCK_M) * tl.cdiv(block.n, TILE.BLOCK_N)
+
+
+@triton.jit
+def tile_origin(tile, block, TILE: tl.constexpr):
+    """Return the first row and column of a tile; consecutive tiles share GROUP_M rows of tiles, for the L2 cache."""
+    tiles_m = tl.cdiv(block.m, TILE.BLOCK_M)
+    tiles_n = tl.cdiv(block.n, TILE.BLOCK_N)
+    group_size = TILE.GROUP_M * tiles_n
+    first_m = (tile // group_size) * TILE.GROUP_M
+    rows = min(tiles_m - first_m, TILE.GROUP_M)
+    within = tile % group_size
+    return (first_m + within % rows) * TILE.BLOCK_M, (within // rows) * TILE.BLOCK_N
+
+
+@triton.jit
+def matmul_tile(a, b, gemm, block, row, col, TILE: tl.constexpr):
+    """Return one tile of A @ B, fp32 (BLOCK_M, BLOCK_N), summed over the whole of k."""
+    acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), dtype=tl.float32)
+    if TILE.LOADS == POINTERS:
+        rows = row + tl.arange(0, TILE.BLOCK_M)
+        cols = col + tl.arange(0, TILE.BLOCK_N)
+        ks = tl.arange(0, TILE.BLOCK_K)
+        a_ptrs = a + rows.to(tl.int64)[:, None] * gemm.stride_am + ks[None, :] * gemm.stride_ak
+        b_ptrs = b + ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
+        for start in range(0, gemm.k, TILE.BLOCK_K):
+            in_k = ks < gemm.k - start
+            a_tile = tl.load(a_ptrs, mask=(rows < block.m)[:, None] & in_k[None, :], other=0.0)
+            b_tile = tl.load(b_ptrs, mask=in_k[:, None] & (cols < block.n)[None, :], other=0.0)
+            acc = _dot(a_tile, b_tile, acc)
+            a_ptrs += TILE.BLOCK_K * gemm.stride_ak
+            b_ptrs += TILE.BLOCK_K * gemm.stride_bk
+    else:
+        for start in range(0, gemm.k, TILE.BLOCK_K):
+            a_tile = a.load([row, start])
+            if TILE.LOADS == DESCRIPTORS_B_NK:
+                b_tile = b.load([col, start]).T
+            else:
+                b_tile = b.load([start, col])
+            acc = _dot(a_tile, b_tile, acc)
+    return acc
+
+
+@triton.jit
+def _dot(a, b, acc):
+    if interpreted():  # the interpreter multiplies the bit patterns of bf16
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _rounded(acc, dtype: tl.constexpr):
+    if interpreted() and dtype == tl.bfloat16:  # the interpreter truncates; round to nearest even, as hardware does
+        bits = acc.to(tl.uint32, bitcast=True)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        return tl.where(acc == acc, nearest, acc.to(tl.bfloat16))
+    else:
+        return acc.to(dtype)
+
+
+@triton.jit
+def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Round a tile and store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, rank+2, …."""
+    if TILE.SUBTILES == 1:
+        _store_part(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
+    else:
+        half: tl.constexpr = TILE.BLOCK_N // 2
+        left, right = tl.split(tl.permute(tl.reshape(acc, (TILE.BLOCK_M, 2, half)), (0, 2, 1)))
+        _store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, half)
+        _store_part(right, block, row, col + half, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, half)
+
+
+@triton.jit
+def _store_part(
+    acc,
+    block,
+    row,
+    col,
+    peers,
+    DESTINATIONS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    offsets, mask = part_offsets(block, row, col, ROWS, COLS)
+    value = _rounded(acc, block.c_ptr.dtype.element_ty)
+    tl.store(block.c_ptr + offsets, value, mask=mask)
+    for distance in tl.static_range(1, DESTINATIONS):
+        # The scalar base is translated, once a peer: a block of translated pointers costs registers.
+        peer_ptr = translate(block.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
+        tl.store(peer_ptr + offsets, value, mask=mask)
+
+
+@triton.jit
+def part_offsets(block, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return the offsets of a part of a block that starts at (row, col), and the mask of what lies within the block."""
+    rows = row + tl.arange(0, ROWS)
+    cols = col + tl.arange(0, COLS)
+    offsets = rows.to(tl.int64)[:, None] * block.stride_cm + cols[None, :]
+    return offsets, (rows < block.m)[:, None] & (cols < block.n)[None, :]

@@ -1,0 +1,83 @@
+"""The handshake of every operator: a call is numbered, ready before push, done means arrived.
+
+An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is made and never reset:
+
+| words | written by | meaning |
+|---|---|---|
+| ready[peer] | `peer`, as its call starts | the last call in which `peer`'s output may be overwritten |
+| done[peer] | `peer`, when all it sends in a call is on its way | the last call of which `peer`'s data has arrived here |
+| epoch | the last program of a call | calls completed |
+| arrivals | every program that takes part in `finish` | programs finished, over all calls |
+
+The call's number is read from the device, so a captured graph can be replayed. A rank that finishes call e has seen
+every peer's done[e]: nobody is ever two calls ahead.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from iris_core import signal, translate, wait
+
+
+def state_words(world_size: int) -> int:
+    """Return the number of int64 words of an operator's state."""
+    return 2 * world_size + 2
+
+
+def describe_state(world_size: int, word: int) -> str:
+    """Say what a word of an operator's state stands for, for the report of a failed wait."""
+    if word < world_size:
+        return f"rank {word} to be ready (its call has not started)"
+    if word < 2 * world_size:
+        return f"rank {word - world_size} to be done (its data has not arrived)"
+    return "a word that no wait should be on"
+
+
+@triton.jit
+def begin_call(peers, WORLD_SIZE: tl.constexpr):
+    """Return this call's number; program 0 tells all peers that this rank's output may be overwritten.
+
+    Edge: what earlier work on this stream read from the output happens before any peer's stores of this call, if the
+    peer calls `wait_ready` first. Called by every program of the call's first kernel.
+    """
+    epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
+    if tl.program_id(0) == 0:
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            signal(translate(peers.state_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+    return epoch
+
+
+@triton.jit
+def current_call(peers, WORLD_SIZE: tl.constexpr):
+    """Return the number of the call under way, in a kernel after the one that began it."""
+    return tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
+
+
+@triton.jit
+def wait_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Wait until every peer's output may be overwritten. Before a program's first store to a peer."""
+    for distance in tl.static_range(1, WORLD_SIZE):
+        wait(peers.state_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
+
+
+@triton.jit
+def finish_call(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
+    """End a program's part in the call; the last of `num_programs` ends the call.
+
+    Every program's stores are released to the last one, which releases them to the peers and waits for theirs: when it
+    is through, this rank's output is complete. `num_programs` counts every program that calls this in one call, over
+    all kernels, and is the same in every call of an operator.
+    """
+    tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
+    # Acquire-release over the system: collects the other programs' stores to peers, for the releases below.
+    arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="acq_rel", scope="sys") + 1
+    if arrived == epoch * num_programs:
+        done_ptr = peers.state_ptr + WORLD_SIZE
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            signal(translate(done_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+        for distance in tl.static_range(1, WORLD_SIZE):
+            wait(done_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
+        tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)

@@ -1,0 +1,188 @@
+"""An operator: one variant of a family, bound to a context and a problem, with its buffers, flags and call number."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from iris_core import Context
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .arguments import Gemm, Peers, Tile
+from .config import GemmConfig, invalid_reason
+from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
+from .handshake import describe_state, state_words
+from .problem import Problem
+
+P = TypeVar("P", bound=Problem)
+
+
+class Operator(ABC, Generic[P]):
+    """Call it with this rank's A and B; it queues the work on the current stream and returns this rank's output.
+
+    Making one is collective: all ranks must ask for the same thing. The output belongs to the operator and is
+    overwritten by its next call, which peers start without asking: read it, in stream order, before calling again.
+
+    Args:
+        ctx: the context; the output and the flags are allocated on its heap.
+        problem: sizes, dtype and number of ranks.
+        config: tunables; None for the defaults of this device.
+
+    Raises:
+        ValueError: the ranks ask for different things, or for what the variant cannot do.
+        HeapExhausted: the heap has no room for the output.
+    """
+
+    family: str
+    variant: str
+
+    def __init__(self, ctx: Context, problem: P, config: GemmConfig | None = None) -> None:
+        self.ctx = ctx
+        self.problem = problem
+        self.rank = ctx.get_rank()
+        with ctx.group.together(f"make {self}"):
+            if problem.world_size != ctx.get_num_ranks():
+                raise ValueError(f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}")
+            self.config = config or self.default_config()
+            reason = self.unsupported_reason(problem, self.config)
+            if reason:
+                raise ValueError(f"{self} cannot do this: {reason}")
+        asked = {name: str(value) for name, value in asdict(problem).items()}
+        ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
+        self._open()
+        ctx.barrier()
+
+    @classmethod
+    def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
+        """Return why this variant cannot do a problem with a configuration (None: the defaults), or None if it can."""
+        return invalid_reason(config) if config else None
+
+    @abstractmethod
+    def default_config(self) -> GemmConfig:
+        """Return the configuration to use where the caller gives none."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Allocate what the calls need."""
+
+    @abstractmethod
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Queue one call; return this rank's output."""
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Queue one call on the current stream.
+
+        Args:
+            a, b: this rank's operands, of the shapes the problem gives, its dtype, and on the context's device; any
+                strides. They need not be on the heap.
+
+        Returns:
+            This rank's output, complete when the stream gets there.
+
+        Raises:
+            ValueError: an operand does not fit the problem.
+            TimeoutError: an earlier call waited in vain for a peer.
+        """
+        self.ctx.watchdog.check()
+        if self.ctx.debug:
+            self.ctx.agree("the operators the ranks call", str(self))
+            with self.ctx.group.together(f"call {self}"):
+                self._check_operands(a, b)
+        else:
+            self._check_operands(a, b)
+        return self._launch(a, b)
+
+    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
+        """Return an output of this operator as the matrix the family defines; a copy where the layout differs."""
+        return output
+
+    def close(self) -> None:
+        """Give the buffers back; collective. The output must not be used after this."""
+
+    def __str__(self) -> str:
+        return f"{self.family}/{self.variant}"
+
+    def _check_operands(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        problem, device = self.problem, self.ctx.get_device()
+        if a.ndim == 2 and b.ndim == 2 and a.shape[1] != b.shape[0]:
+            raise ValueError(f"{self}: A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
+        for name, tensor, shape in (("A", a, problem.a_shape(self.rank)), ("B", b, problem.b_shape(self.rank))):
+            if tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"{self}: {name} is {tuple(tensor.shape)} on rank {self.rank}; the operator was made for {shape} "
+                    f"(M={problem.m}, N={problem.n}, K={problem.k} on {problem.world_size} ranks)"
+                )
+            if tensor.dtype != problem.dtype:
+                raise ValueError(f"{self}: {name} is {tensor.dtype}; the operator was made for {problem.dtype}")
+            if tensor.device != device:
+                raise ValueError(f"{self}: {name} is on {tensor.device}; it must be on {device}")
+
+
+class FusedOperator(Operator[P]):
+    """An operator that runs our kernels: its output is on the heap, its calls are numbered (handshake.py)."""
+
+    output: torch.Tensor
+
+    def _open(self) -> None:
+        world_size = self.problem.world_size
+        self.output = self.ctx.zeros(self._output_shape(), dtype=self.problem.dtype)
+        self._state = self.ctx.zeros(state_words(world_size), dtype=torch.int64)
+        self.ctx.watchdog.watch(self._state, lambda word: f"{self}: {describe_state(world_size, word)}")
+
+    @abstractmethod
+    def _output_shape(self) -> tuple[int, int]: ...
+
+    def close(self) -> None:
+        self.ctx.barrier()
+        self.ctx.watchdog.unwatch(self._state)
+        self.ctx.free(self._state)
+        self.ctx.free(self.output)
+
+    def _run(self, kernel: Any, num_programs: int, **arguments: Any) -> None:
+        """Queue a kernel with the configuration's warps and stages."""
+        kernel[(num_programs,)](**arguments, num_warps=self.config.num_warps, num_stages=self.config.num_stages)
+
+    def _local_flags(self, count: int, what: str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Return zeroed words that only this rank's kernels use, named in the report of a failed wait."""
+        flags = torch.zeros(max(count, 1), dtype=dtype, device=self.ctx.get_device())
+        self.ctx.watchdog.watch(flags, lambda word: f"{self}: {what} {word} of this rank")
+        return flags
+
+    def _peers(self) -> Peers:
+        """Return what kernels that talk to peers take."""
+        return Peers(self._state, self.rank, self.ctx.get_heap_bases(), self.ctx.get_watchdog())
+
+    def _tile(self, loads: int = POINTERS.value) -> Tile:
+        """Return the compile-time shape of the work on a tile."""
+        config = self.config
+        return Tile(
+            config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles
+        )
+
+    def _gemm(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+        """Return what a kernel with the main loop takes; operands as descriptors where they can be, else as pointers."""
+        loads, a_operand, b_operand = _operands(a, b, self.config)
+        self.config = replace(self.config, descriptors=loads != POINTERS.value)  # reports show what ran
+        gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))
+        return {"a": a_operand, "b": b_operand, "gemm": gemm, "TILE": self._tile(loads)}
+
+
+def _operands(a: torch.Tensor, b: torch.Tensor, config: GemmConfig) -> tuple[int, Any, Any]:
+    if config.descriptors and _describable(a):
+        if _describable(b.t()):
+            loads, b_matrix, block = DESCRIPTORS_B_NK.value, b.t(), [config.block_n, config.block_k]
+        elif _describable(b):
+            loads, b_matrix, block = DESCRIPTORS_B_KN.value, b, [config.block_k, config.block_n]
+        else:
+            return POINTERS.value, a, b
+        a_descriptor = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
+        return loads, a_descriptor, TensorDescriptor.from_tensor(b_matrix, block)
+    return POINTERS.value, a, b
+
+
+def _describable(matrix: torch.Tensor) -> bool:
+    """Whether a tensor descriptor can name this matrix: rows contiguous, everything on 16 bytes, not empty."""
+    row_bytes = matrix.stride(0) * matrix.element_size()
+    return matrix.numel() > 0 and matrix.stride(1) == 1 and row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0

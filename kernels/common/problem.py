@@ -1,0 +1,70 @@
+"""What every family's problem has: sizes, a dtype, a number of ranks, and how a dimension is cut into shards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from .config import DTYPES
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
+
+    Raises:
+        ValueError: a size below one, or a dtype that is not supported.
+    """
+
+    m: int
+    n: int
+    k: int
+    world_size: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "world_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it takes a positive integer")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the rank that has most to do."""
+        (m, k), (_, n) = self.a_shape(0), self.b_shape(0)
+        return 2 * m * n * k
+
+    @property
+    @abstractmethod
+    def wire_bytes(self) -> int:
+        """The fewest bytes that the busiest rank must send (or receive)."""
+
+    @abstractmethod
+    def a_shape(self, rank: int) -> tuple[int, int]:
+        """Shape of A on a rank."""
+
+    @abstractmethod
+    def b_shape(self, rank: int) -> tuple[int, int]:
+        """Shape of B on a rank."""
+
+    def ideal_us(self, *, gemm_us: float, link_gbps: float) -> float:
+        """Return the time of a perfect overlap in µs: whichever is longer, the GEMM alone or the bytes on the link.
+
+        Args:
+            gemm_us: the vendor's GEMM alone on the rank's operands, in µs.
+            link_gbps: what one rank can send, in 10⁹ bytes a second.
+        """
+        return max(gemm_us, self.wire_bytes / link_gbps / 1e3)
+
+
+def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
+    """Return where a rank's shard of a dimension starts and stops, as `torch.chunk` and DTensor's Shard cut it.
+
+    All shards have ``ceil(size / world_size)`` elements, but for the last ones, which may have fewer or none.
+    """
+    chunk = -(-size // world_size)
+    return min(rank * chunk, size), min((rank + 1) * chunk, size)

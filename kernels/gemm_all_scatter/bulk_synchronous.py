@@ -1,0 +1,56 @@
+"""GEMM + all-scatter, one after the other: a GEMM kernel, then a kernel in which all SMs push the result to the peers.
+
+One stream; its order is all the synchronisation inside a rank. The push kernel waits for the peers to be ready, and its
+last program ends the call. Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, current_call, finish_call
+from .operator import FAMILY, GemmAllScatter
+from .tiles import ANNOUNCE_NOTHING, compute_tiles, push_tiles
+
+
+@triton.jit
+def gemm_kernel(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute this rank's block of C."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, ANNOUNCE_NOTHING, 1, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def push_kernel(block, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Push this rank's block of C to every peer."""
+    epoch = current_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    push_tiles(pid, step, epoch, block, peers, None, False, ROWS, WORLD_SIZE, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class BulkSynchronous(GemmAllScatter):
+    """See the module."""
+
+    variant = "bulk_synchronous"
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._run(gemm_kernel, self.config.num_sms, **self._compute_arguments(a, b))
+        self._run(push_kernel, self.config.num_sms, **self._push_arguments())
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=BulkSynchronous.variant,
+    arrangement=Arrangement.SEQUENTIAL_KERNELS,
+    agent=Agent.ALL_SMS,
+    sync=Sync.STREAM_ORDER,
+    summary="a GEMM kernel, then all SMs push the result",
+    build=BulkSynchronous,
+    unsupported_reason=BulkSynchronous.unsupported_reason,
+)

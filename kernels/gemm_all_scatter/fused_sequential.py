@@ -1,0 +1,47 @@
+"""GEMM + all-scatter in one kernel: the program that computed a tile stores it to every rank in its epilogue.
+
+Nothing to synchronise inside a rank. After its first tile a program waits once for the peers to be ready; the last
+program to finish ends the call. Pattern: arXiv 2511.12500, section 4 ("fused sequential").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, finish_call
+from .operator import FAMILY, GemmAllScatter
+from .tiles import ANNOUNCE_NOTHING, compute_tiles
+
+
+@triton.jit
+def fused_kernel(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute this rank's block of C into every rank's C."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, ANNOUNCE_NOTHING, WORLD_SIZE, WORLD_SIZE, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class FusedSequential(GemmAllScatter):
+    """See the module."""
+
+    variant = "fused_sequential"
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._run(fused_kernel, self.config.num_sms, **self._compute_arguments(a, b))
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=FusedSequential.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.NONE,
+    summary="one kernel; each program stores its tile to every rank",
+    build=FusedSequential,
+    unsupported_reason=FusedSequential.unsupported_reason,
+)

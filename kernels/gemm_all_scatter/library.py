@@ -1,0 +1,110 @@
+"""GEMM + all-scatter by the vendor's pieces: the baseline. One GEMM and one all-gather, nothing else.
+
+`all_gather_into_tensor` leaves C in blocks, one a rank: `library` stops there, the fastest that the pieces give.
+A user who needs C as one (m, n) matrix pays a copy, or gathers into strided slices:
+
+| variant | after the GEMM | C is |
+|---|---|---|
+| `library` | all_gather_into_tensor | (world_size, m, columns), a block a rank |
+| `library_layout` | the same, then a copy | (m, n) |
+| `library_list` | all_gather into a list of column slices, the paper's baseline | (m, n) |
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.config import GemmConfig
+from ..common.operator import Operator
+from .operator import FAMILY
+from .problem import GemmAllScatterProblem
+
+
+class Library(Operator[GemmAllScatterProblem]):
+    """See the module."""
+
+    family = FAMILY
+    variant = "library"
+
+    @classmethod
+    def unsupported_reason(cls, problem: GemmAllScatterProblem, config: GemmConfig | None) -> str | None:
+        return "it runs the vendor's kernels and takes no configuration" if config else None
+
+    def default_config(self) -> None:
+        return None
+
+    def _open(self) -> None:
+        problem, device = self.problem, self.ctx.get_device()
+        self._group = self.ctx.process_group()
+        self._columns = problem.b_shape(0)[1]  # every rank's block is padded to the largest
+        self._own = torch.zeros(problem.m, self._columns, dtype=problem.dtype, device=device)
+        self._blocks = torch.empty(problem.world_size, *self._own.shape, dtype=problem.dtype, device=device)
+
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        torch.mm(a, b, out=self._own if b.shape[1] == self._columns else self._own[:, : b.shape[1]])
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._multiply(a, b)
+        dist.all_gather_into_tensor(self._blocks.view(-1, self._columns), self._own, group=self._group)
+        return self._blocks
+
+    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
+        return output.permute(1, 0, 2).reshape(self.problem.m, -1)[:, : self.problem.n]
+
+
+class LibraryLayout(Library):
+    """`Library`, then the copy that brings C into one matrix."""
+
+    variant = "library_layout"
+
+    def _open(self) -> None:
+        super()._open()
+        self._matrix = self._own.new_empty(self.problem.m, self.problem.world_size, self._columns)
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._matrix.copy_(super()._launch(a, b).permute(1, 0, 2))
+        return self._matrix.view(self.problem.m, -1)
+
+    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
+        return output[:, : self.problem.n]
+
+
+class LibraryList(Library):
+    """The list form of all-gather, into slices of columns."""
+
+    variant = "library_list"
+
+    def _open(self) -> None:
+        super()._open()
+        self._matrix = self._own.new_empty(self.problem.m, self.problem.world_size * self._columns)
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._multiply(a, b)
+        dist.all_gather(list(self._matrix.split(self._columns, dim=1)), self._own, group=self._group)
+        return self._matrix
+
+    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
+        return output[:, : self.problem.n]
+
+
+def _variant(build: type[Library], summary: str) -> Variant:
+    return Variant(
+        family=FAMILY,
+        name=build.variant,
+        arrangement=Arrangement.LIBRARY,
+        agent=Agent.LIBRARY,
+        sync=Sync.STREAM_ORDER,
+        summary=summary,
+        build=build,
+        unsupported_reason=build.unsupported_reason,
+        is_baseline=True,
+    )
+
+
+VARIANTS = (
+    _variant(Library, "torch.mm, then all_gather_into_tensor; C in blocks, a rank each"),
+    _variant(LibraryLayout, "the same, then a copy into one matrix"),
+    _variant(LibraryList, "torch.mm, then all_gather into column slices (the paper's baseline)"),
+)

@@ -1,0 +1,47 @@
+"""What the fused variants of GEMM + all-scatter share on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..common.arguments import Block
+from ..common.config import GemmConfig, default_config
+from ..common.operator import FusedOperator
+from .problem import GemmAllScatterProblem
+
+FAMILY = "gemm_all_scatter"
+
+
+class GemmAllScatter(FusedOperator[GemmAllScatterProblem]):
+    """An operator whose output is the whole C (m, n) on every rank's heap."""
+
+    family = FAMILY
+
+    def default_config(self) -> GemmConfig:
+        # The largest block's columns, so that all ranks choose alike.
+        return default_config(self.ctx, m=self.problem.m, n=self.problem.b_shape(0)[1], dtype=self.problem.dtype)
+
+    def _open(self) -> None:
+        super()._open()
+        m, n = self._output_shape()
+        start, stop = self.problem.columns(self.rank)
+        # A rank without columns would have an empty tensor here, whose address torch gives as null.
+        corner = self.output[:, start:stop] if stop > start else self.output
+        self._block = Block(corner, m, stop - start, n)  # what this rank computes
+        self._num_tiles = -(-m // self.config.block_m) * -(-(stop - start) // self.config.block_n)
+
+    def _output_shape(self) -> tuple[int, int]:
+        return self.problem.m, self.problem.n
+
+    def _compute_arguments(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+        """Return what a compute kernel takes."""
+        return {**self._gemm(a, b), **self._where()}
+
+    def _push_arguments(self) -> dict[str, Any]:
+        """Return what a kernel that only pushes takes."""
+        return {"TILE": self._tile(), "ROWS": self.config.comm_rows, **self._where()}
+
+    def _where(self) -> dict[str, Any]:
+        return {"block": self._block, "peers": self._peers(), "WORLD_SIZE": self.problem.world_size}

@@ -1,0 +1,73 @@
+"""GEMM + all-scatter in two kernels on two streams: one computes tiles, the other pushes them, SMs split between them.
+
+The GEMM kernel sets a flag a tile; the push kernel waits for it. Flags hold call numbers and are never reset. The
+producer is queued first: a consumer that spins while the producer's module loads could wait for ever. The last
+program of either kernel ends the call. Pattern: arXiv 2511.12500, section 4 ("producer-consumer").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, current_call, finish_call
+from .operator import FAMILY, GemmAllScatter
+from .tiles import ANNOUNCE_TILE, compute_tiles, push_tiles
+
+
+@triton.jit
+def producer_kernel(
+    a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Compute this rank's block of C, a flag a tile."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, flags_ptr, ANNOUNCE_TILE, 1, WORLD_SIZE, TILE)
+    finish_call(peers, epoch, total_programs, WORLD_SIZE)
+
+
+@triton.jit
+def consumer_kernel(
+    block, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Push tiles as their flags are set."""
+    # Both kernels read the call's number before either can end the call: that takes all programs of both.
+    epoch = current_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    push_tiles(pid, step, epoch, block, peers, flags_ptr, True, ROWS, WORLD_SIZE, TILE)
+    finish_call(peers, epoch, total_programs, WORLD_SIZE)
+
+
+class ProducerConsumer(GemmAllScatter):
+    """See the module."""
+
+    variant = "producer_consumer"
+
+    def _open(self) -> None:
+        super()._open()
+        self._flags = self._local_flags(self._num_tiles, "tile")
+        self._push_stream = self.ctx.make_stream()
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        shared = {"flags_ptr": self._flags, "total_programs": config.num_sms}
+        self._push_stream.wait_for_current()
+        self._run(producer_kernel, config.num_sms - config.comm_sms, **self._compute_arguments(a, b), **shared)
+        with self._push_stream.as_current():
+            self._run(consumer_kernel, config.comm_sms, **self._push_arguments(), **shared)
+        self._push_stream.current_waits()
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=ProducerConsumer.variant,
+    arrangement=Arrangement.CONCURRENT_KERNELS,
+    agent=Agent.COMM_KERNEL,
+    sync=Sync.TILE_FLAG,
+    summary="a GEMM kernel and a push kernel side by side, a flag a tile between them",
+    build=ProducerConsumer,
+    unsupported_reason=ProducerConsumer.unsupported_reason,
+)

@@ -1,0 +1,84 @@
+"""What the variants of GEMM + all-scatter share: a loop that computes tiles, and one that pushes finished tiles to peers.
+
+Both run over the tiles first, first + step, … of this rank's block of columns, in the same order, so that what is
+computed first is sent first. `block` is that block in this rank's C.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from iris_core import signal, translate, wait
+
+from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_tile, tile_origin
+from ..common.handshake import wait_ready
+
+# How a computed tile is announced inside the rank.
+ANNOUNCE_NOTHING = tl.constexpr(0)
+ANNOUNCE_TILE = tl.constexpr(1)  # flags[tile] = the call's number
+ANNOUNCE_PANEL = tl.constexpr(2)  # flags[panel of rows] += 1, for a stream to wait on
+
+
+@triton.jit
+def compute_tiles(
+    first,
+    step,
+    epoch,
+    a,
+    b,
+    gemm,
+    block,
+    peers,
+    flags_ptr,
+    ANNOUNCE: tl.constexpr,
+    DESTINATIONS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute tiles, store each to DESTINATIONS ranks (this one first), and announce it.
+
+    Peers' readiness is awaited once, after the first tile, off the critical path: before the first store to a peer, or
+    before the first announcement that lets a copy engine store there.
+    """
+    for tile in tl.range(first, num_tiles(block, TILE), step):
+        row, col = tile_origin(tile, block, TILE)
+        acc = matmul_tile(a, b, gemm, block, row, col, TILE)
+        if DESTINATIONS > 1 or ANNOUNCE == ANNOUNCE_PANEL:
+            if tile == first:
+                wait_ready(peers, epoch, WORLD_SIZE)
+        store_tile(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE)
+        if ANNOUNCE == ANNOUNCE_TILE:
+            # Edge: this tile's stores happen before what follows `wait` on its flag, on this GPU.
+            signal(flags_ptr + tile, epoch, scope="gpu")
+        elif ANNOUNCE == ANNOUNCE_PANEL:
+            tl.debug_barrier()  # the release is one thread's
+            # Edge: to copies queued behind a stream's wait for the panel's count, by engines outside the SMs.
+            tl.atomic_add(flags_ptr + row // (TILE.BLOCK_M * TILE.GROUP_M), 1, sem="release", scope="sys")
+
+
+@triton.jit
+def push_tiles(
+    first,
+    step,
+    epoch,
+    block,
+    peers,
+    flags_ptr,
+    AWAIT_TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Copy tiles from this rank's C to every peer's, ROWS rows at a time; with AWAIT_TILES each after its flag."""
+    wait_ready(peers, epoch, WORLD_SIZE)
+    for tile in range(first, num_tiles(block, TILE), step):
+        row, col = tile_origin(tile, block, TILE)
+        if AWAIT_TILES:
+            wait(flags_ptr + tile, epoch, peers.watchdog_ptr, scope="gpu")
+        for part in range(TILE.BLOCK_M // ROWS):
+            offsets, mask = part_offsets(block, row + part * ROWS, col, ROWS, TILE.BLOCK_N)
+            # .cg: another SM wrote it, this SM's L1 may hold an older call's.
+            value = tl.load(block.c_ptr + offsets, mask=mask, cache_modifier=".cg")
+            for distance in tl.static_range(1, WORLD_SIZE):
+                peer_ptr = translate(block.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
+                tl.store(peer_ptr + offsets, value, mask=mask)

@@ -1,0 +1,82 @@
+"""GEMM + all-scatter in one kernel with two roles: most programs compute tiles, the rest push them to the peers.
+
+| program | does | waits for |
+|---|---|---|
+| 0 … num_sms - comm_sms - 1 | computes tiles, sets the tile's flag | nothing |
+| the last comm_sms | pushes tiles in the order they are computed | the peers' readiness, then each tile's flag |
+
+The flags hold call numbers and are never reset. Computing programs have the lower numbers, so they are scheduled, and
+interpreted, first: a pusher can wait for them wherever it runs. The last program of either role ends the call.
+Pattern: arXiv 2511.12500, section 4 ("workgroup specialization").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, finish_call
+from .operator import FAMILY, GemmAllScatter
+from .tiles import ANNOUNCE_TILE, compute_tiles, push_tiles
+
+
+@triton.jit
+def specialized_kernel(
+    a,
+    b,
+    gemm,
+    block,
+    peers,
+    flags_ptr,
+    comm_programs,
+    ROWS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute this rank's block of C and push it, each in its own programs."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid = tl.program_id(0)
+    compute_programs = tl.num_programs(0) - comm_programs
+    if pid < compute_programs:
+        compute_tiles(
+            pid, compute_programs, epoch, a, b, gemm, block, peers, flags_ptr, ANNOUNCE_TILE, 1, WORLD_SIZE, TILE
+        )
+    else:
+        first = pid - compute_programs
+        push_tiles(first, comm_programs, epoch, block, peers, flags_ptr, True, ROWS, WORLD_SIZE, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class WorkgroupSpecialized(GemmAllScatter):
+    """See the module."""
+
+    variant = "workgroup_specialized"
+
+    def _open(self) -> None:
+        super()._open()
+        self._flags = self._local_flags(self._num_tiles, "tile")
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._run(
+            specialized_kernel,
+            self.config.num_sms,
+            **self._compute_arguments(a, b),
+            flags_ptr=self._flags,
+            comm_programs=self.config.comm_sms,
+            ROWS=self.config.comm_rows,
+        )
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=WorkgroupSpecialized.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_PROGRAMS,
+    sync=Sync.TILE_FLAG,
+    summary="one kernel; some programs compute, the others push each tile when its flag is set",
+    build=WorkgroupSpecialized,
+    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
+)
