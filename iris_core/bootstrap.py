@@ -66,7 +66,9 @@ def find_origin() -> Origin:
     if _launched is not None:
         return _launched
     if dist.is_available() and dist.is_initialized():
-        return _from_store(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), "torch.distributed")
+        return _from_store(
+            dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), "torch.distributed"
+        )
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         store, rank, world_size = next(iter(dist.rendezvous("env://")))
         return _from_store(store, rank, world_size, "torchrun")

@@ -34,7 +34,9 @@ class HeapTensors(ABC):
         """Return a tensor of ones."""
         return self.empty(*size, dtype=dtype, device=device).fill_(1)
 
-    def full(self, size: Size, fill_value: Any, *, dtype: torch.dtype | None = None, device: Device = None) -> torch.Tensor:
+    def full(
+        self, size: Size, fill_value: Any, *, dtype: torch.dtype | None = None, device: Device = None
+    ) -> torch.Tensor:
         """Return a tensor that holds `fill_value` everywhere."""
         dtype = dtype or torch.tensor(fill_value).dtype
         return self.empty(size, dtype=dtype, device=device).fill_(fill_value)
@@ -70,7 +72,13 @@ class HeapTensors(ABC):
         return self.empty(*size, dtype=dtype, device=device).uniform_(generator=generator)
 
     def uniform(
-        self, size: Size, low: float = 0.0, high: float = 1.0, *, dtype: torch.dtype | None = None, device: Device = None
+        self,
+        size: Size,
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
     ) -> torch.Tensor:
         """Return values uniform in [low, high)."""
         return self.empty(size, dtype=dtype, device=device).uniform_(low, high)

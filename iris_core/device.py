@@ -66,27 +66,44 @@ def copy(src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None):
 
 @triton.jit
 def atomic_add(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Add atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_add(
-        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
-    )
+    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_sub(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Subtract atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_add(
-        translate(pointer, from_rank, to_rank, heap_bases), -value, mask=mask, sem=sem, scope=scope
-    )
+    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), -value, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_cas(
-    pointer, cmp, value, from_rank, to_rank, heap_bases, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    cmp,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Replace by `value` on `to_rank`'s heap where it equals `cmp`; return the old value."""
     return tl.atomic_cas(translate(pointer, from_rank, to_rank, heap_bases), cmp, value, sem=sem, scope=scope)
@@ -94,27 +111,44 @@ def atomic_cas(
 
 @triton.jit
 def atomic_xchg(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Exchange on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xchg(
-        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
-    )
+    return tl.atomic_xchg(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_and(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_and(
-        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
-    )
+    return tl.atomic_and(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_or(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
     return tl.atomic_or(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
@@ -122,29 +156,44 @@ def atomic_or(
 
 @triton.jit
 def atomic_xor(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xor(
-        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
-    )
+    return tl.atomic_xor(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_min(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Take the minimum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_min(
-        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
-    )
+    return tl.atomic_min(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_max(
-    pointer, value, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = tl.constexpr("acq_rel"),
+    scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Take the maximum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_max(
-        translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope
-    )
+    return tl.atomic_max(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)

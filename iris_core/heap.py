@@ -75,7 +75,9 @@ class SymmetricHeap:
         """
         itemsize = tensor.element_size()
         return self._typed(tensor.dtype).as_strided(
-            (self.world_size, *tensor.shape), (self.stride // itemsize, *tensor.stride()), self.offset(tensor) // itemsize
+            (self.world_size, *tensor.shape),
+            (self.stride // itemsize, *tensor.stride()),
+            self.offset(tensor) // itemsize,
         )
 
     def _typed(self, dtype: torch.dtype) -> torch.Tensor:

@@ -32,7 +32,13 @@ def _device_clock_ns(_semantic: Any = None) -> Any:
     if _semantic.builder.options.backend_name == "hip":
         # A constant 100 MHz clock (gfx942 ISA, section "S_MEMREALTIME"): one tick is ten nanoseconds.
         ticks = inline_asm_elementwise(
-            "s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], dtype=tl.int64, is_pure=False, pack=1, _semantic=_semantic
+            "s_memrealtime $0\ns_waitcnt lgkmcnt(0)",
+            "=s",
+            [],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+            _semantic=_semantic,
         )
         return ticks.__mul__(10, _semantic=_semantic)
     return inline_asm_elementwise(

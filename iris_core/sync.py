@@ -27,7 +27,7 @@ ABORTED = tl.constexpr(2)
 
 
 @triton.jit
-def signal(flag_ptr, value, scope: tl.constexpr = "sys"):
+def signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
     """Write `value` to the flag with release.
 
     Edge: all memory operations of this program before the call, local and remote, happen before everything after a
@@ -39,49 +39,45 @@ def signal(flag_ptr, value, scope: tl.constexpr = "sys"):
 
 
 @triton.jit
-def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = "sys"):
+def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
     """Wait until the flag is at least `expected`, with acquire; give up after the watchdog's limit.
 
     Edge: everything before the `signal` that wrote the value seen happens before everything after this call, in every
     thread of this program. When the limit passes, or another wait of this heap has failed, it reports and returns:
     the kernel ends with wrong data and the host raises. `watchdog_ptr` is ``Context.get_watchdog()``.
     """
-    seen = tl.load(flag_ptr, volatile=True)
+    if tl.load(flag_ptr, volatile=True) < expected:
+        _poll(flag_ptr, expected, watchdog_ptr)
+    # The acquire is one thread's; Triton hands its result to the others through a barrier, so none reads ahead of it.
+    # The result must be used: an atomic whose result is not is deleted, with its acquire (Triton 3.6, NVIDIA).
+    seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
     if seen < expected:
-        _poll(flag_ptr, seen, expected, watchdog_ptr)
-    tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
-    tl.debug_barrier()  # the acquire is one thread's: no other thread may read ahead of it
+        _report(flag_ptr, seen, expected, watchdog_ptr)
 
 
 @triton.jit
-def _poll(flag_ptr, seen, expected, watchdog_ptr):
+def _poll(flag_ptr, expected, watchdog_ptr):
     start = clock_ns()
     limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
-    waiting = seen < expected
+    waiting = tl.load(flag_ptr, volatile=True) < expected
     while waiting:
         pause()
-        seen = tl.load(flag_ptr, volatile=True)
-        waiting = seen < expected
-        if waiting:
-            aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
-            expired = (limit > 0) & (clock_ns() - start > limit)
-            if aborted | expired:
-                _report(tl.where(expired, EXPIRED, ABORTED), flag_ptr, seen, expected, watchdog_ptr)
-                waiting = seen >= expected  # False, in the loop variable's own type
+        aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
+        expired = (limit > 0) & (clock_ns() - start > limit)
+        waiting = (tl.load(flag_ptr, volatile=True) < expected) & ((aborted | expired) == 0)
 
 
 @triton.jit
-def _report(reason, flag_ptr, seen, expected, watchdog_ptr):
-    # Plain stores only: the threads of a program may disagree on whether the limit has passed, and an atomic whose
-    # result is used would make them meet at a barrier.
+def _report(flag_ptr, seen, expected, watchdog_ptr):
     pid = tl.program_id(0)
+    aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
     reports = tl.load(watchdog_ptr + WATCHDOG_REPORT_ADDRESS).to(tl.pointer_type(tl.int64))
     row = reports + 1 + (pid % REPORT_ROWS) * REPORT_WORDS
     tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
     tl.store(row + 2, tl.cast(expected, tl.int64))
     tl.store(row + 3, tl.cast(seen, tl.int64))
     tl.store(row + 4, tl.cast(pid, tl.int64))
-    tl.store(row, tl.cast(reason, tl.int64))
+    tl.store(row, tl.where(aborted, ABORTED, EXPIRED).to(tl.int64))
     tl.store(reports, tl.cast(1, tl.int64))
     tl.store(watchdog_ptr + WATCHDOG_ABORT, tl.cast(1, tl.int64))
 

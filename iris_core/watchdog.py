@@ -12,7 +12,15 @@ import torch
 
 from .backends.base import Backend
 from .heap import SymmetricHeap
-from .sync import ABORTED, REPORT_ROWS, REPORT_WORDS, WATCHDOG_ABORT, WATCHDOG_REPORT_ADDRESS, WATCHDOG_TIMEOUT_NS, WATCHDOG_WORDS
+from .sync import (
+    ABORTED,
+    REPORT_ROWS,
+    REPORT_WORDS,
+    WATCHDOG_ABORT,
+    WATCHDOG_REPORT_ADDRESS,
+    WATCHDOG_TIMEOUT_NS,
+    WATCHDOG_WORDS,
+)
 
 
 class _Region(NamedTuple):
@@ -72,7 +80,9 @@ class Watchdog:
         if not failed:
             return f"rank {self._rank}: a wait failed and its report was not complete"
         reason, address, expected, seen, program, _ = failed[0]
-        why = "gave up after another wait failed" if reason == ABORTED.value else f"waited {self._timeout_s:g} s in vain"
+        why = (
+            "gave up after another wait failed" if reason == ABORTED.value else f"waited {self._timeout_s:g} s in vain"
+        )
         more = f"; {len(failed) - 1} more programs gave up too" if len(failed) > 1 else ""
         return (
             f"rank {self._rank}: program {program} {why} for {self._name(address)}: "

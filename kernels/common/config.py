@@ -76,9 +76,7 @@ def default_config(ctx: Context, *, m: int, n: int, dtype: torch.dtype) -> GemmC
     """Return what to start from for an (m, n) output of one rank's GEMM on this context's device."""
     num_sms = ctx.get_cu_count()
     if ctx.is_interpreted():
-        return GemmConfig(
-            32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, panels=2, descriptors=False
-        )
+        return GemmConfig(32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, panels=2, descriptors=False)
     if dtype == torch.float32:  # exact fp32 products run on the ordinary cores: small tiles, in registers
         return GemmConfig(64, 64, 16, num_warps=4, num_stages=3, num_sms=num_sms, comm_sms=16, descriptors=False)
     block_m, block_n = _TILES[-1]

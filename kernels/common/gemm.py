@@ -37,22 +37,25 @@ def tile_origin(tile, block, TILE: tl.constexpr):
 @triton.jit
 def matmul_tile(a, b, gemm, block, row, col, TILE: tl.constexpr):
     """Return one tile of A @ B, fp32 (BLOCK_M, BLOCK_N), summed over the whole of k."""
-    acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), dtype=tl.float32)
+    BLOCK_M: tl.constexpr = TILE.BLOCK_M
+    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+    BLOCK_K: tl.constexpr = TILE.BLOCK_K
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if TILE.LOADS == POINTERS:
-        rows = row + tl.arange(0, TILE.BLOCK_M)
-        cols = col + tl.arange(0, TILE.BLOCK_N)
-        ks = tl.arange(0, TILE.BLOCK_K)
+        rows = row + tl.arange(0, BLOCK_M)
+        cols = col + tl.arange(0, BLOCK_N)
+        ks = tl.arange(0, BLOCK_K)
         a_ptrs = a + rows.to(tl.int64)[:, None] * gemm.stride_am + ks[None, :] * gemm.stride_ak
         b_ptrs = b + ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
-        for start in range(0, gemm.k, TILE.BLOCK_K):
+        for start in range(0, gemm.k, BLOCK_K):
             in_k = ks < gemm.k - start
             a_tile = tl.load(a_ptrs, mask=(rows < block.m)[:, None] & in_k[None, :], other=0.0)
             b_tile = tl.load(b_ptrs, mask=in_k[:, None] & (cols < block.n)[None, :], other=0.0)
             acc = _dot(a_tile, b_tile, acc)
-            a_ptrs += TILE.BLOCK_K * gemm.stride_ak
-            b_ptrs += TILE.BLOCK_K * gemm.stride_bk
+            a_ptrs += BLOCK_K * gemm.stride_ak
+            b_ptrs += BLOCK_K * gemm.stride_bk
     else:
-        for start in range(0, gemm.k, TILE.BLOCK_K):
+        for start in range(0, gemm.k, BLOCK_K):
             a_tile = a.load([row, start])
             if TILE.LOADS == DESCRIPTORS_B_NK:
                 b_tile = b.load([col, start]).T
@@ -86,10 +89,11 @@ def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SI
     if TILE.SUBTILES == 1:
         _store_part(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
     else:
+        BLOCK_M: tl.constexpr = TILE.BLOCK_M
         half: tl.constexpr = TILE.BLOCK_N // 2
-        left, right = tl.split(tl.permute(tl.reshape(acc, (TILE.BLOCK_M, 2, half)), (0, 2, 1)))
-        _store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, half)
-        _store_part(right, block, row, col + half, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, half)
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
+        _store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
+        _store_part(right, block, row, col + half, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
 
 
 @triton.jit

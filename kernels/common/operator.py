@@ -44,7 +44,9 @@ class Operator(ABC, Generic[P]):
         self.rank = ctx.get_rank()
         with ctx.group.together(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
-                raise ValueError(f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}")
+                raise ValueError(
+                    f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
+                )
             self.config = config or self.default_config()
             reason = self.unsupported_reason(problem, self.config)
             if reason:
@@ -157,9 +159,7 @@ class FusedOperator(Operator[P]):
     def _tile(self, loads: int = POINTERS.value) -> Tile:
         """Return the compile-time shape of the work on a tile."""
         config = self.config
-        return Tile(
-            config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles
-        )
+        return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
 
     def _gemm(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return what a kernel with the main loop takes; operands as descriptors where they can be, else as pointers."""

@@ -27,7 +27,12 @@ for _variant in (
 
 
 def gemm_all_scatter(
-    ctx: Context, a: torch.Tensor, b: torch.Tensor, *, variant: str = "fused_sequential", config: GemmConfig | None = None
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    variant: str = "fused_sequential",
+    config: GemmConfig | None = None,
 ) -> torch.Tensor:
     """Return A @ B, whole on every rank, from A on every rank and a block of B's columns on each.
 

@@ -18,9 +18,7 @@ from .tiles import ANNOUNCE_TILE, compute_tiles, push_tiles
 
 
 @triton.jit
-def producer_kernel(
-    a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def producer_kernel(a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C, a flag a tile."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
