@@ -43,17 +43,15 @@ class OffsetAllocator:
             HeapExhausted: no free range is large enough.
         """
         size = max(1, -(-size_bytes // ALIGNMENT)) * ALIGNMENT
-        for offset, free in self._free.items():
-            if free >= size:
-                break
-        else:
+        offset = next((start for start, free in self._free.items() if free >= size), None)
+        if offset is None:
             largest = max(self._free.values(), default=0)
             raise HeapExhausted(
                 f"symmetric heap exhausted: {what} needs {size:,} bytes; of {self.capacity:,} bytes "
                 f"{self.used_bytes:,} are in use and {self.free_bytes:,} free, the largest free range {largest:,}; "
                 f"make the heap larger with iris(heap_size=...) or free() what is no longer used"
             )
-        del self._free[offset]
+        free = self._free.pop(offset)
         if free > size:
             self._free[offset + size] = free - size
             self._free = dict(sorted(self._free.items()))

@@ -78,6 +78,10 @@ class Context(HeapTensors):
         """Return the number of SMs (compute units on AMD); without a GPU, the number of programs to emulate."""
         return self.backend.compute_units()
 
+    def get_arch(self) -> str:
+        """Return what kernels are compiled for: "sm_90", "gfx942", …, or "cpu" where they are interpreted."""
+        return self.backend.arch()
+
     def get_heap_bases(self) -> torch.Tensor:
         """Return the address of every rank's heap as this rank sees it, uint64 of (world_size,), for the device API."""
         return self.heap.bases
@@ -189,7 +193,7 @@ class Context(HeapTensors):
         return self.backend.make_stream()
 
     def process_group(self) -> dist.ProcessGroup:
-        """Return torch's process group over the same ranks (NCCL/RCCL, or gloo without a GPU); made at the first call."""
+        """Return torch's process group of the same ranks (NCCL, RCCL, or gloo without a GPU), made at the first call."""
         if self._process_group is None:
             self._process_group = self._make_process_group()
         return self._process_group

@@ -72,7 +72,7 @@ class HostGroup:
         self.all_gather(None)
 
     def exchange_fds(self, fd: int | None) -> list[int]:
-        """Give every rank a copy of this rank's descriptor, or nothing; return copies of all that were given, by rank."""
+        """Give every rank a copy of this rank's descriptor, or nothing; return copies of all that came, by rank."""
         own = [] if fd is None else [fd]
         if self.rank != 0:
             self._send_fds(0, own)

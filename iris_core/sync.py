@@ -1,4 +1,4 @@
-"""Device-side synchronisation: `signal`, `wait`, `barrier`. Each says which ordering edge it makes and which it does not.
+"""Device-side synchronisation: `signal`, `wait`, `barrier`. Each says which ordering edge it makes.
 
 A flag is an int64 word that only grows; a waiter compares with ≥, never ==, since a fast peer may already have written
 the next number. Polls are relaxed; the one acquire comes after the loop, because a read-modify-write poll would

@@ -1,4 +1,4 @@
-"""The host's half of bounded waits: sets the limit, reads the report of a wait that failed, and says what it waited for.
+"""The host's half of bounded waits: sets the limit, reads the report of a failed wait, says what it waited for.
 
 The report lies in host memory that the device writes, so looking for one costs a load, not a synchronisation.
 """

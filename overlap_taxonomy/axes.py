@@ -1,4 +1,4 @@
-"""The three questions that tell one overlap pattern from another (arXiv 2511.12500, section 4, and what it leaves out)."""
+"""The three questions that tell one overlap pattern from another (after arXiv 2511.12500, section 4)."""
 
 from enum import Enum
 

@@ -71,6 +71,10 @@ class Backend(ABC):
         """Return the number of SMs or compute units; without a GPU, how many programs to emulate."""
 
     @abstractmethod
+    def arch(self) -> str:
+        """Return what kernels are compiled for: "sm_90", "gfx942", …, or "cpu"."""
+
+    @abstractmethod
     def host_visible(self, words: int) -> torch.Tensor:
         """Return zeroed int64 host memory that kernels can write while the host reads."""
 

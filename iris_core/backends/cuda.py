@@ -40,6 +40,10 @@ class CudaBackend(VmmBackend):
         self._fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._properties.requestedHandleTypes = self._fd_type
 
+    def arch(self) -> str:
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return f"sm_{major}{minor}"
+
     def _granularity(self) -> int:
         flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         return _check(cu.cuMemGetAllocationGranularity(self._properties, flag))

@@ -60,6 +60,9 @@ class HipBackend(VmmBackend):
         location = _Location(_LOCATION_TYPE_DEVICE, device_index)
         self._properties = _Properties(_ALLOCATION_TYPE_UNCACHED, _HANDLE_TYPE_POSIX_FD, location)
 
+    def arch(self) -> str:
+        return torch.cuda.get_device_properties(self.device).gcnArchName.split(":")[0]
+
     def _call(self, name: str, *arguments: Any) -> None:
         error = getattr(self._hip, name)(*arguments)
         if error:

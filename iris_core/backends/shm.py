@@ -52,6 +52,9 @@ class ShmBackend(Backend):
     def compute_units(self) -> int:
         return EMULATED_COMPUTE_UNITS
 
+    def arch(self) -> str:
+        return "cpu"
+
     def host_visible(self, words: int) -> torch.Tensor:
         return torch.zeros(words, dtype=torch.int64)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from iris_core import interpreted, translate
 
 # How operands are read. B's contiguous dimension decides the shape of its descriptor's block.

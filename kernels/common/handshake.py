@@ -5,7 +5,7 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 | words | written by | meaning |
 |---|---|---|
 | ready[peer] | `peer`, as its call starts | the last call in which `peer`'s output may be overwritten |
-| done[peer] | `peer`, when all it sends in a call is on its way | the last call of which `peer`'s data has arrived here |
+| done[peer] | `peer`, after all it stores in a call | the last call of which `peer`'s data has arrived here |
 | epoch | the last program of a call | calls completed |
 | arrivals | every program that takes part in `finish` | programs finished, over all calls |
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from iris_core import signal, translate, wait
 
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from iris_core import Context
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from iris_core import Context, HeapExhausted
 
 from .arguments import Gemm, Peers, Tile
 from .config import GemmConfig, invalid_reason
@@ -62,8 +63,8 @@ class Operator(ABC, Generic[P]):
         return invalid_reason(config) if config else None
 
     @abstractmethod
-    def default_config(self) -> GemmConfig:
-        """Return the configuration to use where the caller gives none."""
+    def default_config(self) -> GemmConfig | None:
+        """Return the configuration to use where the caller gives none; None if there is nothing to configure."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -125,12 +126,20 @@ class Operator(ABC, Generic[P]):
 class FusedOperator(Operator[P]):
     """An operator that runs our kernels: its output is on the heap, its calls are numbered (handshake.py)."""
 
+    config: GemmConfig
     output: torch.Tensor
+
+    @abstractmethod
+    def default_config(self) -> GemmConfig: ...
 
     def _open(self) -> None:
         world_size = self.problem.world_size
-        self.output = self.ctx.zeros(self._output_shape(), dtype=self.problem.dtype)
         self._state = self.ctx.zeros(state_words(world_size), dtype=torch.int64)
+        try:
+            self.output = self.ctx.zeros(self._output_shape(), dtype=self.problem.dtype)
+        except HeapExhausted:
+            self.ctx.free(self._state)
+            raise
         self.ctx.watchdog.watch(self._state, lambda word: f"{self}: {describe_state(world_size, word)}")
 
     @abstractmethod
@@ -142,9 +151,10 @@ class FusedOperator(Operator[P]):
         self.ctx.free(self._state)
         self.ctx.free(self.output)
 
-    def _run(self, kernel: Any, num_programs: int, **arguments: Any) -> None:
-        """Queue a kernel with the configuration's warps and stages."""
-        kernel[(num_programs,)](**arguments, num_warps=self.config.num_warps, num_stages=self.config.num_stages)
+    def _run(self, kernel: Any, num_programs: int, *, num_warps: int | None = None, **arguments: Any) -> None:
+        """Queue a kernel; `num_warps` where it is not the compute kernels'."""
+        config = self.config
+        kernel[(num_programs,)](**arguments, num_warps=num_warps or config.num_warps, num_stages=config.num_stages)
 
     def _local_flags(self, count: int, what: str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """Return zeroed words that only this rank's kernels use, named in the report of a failed wait."""
@@ -162,7 +172,7 @@ class FusedOperator(Operator[P]):
         return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
 
     def _gemm(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
-        """Return what a kernel with the main loop takes; operands as descriptors where they can be, else as pointers."""
+        """Return what the main loop takes; operands as descriptors where they can be, else as pointers."""
         loads, a_operand, b_operand = _operands(a, b, self.config)
         self.config = replace(self.config, descriptors=loads != POINTERS.value)  # reports show what ran
         gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))

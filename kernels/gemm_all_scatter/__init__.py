@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from iris_core import Context
 from overlap_taxonomy import get_variant, register
 

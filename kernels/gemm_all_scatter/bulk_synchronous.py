@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.handshake import begin_call, current_call, finish_call
@@ -40,7 +41,7 @@ class BulkSynchronous(GemmAllScatter):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(gemm_kernel, self.config.num_sms, **self._compute_arguments(a, b))
-        self._run(push_kernel, self.config.num_sms, **self._push_arguments())
+        self._run(push_kernel, self.config.num_sms, num_warps=self.config.comm_warps, **self._push_arguments())
         return self.output
 
 

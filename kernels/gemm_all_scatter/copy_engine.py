@@ -1,7 +1,7 @@
 """GEMM + all-scatter with the copy engines: a GEMM kernel on all SMs, and DMA copies of finished panels of rows.
 
-A panel is GROUP_M rows of tiles, computed one panel after the other. Programs count its tiles; the copy stream waits for
-the full count and copies the panel to every peer. The kernel counts a program's first tile only when all peers are
+A panel is GROUP_M rows of tiles, computed one panel after the other. Programs count its tiles; the copy stream waits
+for the full count and copies the panel to every peer. The kernel counts a program's first tile only when all peers are
 ready, so no copy starts early. A last, tiny kernel, behind the copies, ends the call and clears the counts, which only
 this rank uses: the stream's waits compare with constants, as a captured graph must.
 """
@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
@@ -78,6 +79,7 @@ class CopyEngine(GemmAllScatter):
         self._run(
             finish_kernel,
             1,
+            num_warps=1,
             peers=self._peers(),
             counts_ptr=self._counts,
             num_panels=len(self._panels),

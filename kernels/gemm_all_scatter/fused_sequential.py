@@ -6,11 +6,15 @@ program to finish ends the call. Pattern: arXiv 2511.12500, section 4 ("fused se
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
+
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_call
 from .operator import FAMILY, GemmAllScatter
 from .tiles import ANNOUNCE_NOTHING, compute_tiles
@@ -29,6 +33,14 @@ class FusedSequential(GemmAllScatter):
     """See the module."""
 
     variant = "fused_sequential"
+
+    def default_config(self) -> GemmConfig:
+        # Half the tile, and stored in halves: fewer bytes enter the link at once and fewer are left for the end.
+        # 0.570 ms for 8192x8192x8192 over 4 H200s, against 0.619 with 128x256.
+        config = super().default_config()
+        if config.block_n != 256:
+            return config
+        return replace(config, block_n=128, num_warps=4, num_stages=4, epilogue_subtiles=2)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(fused_kernel, self.config.num_sms, **self._compute_arguments(a, b))

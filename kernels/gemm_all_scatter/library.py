@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig

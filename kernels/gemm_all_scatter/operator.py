@@ -18,10 +18,17 @@ class GemmAllScatter(FusedOperator[GemmAllScatterProblem]):
     """An operator whose output is the whole C (m, n) on every rank's heap."""
 
     family = FAMILY
+    splits_sms = False  # whether some SMs only communicate
 
     def default_config(self) -> GemmConfig:
-        # The largest block's columns, so that all ranks choose alike.
-        return default_config(self.ctx, m=self.problem.m, n=self.problem.b_shape(0)[1], dtype=self.problem.dtype)
+        return default_config(
+            self.ctx.get_arch(),
+            self.ctx.get_cu_count(),
+            m=self.problem.m,
+            n=self.problem.b_shape(0)[1],  # the largest block's, so that all ranks choose alike
+            dtype=self.problem.dtype,
+            splits_sms=self.splits_sms,
+        )
 
     def _open(self) -> None:
         super()._open()

@@ -7,9 +7,12 @@ program of either kernel ends the call. Pattern: arXiv 2511.12500, section 4 ("p
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.handshake import begin_call, current_call, finish_call
@@ -42,6 +45,7 @@ class ProducerConsumer(GemmAllScatter):
     """See the module."""
 
     variant = "producer_consumer"
+    splits_sms = True
 
     def _open(self) -> None:
         super()._open()
@@ -50,11 +54,11 @@ class ProducerConsumer(GemmAllScatter):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         config = self.config
-        shared = {"flags_ptr": self._flags, "total_programs": config.num_sms}
+        shared: dict[str, Any] = {"flags_ptr": self._flags, "total_programs": config.num_sms}
         self._push_stream.wait_for_current()
         self._run(producer_kernel, config.num_sms - config.comm_sms, **self._compute_arguments(a, b), **shared)
         with self._push_stream.as_current():
-            self._run(consumer_kernel, config.comm_sms, **self._push_arguments(), **shared)
+            self._run(consumer_kernel, config.comm_sms, num_warps=config.comm_warps, **self._push_arguments(), **shared)
         self._push_stream.current_waits()
         return self.output
 

@@ -1,4 +1,4 @@
-"""What the variants of GEMM + all-scatter share: a loop that computes tiles, and one that pushes finished tiles to peers.
+"""What the variants of GEMM + all-scatter share: a loop that computes tiles, and one that pushes them to the peers.
 
 Both run over the tiles first, first + step, … of this rank's block of columns, in the same order, so that what is
 computed first is sent first. `block` is that block in this rank's C.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from iris_core import signal, translate, wait
 
 from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_tile, tile_origin

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.handshake import begin_call, finish_call
@@ -53,6 +54,7 @@ class WorkgroupSpecialized(GemmAllScatter):
     """See the module."""
 
     variant = "workgroup_specialized"
+    splits_sms = True
 
     def _open(self) -> None:
         super()._open()
