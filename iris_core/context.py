@@ -193,7 +193,7 @@ class Context(HeapTensors):
         return self.backend.make_stream()
 
     def process_group(self) -> dist.ProcessGroup:
-        """Return torch's process group of the same ranks (NCCL, RCCL, or gloo without a GPU), made at the first call."""
+        """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call."""
         if self._process_group is None:
             self._process_group = self._make_process_group()
         return self._process_group

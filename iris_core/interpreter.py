@@ -1,16 +1,26 @@
-"""Running Triton kernels on the CPU, in Triton's own interpreter.
+"""Running Triton kernels on the CPU: Triton's own interpreter, with the programs of a grid taking turns.
 
 Triton decides at decoration, from ``TRITON_INTERPRET``, whether a kernel is compiled or interpreted. A program that
 makes its heap in host memory has usually decorated its kernels by then, so this switches them over where they are.
+
+Triton's interpreter runs the programs of a grid one after the other. A persistent kernel whose programs wait for one
+another, or for programs of other ranks, would never end; here a program that polls (`intrinsics.pause`) lets the
+others go on, as they do on a GPU.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import triton
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime import interpreter as triton_interpreter
+from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 _interpreted: dict[JITFunction, InterpretedFunction] = {}
@@ -35,6 +45,14 @@ def enable() -> None:
     triton.knobs.runtime.interpret = True
     JITFunction.run = _run
     JITFunction.__call__ = _call
+    GridExecutor.__call__ = _run_grid
+
+
+def let_others_run() -> None:
+    """Give the turn to the grid's next program, and to other processes."""
+    os.sched_yield()
+    if _running is not None:
+        _running.next_turn()
 
 
 def _as_interpreted(kernel: JITFunction) -> InterpretedFunction:
@@ -49,3 +67,57 @@ def _run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
 
 def _call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
     return _as_interpreted(self)(*args, **kwargs)
+
+
+class _Grid:
+    """The programs of one launch, each a greenlet. One runs until it ends or polls; then it is the next one's turn."""
+
+    def __init__(self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...]) -> None:
+        import greenlet  # here, not above: a machine with GPUs can do without it
+
+        self._scheduler = greenlet.getcurrent()
+        self._waiting = [
+            (index, greenlet.greenlet(lambda: fn(**arguments))) for index in itertools.product(*map(range, shape))
+        ]
+
+    def run(self) -> None:
+        builder = triton_interpreter.interpreter_builder
+        while self._waiting:
+            for index, program in self._waiting:
+                builder.set_grid_idx(*index)
+                program.switch()  # raises what the program raises
+            self._waiting = [(index, program) for index, program in self._waiting if not program.dead]
+
+    def next_turn(self) -> None:
+        self._scheduler.switch()
+
+
+_running: _Grid | None = None
+
+
+def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
+    """Stand in for `GridExecutor.__call__`: the same steps, but the programs take turns."""
+    global _running
+    kwargs = {name: value for name, value in kwargs.items() if name in self.arg_names}  # without num_warps and the like
+    host_args, host_kwargs = self._init_args_hst(args, kwargs)
+    for hook in self.pre_run_hooks:
+        hook(*host_args, **host_kwargs)
+    scope = triton_interpreter._patch_lang(self.fn)
+    outer = _running
+    try:
+        arguments = inspect.getcallargs(self.fn, *host_args, **host_kwargs)
+        arguments = {
+            name: value if name in self.constexprs else triton_interpreter._implicit_cvt(value)
+            for name, value in arguments.items()
+        }
+        shape = self.grid(arguments) if callable(self.grid) else self.grid
+        shape = (*shape, 1, 1)[:3]
+        triton_interpreter.interpreter_builder.set_grid_dim(*shape)
+        _running = _Grid(self.fn, arguments, shape)
+        _running.run()
+    except Exception as error:
+        raise InterpreterError(repr(error)) from error
+    finally:
+        _running = outer
+        scope.restore()
+    self._restore_args_dev(args, host_args, kwargs, host_kwargs)

@@ -6,7 +6,6 @@ two apart, with no flag for a caller to get wrong.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -58,6 +57,8 @@ def clock_ns(_semantic: Any = None) -> Any:
 
 @_also_interpreted
 def pause(_semantic: Any = None) -> None:
-    """Let other ranks run while this one polls. Compiled, it is nothing: the poll's own latency paces the loop."""
+    """Let others run while this program polls. Compiled, it is nothing: the poll's own latency paces the loop."""
     if _semantic is None:
-        os.sched_yield()
+        from .interpreter import let_others_run
+
+        let_others_run()
