@@ -24,7 +24,7 @@ from .device import (
     translate,
 )
 from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .intrinsics import clock_ns, interpreted, pause
+from .intrinsics import clock_ns, fence_before_descriptor_loads, interpreted, pause
 from .launcher import RankError, RankPool, launch
 from .sync import barrier, signal, wait
 
@@ -48,6 +48,7 @@ __all__ = [
     "barrier",
     "clock_ns",
     "copy",
+    "fence_before_descriptor_loads",
     "get",
     "interpreted",
     "iris",

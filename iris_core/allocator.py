@@ -25,10 +25,12 @@ class OffsetAllocator:
 
     @property
     def used_bytes(self) -> int:
+        """What is handed out, rounded up to the alignment."""
         return sum(self._used.values())
 
     @property
     def free_bytes(self) -> int:
+        """What is left, in however many ranges."""
         return sum(self._free.values())
 
     @property

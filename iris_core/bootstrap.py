@@ -12,6 +12,7 @@ from .host_group import HostGroup, random_address
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 DEFAULT_TIMEOUT_S = 30.0
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,19 @@ def timeout_s() -> float:
     return value
 
 
+def asked_device(device: str) -> str:
+    """Return the device to use: `device`, or what ``IRIS_DEVICE`` says where that is "auto".
+
+    Raises:
+        ValueError: it is not a device we know.
+    """
+    asked = os.environ.get("IRIS_DEVICE", "auto") if device == "auto" else device
+    if asked not in DEVICES:
+        where = "" if device == asked else " (from IRIS_DEVICE)"
+        raise ValueError(f"unknown device {asked!r}{where}; known devices: {', '.join(DEVICES)}")
+    return asked
+
+
 def find_origin() -> Origin:
     """Return this process's place: from `launch`, torch.distributed, torchrun, mpirun, or alone, in that order.
 
@@ -78,8 +92,11 @@ def find_origin() -> Origin:
 
 
 def connect(origin: Origin) -> HostGroup:
-    """Connect the ranks of one host."""
-    return HostGroup(origin.rank, origin.world_size, origin.address, timeout_s=timeout_s())
+    """Connect the ranks of one host.
+
+    The host waits twice as long as a kernel: where a peer's kernel waits in vain, its report comes first.
+    """
+    return HostGroup(origin.rank, origin.world_size, origin.address, timeout_s=2 * timeout_s())
 
 
 _stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context

@@ -20,7 +20,6 @@ from .kernels import barrier_kernel
 from .watchdog import Watchdog
 
 DEFAULT_HEAP_SIZE = 1 << 30
-DEVICES = ("auto", "cpu", "cuda")
 
 _open_context: Context | None = None
 
@@ -55,7 +54,7 @@ class Context(HeapTensors):
             self.backend = make_backend(name, index)
         self._check_devices_differ()
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
-        self.watchdog = Watchdog(self.heap, self.backend, rank=self.get_rank(), timeout_s=self.group.timeout_s)
+        self.watchdog = Watchdog(self.heap, self.backend, rank=self.get_rank(), timeout_s=bootstrap.timeout_s())
         self._barrier_state = self.zeros(self.get_num_ranks() + 1, dtype=torch.int64)
         self.watchdog.watch(self._barrier_state, lambda peer: f"rank {peer} at a device barrier")
         self.barrier()
@@ -271,8 +270,7 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto") -> Context:
     global _open_context
     if _open_context is not None:
         raise RuntimeError("this process has a context already; close() it before making another")
-    if device not in DEVICES:
-        raise ValueError(f"unknown device {device!r}; known devices: {', '.join(DEVICES)}")
+    bootstrap.asked_device(device)
     if not isinstance(heap_size, int) or heap_size <= 0:
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
     _open_context = Context(heap_size, device)
@@ -280,8 +278,7 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto") -> Context:
 
 
 def _choose_backend(device: str, origin: bootstrap.Origin) -> tuple[str, int]:
-    if device == "auto":
-        device = os.environ.get("IRIS_DEVICE", "auto")
+    device = bootstrap.asked_device(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() and not interpreter.is_enabled() else "cpu"
     if device == "cpu":

@@ -99,7 +99,13 @@ class HostGroup:
         except Exception as error:
             failure = error
         said = None if failure is None else [type(failure).__name__, str(failure)]
-        failures = [(peer, answer) for peer, answer in enumerate(self.all_gather(said)) if answer]
+        try:
+            answers = self.all_gather(said)
+        except PeerError:
+            if failure is not None:  # it says more than that a peer has given up waiting for this rank
+                raise failure from None
+            raise
+        failures = [(peer, answer) for peer, answer in enumerate(answers) if answer]
         if failure is not None:
             raise failure
         if failures:

@@ -23,7 +23,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-_interpreted: dict[JITFunction, InterpretedFunction] = {}
+_interpreted: dict[int, InterpretedFunction] = {}  # by identity: a kernel's own hash reads the source of all it calls
 
 
 def is_enabled() -> bool:
@@ -56,9 +56,9 @@ def let_others_run() -> None:
 
 
 def _as_interpreted(kernel: JITFunction) -> InterpretedFunction:
-    if kernel not in _interpreted:
-        _interpreted[kernel] = InterpretedFunction(kernel.fn)
-    return _interpreted[kernel]
+    if id(kernel) not in _interpreted:
+        _interpreted[id(kernel)] = InterpretedFunction(kernel.fn)
+    return _interpreted[id(kernel)]
 
 
 def _run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -55,6 +55,32 @@ def clock_ns(_semantic: Any = None) -> Any:
     return _device_clock_ns(_semantic=_semantic)
 
 
+@builtin
+def _fence_proxy(_semantic: Any = None) -> None:
+    options = _semantic.builder.options
+    if options.backend_name == "cuda" and int(options.arch.removeprefix("sm")) >= 90:
+        inline_asm_elementwise(
+            "fence.proxy.async.global; mov.u32 $0, 0;",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+            _semantic=_semantic,
+        )
+
+
+@_also_interpreted
+def fence_before_descriptor_loads(_semantic: Any = None) -> None:
+    """Let later loads by tensor descriptor see what this program has acquired.
+
+    They go through the async proxy, which an acquire does not order (PTX ISA, "Async proxy"). Where there is no such
+    proxy, nothing.
+    """
+    if _semantic is not None:
+        _fence_proxy(_semantic=_semantic)
+
+
 @_also_interpreted
 def pause(_semantic: Any = None) -> None:
     """Let others run while this program polls. Compiled, it is nothing: the poll's own latency paces the loop."""

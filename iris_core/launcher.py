@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from . import bootstrap
-from .context import DEVICES
 from .errors import PeerError
 from .host_group import random_address
 
@@ -155,8 +154,7 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
 
 
 def _checked_device(world_size: int, device: str) -> str:
-    if device not in DEVICES:
-        raise ValueError(f"unknown device {device!r}; known devices: {', '.join(DEVICES)}")
+    device = bootstrap.asked_device(device)
     if not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size is {world_size!r}; it takes a positive number of ranks")
     gpus = torch.cuda.device_count()

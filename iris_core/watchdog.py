@@ -48,6 +48,7 @@ class Watchdog:
         self.words[WATCHDOG_ABORT.value] = 0
         self.words[WATCHDOG_REPORT_ADDRESS.value] = self._reports.data_ptr()
         self._regions: list[_Region] = []
+        self._peers_told = False
 
     def watch(self, flags: torch.Tensor, describe: Callable[[int], str]) -> None:
         """Name the words of `flags` for reports: ``describe(i)`` says what element i stands for."""
@@ -59,15 +60,19 @@ class Watchdog:
         self._regions = [region for region in self._regions if region.start != flags.data_ptr()]
 
     def check(self) -> None:
-        """Raise if a wait of this rank has failed.
+        """Raise if a wait of this rank has failed, and make the peers' waits give up.
 
         Raises:
             TimeoutError: what waited for what, how long, and what it saw.
         """
-        if self._reports[0] != 0:
-            raise TimeoutError(self._message())
+        if self._reports[0] == 0:
+            return
+        if not self._peers_told:
+            self._peers_told = True
+            self._abort_peers()
+        raise TimeoutError(self._message())
 
-    def abort_peers(self) -> None:
+    def _abort_peers(self) -> None:
         """Make every wait of the other ranks give up: this rank will not go on."""
         words = self._heap.peer_view(self.words)
         for peer in range(len(words)):

@@ -30,4 +30,5 @@ class Sync(Enum):
     STREAM_ORDER = "stream order"
     NONE = "nothing"
     TILE_FLAG = "a flag a tile"
+    SHARD_COUNTER = "a counter a shard"
     PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"

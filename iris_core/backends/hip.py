@@ -50,6 +50,8 @@ class HipBackend(VmmBackend):
     """See `VmmBackend`."""
 
     name = "hip"
+    # Triton takes it that 32-bit offsets reach all of a tensor below 2 GiB, and would cut off the distance to a peer.
+    smallest_window = 1 << 31
 
     def __init__(self, device_index: int) -> None:
         if torch.version.hip is None or not torch.cuda.is_available():

@@ -21,6 +21,8 @@ from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
 class VmmBackend(Backend):
     """A GPU's memory through virtual-memory calls; a subclass names the calls."""
 
+    smallest_window = 0  # bytes of addresses, of which only the heaps have memory behind them
+
     def __init__(self, device_index: int) -> None:
         self.device = torch.device("cuda", device_index)
         torch.cuda.set_device(self.device)
@@ -28,6 +30,7 @@ class VmmBackend(Backend):
         self._handles: list[Any] = []
         self._base = 0
         self._stride = 0
+        self._window_size = 0
 
     def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
         granularity = max(self._granularity(), STRIDE_ALIGNMENT)
@@ -40,13 +43,14 @@ class VmmBackend(Backend):
         with group.together("map the peers' heaps"):
             self._handles = [own if peer == group.rank else self._import(fd) for peer, fd in enumerate(fds)]
             self._stride = stride
-            self._base = self._reserve(stride * group.world_size, granularity)
+            self._window_size = max(stride * group.world_size, self.smallest_window)
+            self._base = self._reserve(self._window_size, granularity)
             for peer, handle in enumerate(self._handles):
                 self._map(self._base + peer * stride, stride, handle)
             self._open_access(self._base, stride * group.world_size)
         for fd in fds:
             os.close(fd)
-        window = torch.as_tensor(_Exported(self._base, stride * group.world_size), device=self.device)
+        window = torch.as_tensor(_Exported(self._base, self._window_size), device=self.device)
         return window, stride
 
     def close_window(self) -> None:
@@ -55,7 +59,7 @@ class VmmBackend(Backend):
             self._unmap(self._base + peer * self._stride, self._stride)
             self._release(handle)
         if self._handles:
-            self._free_range(self._base, self._stride * len(self._handles))
+            self._free_range(self._base, self._window_size)
         self._handles = []
 
     def synchronize(self) -> None:
