@@ -91,9 +91,10 @@ def default_config(
     if arch == "cpu":
         return GemmConfig(32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, panels=2, descriptors=False)
     comm_sms = max(1, num_sms // _COMM_SHARE)
-    if dtype == torch.float32:  # exact fp32 products run on the ordinary cores: small tiles, in registers
-        return GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
     is_amd = arch.startswith("gfx")
+    if dtype == torch.float32:  # exact fp32 products run on the ordinary cores: small tiles, in registers
+        config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
+        return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if splits_sms else num_sms
     block_m, block_n = _quickest_tile(m, n, compute_sms, largest_n=128 if is_amd else 256)
     config = GemmConfig(
@@ -106,9 +107,16 @@ def default_config(
         comm_sms=comm_sms,
         comm_rows=32,
     )
+    config = replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     if is_amd:
         return replace(config, num_stages=2, descriptors=False)
     return replace(config, descriptors=int(arch.removeprefix("sm_")) >= 90)
+
+
+def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:
+    """Return so many warps, 16 at most, that a thread moves 16 bytes of a chunk or more: narrower stores are slower."""
+    warp_bytes = 16 * (64 if is_amd else 32)
+    return max(1, min(16, config.comm_rows * config.block_n * dtype.itemsize // warp_bytes))
 
 
 def _quickest_tile(m: int, n: int, compute_sms: int, *, largest_n: int) -> tuple[int, int]:

@@ -2,6 +2,9 @@
 
 A tile is named by its first row and column; operands are read through tensor descriptors (TMA) or pointers. Sizes need
 not divide anything: descriptors fill with zeros past the end, pointers are masked.
+
+A loop over tiles says ``num_stages=1``. The main loop inside is what Triton should pipeline; where k is one constant
+step it vanishes, and the loop over tiles would be pipelined in its place, its loads moved above its waits (Triton 3.6).
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import triton
 import triton.language as tl
 
 from iris_core import interpreted, translate
+
+from .arguments import Block
 
 # How operands are read. B's contiguous dimension decides the shape of its descriptor's block.
 POINTERS = tl.constexpr(0)
@@ -36,8 +41,17 @@ def tile_origin(tile, block, TILE: tl.constexpr):
 
 
 @triton.jit
-def matmul_tile(a, b, gemm, block, row, col, TILE: tl.constexpr):
-    """Return one tile of A @ B, fp32 (BLOCK_M, BLOCK_N), summed over the whole of k."""
+def rows_of_block(block, start, stop):
+    """Return the rows from `start` and without `stop` of a block, as a block."""
+    return Block(block.c_ptr + tl.cast(start, tl.int64) * block.stride_cm, stop - start, block.n, block.stride_cm)
+
+
+@triton.jit
+def matmul_tile(a, b, gemm, block, row, col, a_row, TILE: tl.constexpr):
+    """Return the tile of A @ B that starts at (row, col) of a block, fp32 (BLOCK_M, BLOCK_N), summed over all of k.
+
+    `a_row` is the row of A that belongs to the block's row `row`.
+    """
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     BLOCK_K: tl.constexpr = TILE.BLOCK_K
@@ -46,7 +60,7 @@ def matmul_tile(a, b, gemm, block, row, col, TILE: tl.constexpr):
         rows = row + tl.arange(0, BLOCK_M)
         cols = col + tl.arange(0, BLOCK_N)
         ks = tl.arange(0, BLOCK_K)
-        a_ptrs = a + rows.to(tl.int64)[:, None] * gemm.stride_am + ks[None, :] * gemm.stride_ak
+        a_ptrs = a + (a_row - row + rows).to(tl.int64)[:, None] * gemm.stride_am + ks[None, :] * gemm.stride_ak
         b_ptrs = b + ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
         for start in range(0, gemm.k, BLOCK_K):
             in_k = ks < gemm.k - start
@@ -57,7 +71,7 @@ def matmul_tile(a, b, gemm, block, row, col, TILE: tl.constexpr):
             b_ptrs += BLOCK_K * gemm.stride_bk
     else:
         for start in range(0, gemm.k, BLOCK_K):
-            a_tile = a.load([row, start])
+            a_tile = a.load([a_row, start])
             if TILE.LOADS == DESCRIPTORS_B_NK:
                 b_tile = b.load([col, start]).T
             else:
@@ -75,7 +89,8 @@ def _dot(a, b, acc):
 
 
 @triton.jit
-def _rounded(acc, dtype: tl.constexpr):
+def rounded(acc, dtype: tl.constexpr):
+    """Return a sum in the output's dtype, rounded to nearest even."""
     if interpreted() and dtype == tl.bfloat16:  # the interpreter truncates; round to nearest even, as hardware does
         bits = acc.to(tl.uint32, bitcast=True)
         nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -110,7 +125,7 @@ def _store_part(
     COLS: tl.constexpr,
 ):
     offsets, mask = part_offsets(block, row, col, ROWS, COLS)
-    value = _rounded(acc, block.c_ptr.dtype.element_ty)
+    value = rounded(acc, block.c_ptr.dtype.element_ty)
     tl.store(block.c_ptr + offsets, value, mask=mask)
     for distance in tl.static_range(1, DESTINATIONS):
         # The scalar base is translated, once a peer: a block of translated pointers costs registers.

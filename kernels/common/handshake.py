@@ -5,9 +5,11 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 | words | written by | meaning |
 |---|---|---|
 | ready[peer] | `peer`, as its call starts | the last call in which `peer`'s output may be overwritten |
-| done[peer] | `peer`, after all it stores in a call | the last call of which `peer`'s data has arrived here |
+| done[peer] | `peer`, after all it stores in a call | the last call of which `peer`'s data has arrived here¹ |
 | epoch | the last program of a call | calls completed |
 | arrivals | every program that takes part in `finish` | programs finished, over all calls |
+
+¹ Or, where data is announced in parts, how many parts have arrived over all calls.
 
 The call's number is read from the device, so a captured graph can be replayed. A rank that finishes call e has seen
 every peer's done[e]: nobody is ever two calls ahead.
@@ -60,21 +62,41 @@ def current_call(peers, WORLD_SIZE: tl.constexpr):
 def wait_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
     """Wait until every peer's output may be overwritten. Before a program's first store to a peer."""
     for distance in tl.static_range(1, WORLD_SIZE):
-        wait(peers.state_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
+        wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
+
+
+@triton.jit
+def wait_ready_of(peers, peer, epoch):
+    """Wait until one peer is ready."""
+    wait(peers.state_ptr + peer, epoch, peers.watchdog_ptr)
+
+
+@triton.jit
+def announce_part(peers, peer, WORLD_SIZE: tl.constexpr):
+    """Count one more part of this rank's data at `peer`, whose done[rank] then counts parts over all calls.
+
+    Edge: this program's stores to the peer happen before what follows the peer's `wait_parts`.
+    """
+    tl.debug_barrier()  # the release is one thread's
+    counter_ptr = translate(peers.state_ptr + WORLD_SIZE, peers.rank, peer, peers.heap_bases) + peers.rank
+    tl.atomic_add(counter_ptr, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_parts(peers, peer, count, WORLD_SIZE: tl.constexpr):
+    """Wait until `peer` has announced `count` parts, over all calls."""
+    wait(peers.state_ptr + WORLD_SIZE + peer, count, peers.watchdog_ptr)
 
 
 @triton.jit
 def finish_call(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
-    """End a program's part in the call; the last of `num_programs` ends the call.
+    """End a program's part in the call; the last of `num_programs` ends the call when every peer's data has arrived.
 
     Every program's stores are released to the last one, which releases them to the peers and waits for theirs: when it
     is through, this rank's output is complete. `num_programs` counts every program that calls this in one call, over
     all kernels, and is the same in every call of an operator.
     """
-    tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
-    # Acquire-release over the system: collects the other programs' stores to peers, for the releases below.
-    arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="acq_rel", scope="sys") + 1
-    if arrived == epoch * num_programs:
+    if _is_last(peers, epoch, num_programs, WORLD_SIZE):
         done_ptr = peers.state_ptr + WORLD_SIZE
         for distance in tl.static_range(1, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
@@ -82,3 +104,18 @@ def finish_call(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
         for distance in tl.static_range(1, WORLD_SIZE):
             wait(done_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
         tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+
+
+@triton.jit
+def finish_after_arrivals(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
+    """As `finish_call`, for operators whose programs have awaited all the peers' data themselves."""
+    if _is_last(peers, epoch, num_programs, WORLD_SIZE):
+        tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+
+
+@triton.jit
+def _is_last(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
+    tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
+    # Acquire-release over the system: collects the other programs' stores to peers, for the last one to release.
+    arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="acq_rel", scope="sys") + 1
+    return arrived == epoch * num_programs

@@ -134,22 +134,35 @@ class FusedOperator(Operator[P]):
 
     def _open(self) -> None:
         world_size = self.problem.world_size
-        self._state = self.ctx.zeros(state_words(world_size), dtype=torch.int64)
+        self._buffers: list[torch.Tensor] = []  # on the heap
+        self._watched: list[torch.Tensor] = []  # elsewhere
         try:
-            self.output = self.ctx.zeros(self._output_shape(), dtype=self.problem.dtype)
+            self._state = self._on_heap((state_words(world_size),), torch.int64)
+            self._open_buffers()
         except HeapExhausted:
-            self.ctx.free(self._state)
+            self._free_buffers()
             raise
         self.ctx.watchdog.watch(self._state, lambda word: f"{self}: {describe_state(world_size, word)}")
 
     @abstractmethod
-    def _output_shape(self) -> tuple[int, int]: ...
+    def _open_buffers(self) -> None:
+        """Make `output`, and whatever else the calls need."""
 
     def close(self) -> None:
         self.ctx.barrier()
-        self.ctx.watchdog.unwatch(self._state)
-        self.ctx.free(self._state)
-        self.ctx.free(self.output)
+        self._free_buffers()
+
+    def _on_heap(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a zeroed heap buffer that ends with this operator."""
+        self._buffers.append(self.ctx.zeros(shape, dtype=dtype))
+        return self._buffers[-1]
+
+    def _free_buffers(self) -> None:
+        for flags in [*self._buffers, *self._watched]:
+            self.ctx.watchdog.unwatch(flags)
+        for buffer in self._buffers:
+            self.ctx.free(buffer)
+        self._buffers, self._watched = [], []
 
     def _run(self, kernel: Any, num_programs: int, *, num_warps: int | None = None, **arguments: Any) -> None:
         """Queue a kernel; `num_warps` where it is not the compute kernels'."""
@@ -160,6 +173,7 @@ class FusedOperator(Operator[P]):
         """Return zeroed words that only this rank's kernels use, named in the report of a failed wait."""
         flags = torch.zeros(max(count, 1), dtype=dtype, device=self.ctx.get_device())
         self.ctx.watchdog.watch(flags, lambda word: f"{self}: {what} {word} of this rank")
+        self._watched.append(flags)
         return flags
 
     def _peers(self) -> Peers:
@@ -171,25 +185,36 @@ class FusedOperator(Operator[P]):
         config = self.config
         return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
 
-    def _gemm(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
-        """Return what the main loop takes; operands as descriptors where they can be, else as pointers."""
-        loads, a_operand, b_operand = _operands(a, b, self.config)
-        self.config = replace(self.config, descriptors=loads != POINTERS.value)  # reports show what ran
+    def _main_loop(self, a: torch.Tensor, b: torch.Tensor, gathered: torch.Tensor | None = None) -> dict[str, Any]:
+        """Return what the main loop takes: operands as descriptors if all of them can be, else as pointers.
+
+        `gathered` is a second A of the same width, for kernels that read from two places.
+        """
+        config = self.config
+        operands = {"a": a, "b": b} | ({} if gathered is None else {"gathered": gathered})
+        loads = _loads(operands) if config.descriptors else POINTERS.value
+        if loads != POINTERS.value:
+            operands = {name: _descriptor(name, matrix, loads, config) for name, matrix in operands.items()}
+        self.config = replace(config, descriptors=loads != POINTERS.value)  # reports show what ran
         gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))
-        return {"a": a_operand, "b": b_operand, "gemm": gemm, "TILE": self._tile(loads)}
+        return {**operands, "gemm": gemm, "TILE": self._tile(loads)}
 
 
-def _operands(a: torch.Tensor, b: torch.Tensor, config: GemmConfig) -> tuple[int, Any, Any]:
-    if config.descriptors and _describable(a):
-        if _describable(b.t()):
-            loads, b_matrix, block = DESCRIPTORS_B_NK.value, b.t(), [config.block_n, config.block_k]
-        elif _describable(b):
-            loads, b_matrix, block = DESCRIPTORS_B_KN.value, b, [config.block_k, config.block_n]
-        else:
-            return POINTERS.value, a, b
-        a_descriptor = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
-        return loads, a_descriptor, TensorDescriptor.from_tensor(b_matrix, block)
-    return POINTERS.value, a, b
+def _loads(operands: dict[str, torch.Tensor]) -> int:
+    """Return how these operands can be read."""
+    if not all(_describable(matrix) for name, matrix in operands.items() if name != "b"):
+        return POINTERS.value
+    if _describable(operands["b"].t()):
+        return DESCRIPTORS_B_NK.value
+    return DESCRIPTORS_B_KN.value if _describable(operands["b"]) else POINTERS.value
+
+
+def _descriptor(name: str, matrix: torch.Tensor, loads: int, config: GemmConfig) -> TensorDescriptor:
+    if name != "b":
+        return TensorDescriptor.from_tensor(matrix, [config.block_m, config.block_k])
+    if loads == DESCRIPTORS_B_NK.value:
+        return TensorDescriptor.from_tensor(matrix.t(), [config.block_n, config.block_k])
+    return TensorDescriptor.from_tensor(matrix, [config.block_k, config.block_n])
 
 
 def _describable(matrix: torch.Tensor) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import Self
 
 from .config import DTYPES
+
+Shapes = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,19 @@ class Problem(ABC):
     @abstractmethod
     def b_shape(self, rank: int) -> tuple[int, int]:
         """Shape of B on a rank."""
+
+    @classmethod
+    @abstractmethod
+    def from_shapes(cls, a_shapes: Shapes, b_shapes: Shapes, dtype: torch.dtype) -> Self:
+        """Return the problem whose shards these are; sizes are added up where the family cuts them.
+
+        Args:
+            a_shapes, b_shapes: every rank's operands' shapes, by rank.
+            dtype: the operands'.
+
+        Raises:
+            ValueError: a size or the dtype is not supported. Whether the shards fit is for the caller to check.
+        """
 
     def ideal_us(self, *, gemm_us: float, link_gbps: float) -> float:
         """Return the time of a perfect overlap in µs: whichever is longer, the GEMM alone or the bytes on the link.

@@ -51,8 +51,8 @@ class CopyEngine(GemmAllScatter):
         """Rows of tiles of a panel."""
         return max(1, -(-self.problem.m // (config.block_m * config.panels)))
 
-    def _open(self) -> None:
-        super()._open()
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
         config = self.config
         self.config = replace(config, group_m=self._panel_tiles(config))  # a panel is a group of the tile order
         panel_rows = self.config.group_m * config.block_m

@@ -17,24 +17,16 @@ import torch.distributed as dist
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.config import GemmConfig
-from ..common.operator import Operator
+from ..common.library import LibraryOperator, all_gather_single
 from .operator import FAMILY
 from .problem import GemmAllScatterProblem
 
 
-class Library(Operator[GemmAllScatterProblem]):
+class Library(LibraryOperator[GemmAllScatterProblem]):
     """See the module."""
 
     family = FAMILY
     variant = "library"
-
-    @classmethod
-    def unsupported_reason(cls, problem: GemmAllScatterProblem, config: GemmConfig | None) -> str | None:
-        return "it runs the vendor's kernels and takes no configuration" if config else None
-
-    def default_config(self) -> None:
-        return None
 
     def _open(self) -> None:
         problem, device = self.problem, self.ctx.get_device()
@@ -48,7 +40,7 @@ class Library(Operator[GemmAllScatterProblem]):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._multiply(a, b)
-        dist.all_gather_into_tensor(self._blocks.view(-1, self._columns), self._own, group=self._group)
+        all_gather_single(self._blocks.view(-1, self._columns), self._own, group=self._group)
         return self._blocks
 
     def as_matrix(self, output: torch.Tensor) -> torch.Tensor:

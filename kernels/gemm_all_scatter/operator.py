@@ -30,21 +30,18 @@ class GemmAllScatter(FusedOperator[GemmAllScatterProblem]):
             splits_sms=self.splits_sms,
         )
 
-    def _open(self) -> None:
-        super()._open()
-        m, n = self._output_shape()
+    def _open_buffers(self) -> None:
+        m, n = self.problem.m, self.problem.n
+        self.output = self._on_heap((m, n), self.problem.dtype)
         start, stop = self.problem.columns(self.rank)
         # A rank without columns would have an empty tensor here, whose address torch gives as null.
         corner = self.output[:, start:stop] if stop > start else self.output
         self._block = Block(corner, m, stop - start, n)  # what this rank computes
         self._num_tiles = -(-m // self.config.block_m) * -(-(stop - start) // self.config.block_n)
 
-    def _output_shape(self) -> tuple[int, int]:
-        return self.problem.m, self.problem.n
-
     def _compute_arguments(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return what a compute kernel takes."""
-        return {**self._gemm(a, b), **self._where()}
+        return {**self._main_loop(a, b), **self._where()}
 
     def _push_arguments(self) -> dict[str, Any]:
         """Return what a kernel that only pushes takes."""

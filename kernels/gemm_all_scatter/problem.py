@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..common.problem import Problem, shard_bounds
+import torch
+
+from ..common.problem import Problem, Shapes, shard_bounds
 
 
 @dataclass(frozen=True)
@@ -13,6 +15,12 @@ class GemmAllScatterProblem(Problem):
 
     A rank computes its block of columns of C and every rank receives it.
     """
+
+    @classmethod
+    def from_shapes(cls, a_shapes: Shapes, b_shapes: Shapes, dtype: torch.dtype) -> GemmAllScatterProblem:
+        """See `Problem.from_shapes`: the blocks of columns add up."""
+        m, k = a_shapes[0]
+        return cls(m, sum(columns for _, columns in b_shapes), k, len(a_shapes), dtype)
 
     def columns(self, rank: int) -> tuple[int, int]:
         """Return which columns of C, from and without, a rank computes."""

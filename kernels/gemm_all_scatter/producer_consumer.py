@@ -47,8 +47,8 @@ class ProducerConsumer(GemmAllScatter):
     variant = "producer_consumer"
     splits_sms = True
 
-    def _open(self) -> None:
-        super()._open()
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
         self._flags = self._local_flags(self._num_tiles, "tile")
         self._push_stream = self.ctx.make_stream()
 

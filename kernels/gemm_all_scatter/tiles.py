@@ -41,9 +41,9 @@ def compute_tiles(
     Peers' readiness is awaited once, after the first tile, off the critical path: before the first store to a peer, or
     before the first announcement that lets a copy engine store there.
     """
-    for tile in tl.range(first, num_tiles(block, TILE), step):
+    for tile in tl.range(first, num_tiles(block, TILE), step, num_stages=1):
         row, col = tile_origin(tile, block, TILE)
-        acc = matmul_tile(a, b, gemm, block, row, col, TILE)
+        acc = matmul_tile(a, b, gemm, block, row, col, row, TILE)
         if DESTINATIONS > 1 or ANNOUNCE == ANNOUNCE_PANEL:
             if tile == first:
                 wait_ready(peers, epoch, WORLD_SIZE)

@@ -56,8 +56,8 @@ class WorkgroupSpecialized(GemmAllScatter):
     variant = "workgroup_specialized"
     splits_sms = True
 
-    def _open(self) -> None:
-        super()._open()
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
         self._flags = self._local_flags(self._num_tiles, "tile")
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""Operators on demand: from operands alone, made at the first call with their shapes and kept with the context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from iris_core import Context
+from overlap_taxonomy import get_variant
+
+from .config import GemmConfig
+from .operator import Operator
+from .problem import Problem
+
+
+def operator_for(
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    family: str,
+    variant: str,
+    problem_type: type[Problem],
+    config: GemmConfig | None = None,
+    **options: Any,
+) -> Operator[Any]:
+    """Return the context's operator for these operands; the first time, make it, which is collective.
+
+    Raises:
+        ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what it cannot do.
+        HeapExhausted: the heap has no room for the operator's buffers.
+    """
+    key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, config, tuple(sorted(options.items())))
+    if key not in ctx.operators:
+        with ctx.group.together(f"make {family}/{variant}"):
+            build = get_variant(family, variant).build
+            _check_matrices(a, b)
+        ctx.operators[key] = build(ctx, _problem(ctx, a, b, problem_type), config, **options)
+    return ctx.operators[key]
+
+
+def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    for name, tensor in (("A", a), ("B", b)):
+        if tensor.ndim != 2:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}; it must be a matrix")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
+
+
+def _problem(ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem]) -> Problem:
+    ctx.agree("A's dtype", str(a.dtype))
+    shapes = ctx.group.all_gather([list(a.shape), list(b.shape)])
+    a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]
+    problem = problem_type.from_shapes(a_shapes, b_shapes, a.dtype)
+    for name, given, expected_of in (("A", a_shapes, problem.a_shape), ("B", b_shapes, problem.b_shape)):
+        expected = [list(expected_of(rank)) for rank in range(problem.world_size)]
+        if given != expected:
+            raise ValueError(
+                f"the ranks' {name} are {given}; for M={problem.m}, N={problem.n}, K={problem.k} over "
+                f"{problem.world_size} ranks they must be {expected}, as torch.chunk cuts them"
+            )
+    return problem

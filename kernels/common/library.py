@@ -1,0 +1,28 @@
+"""What the baselines share: operators of vendor calls, which take no configuration of ours."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from .config import GemmConfig
+from .operator import Operator
+from .problem import Problem
+
+# torch 2.13 renamed the single-tensor collectives and warns about the old names; 2.11 has only those.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+P = TypeVar("P", bound=Problem)
+
+
+class LibraryOperator(Operator[P]):
+    """An operator that runs the vendor's kernels."""
+
+    @classmethod
+    def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
+        return "it runs the vendor's kernels and takes no configuration" if config else None
+
+    def default_config(self) -> None:
+        return None
