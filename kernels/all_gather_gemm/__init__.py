@@ -1,0 +1,85 @@
+"""All-gather + GEMM: A (m/W, k) and B (k, n/W) a shard a rank, C (m, n/W) this rank's columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from iris_core import Context
+from overlap_taxonomy import register
+
+from ..common.config import GemmConfig
+from ..common.functional import operator_for
+from . import (
+    bulk_synchronous,
+    copy_engine,
+    fused_sequential,
+    library,
+    producer_consumer,
+    workgroup_specialized,
+)
+from .operator import FAMILY
+from .problem import AllGatherGemmProblem
+from .reference import reference
+
+Problem = AllGatherGemmProblem
+
+for _variant in (
+    library.VARIANT,
+    bulk_synchronous.VARIANT,
+    producer_consumer.VARIANT,
+    fused_sequential.VARIANT,
+    workgroup_specialized.VARIANT,
+    copy_engine.VARIANT,
+):
+    register(_variant)
+
+
+def all_gather_gemm(
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    variant: str = "copy_engine",
+    config: GemmConfig | None = None,
+    return_gathered: bool = False,
+) -> Any:
+    """Return this rank's columns of A @ B, from a shard of A's rows and a block of B's columns on each rank.
+
+    The first call with a set of shapes makes an operator and keeps it with the context; that is collective, so all
+    ranks must make the same calls. The outputs are the operator's and are overwritten by the next call with the same
+    shapes: read them, in stream order, before.
+
+    Args:
+        ctx: the context.
+        a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16 or
+            fp32, on the context's device.
+        b: (k, this rank's columns), likewise cut by columns.
+        variant: the overlap pattern.
+        config: tunables; None for the defaults.
+        return_gathered: return all of A too, as training needs.
+
+    Returns:
+        C (m, this rank's columns), of a's dtype; with `return_gathered` the pair of C and A (m, k).
+
+    Raises:
+        ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
+            cannot do.
+        HeapExhausted: the heap has no room for the gathered A.
+    """
+    operator: Any = operator_for(
+        ctx,
+        a,
+        b,
+        family=FAMILY,
+        variant=variant,
+        problem_type=AllGatherGemmProblem,
+        config=config,
+        keep_gathered=return_gathered,
+    )
+    output = operator(a, b)
+    return (output, operator.gathered) if return_gathered else output
+
+
+__all__ = ["FAMILY", "Problem", "all_gather_gemm", "reference"]

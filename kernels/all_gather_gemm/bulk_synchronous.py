@@ -1,0 +1,60 @@
+"""All-gather + GEMM, one after the other: all SMs push this rank's shard to the peers, then a GEMM kernel multiplies.
+
+One stream. The push kernel ends the call's communication as GEMM + all-scatter does: its last program waits until every
+peer's shard has arrived, so the GEMM waits for nothing. The peers' next shards are held off by this rank's ready signal
+at the start of its next call, behind the GEMM in stream order. Pattern: arXiv 2511.12500, section 4 ("bulk
+synchronous").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, finish_call, wait_ready
+from .operator import FAMILY, AllGatherGemm
+from .shards import multiply_shards, push_shard
+
+
+@triton.jit
+def push_kernel(shard, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr):
+    """Push this rank's shard to every peer, and wait for theirs."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    wait_ready(peers, epoch, WORLD_SIZE)
+    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, False, ROWS, COLS, WORLD_SIZE)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+@triton.jit
+def gemm_kernel(
+    a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Multiply the gathered A."""
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    multiply_shards(pid, step, 0, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, 0, WORLD_SIZE, TILE)
+
+
+class BulkSynchronous(AllGatherGemm):
+    """See the module."""
+
+    variant = "bulk_synchronous"
+
+    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        config = self.config
+        self._run(push_kernel, config.num_sms, num_warps=config.comm_warps, **self._push_arguments(a))
+        self._run(gemm_kernel, config.num_sms, **self._multiply_arguments(a, b))
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=BulkSynchronous.variant,
+    arrangement=Arrangement.SEQUENTIAL_KERNELS,
+    agent=Agent.ALL_SMS,
+    sync=Sync.STREAM_ORDER,
+    summary="all SMs push the shard to the peers, then a GEMM kernel",
+    build=BulkSynchronous,
+    unsupported_reason=BulkSynchronous.unsupported_reason,
+)

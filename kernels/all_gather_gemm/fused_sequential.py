@@ -1,0 +1,91 @@
+"""All-gather + GEMM in one kernel: the program that computes a tile loads A from its owner, while it multiplies.
+
+Each rank's shard is copied to the heap first, where the peers read it; "ready" says that it is there, "done" that this
+rank has read all it needs, so the next call may overwrite the peers' shards. Nothing is gathered: every program that
+needs a part of A pulls it again, which costs link bandwidth once for every column of tiles. Pattern: arXiv 2511.12500,
+section 4 ("fused sequential").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import translate
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.config import GemmConfig
+from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
+from ..common.handshake import begin_call, finish_call, wait_ready_of
+from .operator import FAMILY, AllGatherGemm
+from .problem import AllGatherGemmProblem
+from .shards import rows_of_shard
+
+
+@triton.jit
+def fused_kernel(own_ptr, b, gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute this rank's columns of C from every rank's shard."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    one_shard = rows_of_block(block, 0, shard_rows)
+    tiles = num_tiles(one_shard, TILE)
+    for tile in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
+        shard = (peers.rank + tile // tiles) % WORLD_SIZE
+        row, col = tile_origin(tile % tiles, one_shard, TILE)
+        if shard != peers.rank:
+            wait_ready_of(peers, shard, epoch)
+        owner_ptr = translate(own_ptr, peers.rank, shard, peers.heap_bases)
+        rows = rows_of_shard(block, shard, shard_rows)
+        acc = matmul_tile(owner_ptr, b, gemm, rows, row, col, row, TILE)
+        store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class FusedSequential(AllGatherGemm):
+    """See the module."""
+
+    variant = "fused_sequential"
+
+    @classmethod
+    def unsupported_reason(cls, problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
+        if config and config.descriptors:
+            return "a peer's shard is read through pointers; the configuration must say descriptors=False"
+        return super().unsupported_reason(problem, config)
+
+    def default_config(self) -> GemmConfig:
+        return replace(super().default_config(), descriptors=False)
+
+    def _open_buffers(self) -> None:
+        if self.keep_gathered:
+            raise ValueError(f"{self} never gathers A; any other variant keeps it")
+        super()._open_buffers()
+        self._staged = self._on_heap((self.problem.a_shape(0)[0], self.problem.k), self.problem.dtype)
+
+    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self._staged[: a.shape[0]].copy_(a)
+        arguments: dict[str, Any] = self._main_loop(self._staged, b)
+        arguments["own_ptr"] = arguments.pop("a")
+        self._run(
+            fused_kernel,
+            self.config.num_sms,
+            **arguments,
+            block=self._block,
+            shard_rows=self._staged.shape[0],
+            peers=self._peers(),
+            WORLD_SIZE=self.problem.world_size,
+        )
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=FusedSequential.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.NONE,
+    summary="one kernel; each program loads its rows of A from their owner",
+    build=FusedSequential,
+    unsupported_reason=FusedSequential.unsupported_reason,
+)

@@ -1,0 +1,102 @@
+"""What the fused variants of all-gather + GEMM share on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from iris_core import Context
+
+from ..common.arguments import Block, Gemm
+from ..common.config import GemmConfig, default_config
+from ..common.operator import FusedOperator
+from .problem import AllGatherGemmProblem
+from .shards import Shard
+
+FAMILY = "all_gather_gemm"
+
+
+class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
+    """An operator whose output is this rank's columns of C.
+
+    Args:
+        ctx, problem, config: see `Operator`.
+        keep_gathered: complete `gathered`, the whole A (m, k), in every call; without it the rows of this rank, which
+            are read where the caller has them, are missing there.
+
+    Attributes:
+        gathered: A (m, k) on the heap, overwritten by the next call.
+    """
+
+    family = FAMILY
+    splits_sms = False  # whether some SMs only communicate
+
+    def __init__(
+        self,
+        ctx: Context,
+        problem: AllGatherGemmProblem,
+        config: GemmConfig | None = None,
+        *,
+        keep_gathered: bool = False,
+    ) -> None:
+        self.keep_gathered = keep_gathered
+        super().__init__(ctx, problem, config)
+
+    def default_config(self) -> GemmConfig:
+        return default_config(
+            self.ctx.get_arch(),
+            self.ctx.get_cu_count(),
+            m=self.problem.m,
+            n=self.problem.b_shape(0)[1],  # the largest block's, so that all ranks choose alike
+            dtype=self.problem.dtype,
+            splits_sms=self.splits_sms,
+        )
+
+    def _open_buffers(self) -> None:
+        problem = self.problem
+        self.gathered = self._on_heap((problem.m, problem.k), problem.dtype)
+        m, n = problem.c_shape(self.rank)
+        # A rank without columns still takes part: it computes nothing, into room for one column.
+        self._room = torch.zeros(m, max(n, 1), dtype=problem.dtype, device=self.ctx.get_device())
+        self.output = self._room[:, :n]
+        self._block = Block(self._room, m, n, self._room.stride(0))
+        self._own_rows = slice(*problem.rows(self.rank))
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self.keep_gathered:
+            self.gathered[self._own_rows].copy_(a)
+        self._overlap(a, b)
+        return self.output
+
+    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Queue the gather and the multiplication."""
+        raise NotImplementedError
+
+    def _multiply_arguments(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+        """Return what a kernel that multiplies takes."""
+        problem = self.problem
+        own = self._main_loop(a if a.shape[0] else self.gathered, b, self.gathered)
+        gathered_gemm = Gemm(problem.k, self.gathered.stride(0), 1, b.stride(0), b.stride(1))
+        return {
+            **own,
+            "gathered_gemm": gathered_gemm,
+            "block": self._block,
+            "shard_rows": problem.a_shape(0)[0],
+            "peers": self._peers(),
+            "WORLD_SIZE": problem.world_size,
+        }
+
+    def _push_arguments(self, a: torch.Tensor) -> dict[str, Any]:
+        """Return what a kernel that pushes this rank's shard takes."""
+        rows, columns = a.shape
+        source = a if a.numel() else self.gathered
+        destination = self.gathered[self._own_rows] if rows else self.gathered
+        shard = Shard(source, destination, rows, columns, a.stride(0), a.stride(1), self.gathered.stride(0))
+        return {
+            "shard": shard,
+            "peers": self._peers(),
+            "ROWS": self.config.comm_rows,
+            "COLS": self.config.block_n,
+            "WORLD_SIZE": self.problem.world_size,
+        }

@@ -1,0 +1,55 @@
+"""All-gather + GEMM: sizes, shards, work, and bytes on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..common.problem import Problem, Shapes, shard_bounds
+
+
+@dataclass(frozen=True)
+class AllGatherGemmProblem(Problem):
+    """C (m, n) = A (m, k) @ B (k, n): A is cut by rows, B and C by columns.
+
+    A rank gathers all of A and computes its block of columns of C.
+    """
+
+    @classmethod
+    def from_shapes(cls, a_shapes: Shapes, b_shapes: Shapes, dtype: torch.dtype) -> AllGatherGemmProblem:
+        """See `Problem.from_shapes`: A's shards of rows add up, and B's blocks of columns."""
+        m, n = sum(rows for rows, _ in a_shapes), sum(columns for _, columns in b_shapes)
+        return cls(m, n, a_shapes[0][1], len(a_shapes), dtype)
+
+    def rows(self, rank: int) -> tuple[int, int]:
+        """Return which rows of A, from and without, a rank holds."""
+        return shard_bounds(self.m, self.world_size, rank)
+
+    def columns(self, rank: int) -> tuple[int, int]:
+        """Return which columns of C, from and without, a rank computes."""
+        return shard_bounds(self.n, self.world_size, rank)
+
+    def a_shape(self, rank: int) -> tuple[int, int]:
+        """(the rank's rows, k)."""
+        start, stop = self.rows(rank)
+        return stop - start, self.k
+
+    def b_shape(self, rank: int) -> tuple[int, int]:
+        """(k, the rank's columns)."""
+        start, stop = self.columns(rank)
+        return self.k, stop - start
+
+    def c_shape(self, rank: int) -> tuple[int, int]:
+        """(m, the rank's columns)."""
+        return self.m, self.b_shape(rank)[1]
+
+    @property
+    def flops(self) -> int:
+        """Of rank 0, whose block is the largest."""
+        return 2 * self.m * self.b_shape(0)[1] * self.k
+
+    @property
+    def wire_bytes(self) -> int:
+        """What rank 0, whose shard is the largest, sends: its shard to every peer."""
+        return (self.world_size - 1) * self.a_shape(0)[0] * self.k * self.dtype.itemsize

@@ -1,0 +1,102 @@
+"""What the variants of all-gather + GEMM share: pushing this rank's shard of A, and multiplying shards as they arrive.
+
+Rank r multiplies its own shard first, read where the caller has it, then those of r+1, r+2, …. So a shard is needed
+first by the rank below, and is pushed in that order: to r-1, then r-2, …; all ranks push to different peers at once.
+
+A pushing program adds 1 to ``done[r]`` of a peer when its part of the shard is there. Over all calls that makes
+``calls * parts``, so nothing is reset.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from iris_core import fence_before_descriptor_loads, translate
+
+from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
+from ..common.handshake import announce_part, wait_parts
+
+
+class Shard(NamedTuple):
+    """This rank's (rows, columns) of A: where it is, and where it goes in every rank's gathered A."""
+
+    src_ptr: Any
+    dst_ptr: Any
+    rows: int
+    columns: int
+    stride_src_m: int
+    stride_src_k: int
+    stride_dst_m: int
+
+
+@triton.jit
+def push_shard(
+    first, step, shard, peers, ANNOUNCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+):
+    """Copy parts first, first + step, … of the shard to every peer, one peer after the other; ANNOUNCE each to it."""
+    parts_k = tl.cdiv(shard.columns, COLS)
+    num_parts = tl.cdiv(shard.rows, ROWS) * parts_k
+    for distance in tl.static_range(1, WORLD_SIZE):
+        peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
+        peer_ptr = translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases)
+        for part in range(first, num_parts, step):
+            rows = (part // parts_k) * ROWS + tl.arange(0, ROWS)
+            columns = (part % parts_k) * COLS + tl.arange(0, COLS)
+            mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
+            src = rows.to(tl.int64)[:, None] * shard.stride_src_m + columns[None, :] * shard.stride_src_k
+            dst = rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
+            tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
+        if ANNOUNCE:
+            announce_part(peers, peer, WORLD_SIZE)
+
+
+@triton.jit
+def multiply_shards(
+    first,
+    step,
+    epoch,
+    a,
+    b,
+    gemm,
+    gathered,
+    gathered_gemm,
+    block,
+    shard_rows,
+    peers,
+    PARTS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute tiles first, first + step, … of this rank's columns of C, shard after shard.
+
+    Every shard has as many tiles as the largest, `shard_rows` high; what reaches past its end is masked. With PARTS a
+    shard of a peer is awaited until so many parts of it have come in this call.
+    """
+    one_shard = rows_of_block(block, 0, shard_rows)
+    tiles = num_tiles(one_shard, TILE)
+    for tile in tl.range(first, tiles, step, num_stages=1):
+        row, col = tile_origin(tile, one_shard, TILE)
+        rows = rows_of_shard(block, peers.rank, shard_rows)
+        acc = matmul_tile(a, b, gemm, rows, row, col, row, TILE)
+        store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
+    # The first tile of this program after those of its own shard.
+    resumed = first + tl.cdiv(tl.maximum(tiles - first, 0), step) * step
+    for tile in tl.range(resumed, tiles * WORLD_SIZE, step, num_stages=1):
+        shard = (peers.rank + tile // tiles) % WORLD_SIZE
+        row, col = tile_origin(tile % tiles, one_shard, TILE)
+        if PARTS > 0:
+            wait_parts(peers, shard, epoch * PARTS, WORLD_SIZE)
+            fence_before_descriptor_loads()
+        rows = rows_of_shard(block, shard, shard_rows)
+        acc = matmul_tile(gathered, b, gathered_gemm, rows, row, col, shard * shard_rows + row, TILE)
+        store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def rows_of_shard(block, shard, shard_rows):
+    """Return the rows of C that a rank's shard of A gives."""
+    start = tl.minimum(shard * shard_rows, block.m)
+    return rows_of_block(block, start, tl.minimum(start + shard_rows, block.m))

@@ -1,0 +1,76 @@
+"""All-gather + GEMM in one kernel with two roles: some programs push this rank's shard, the others multiply.
+
+| program | does | waits for |
+|---|---|---|
+| 0 … comm_sms - 1 | pushes parts of this rank's shard to every peer | the peers' readiness |
+| the rest | multiplies its own shard, then each peer's | all parts of a peer's shard |
+
+Pushing programs have the lower numbers, so they are scheduled first: the peers wait for them. Pattern: arXiv
+2511.12500, section 4 ("workgroup specialization").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from .operator import FAMILY, AllGatherGemm
+from .shards import multiply_shards, push_shard
+
+
+@triton.jit
+def specialized_kernel(
+    a,
+    b,
+    gemm,
+    gathered,
+    gathered_gemm,
+    block,
+    shard_rows,
+    shard,
+    peers,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Push this rank's shard and multiply all shards, each in its own programs."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid = tl.program_id(0)
+    if pid < PARTS:
+        wait_ready(peers, epoch, WORLD_SIZE)
+        push_shard(pid, PARTS, shard, peers, True, ROWS, COLS, WORLD_SIZE)
+    else:
+        first, step = pid - PARTS, tl.num_programs(0) - PARTS
+        multiply_shards(
+            first, step, epoch, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, PARTS, WORLD_SIZE, TILE
+        )
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class WorkgroupSpecialized(AllGatherGemm):
+    """See the module."""
+
+    variant = "workgroup_specialized"
+    splits_sms = True
+
+    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        arguments = {**self._multiply_arguments(a, b), **self._push_arguments(a)}
+        self._run(specialized_kernel, self.config.num_sms, **arguments, PARTS=self.config.comm_sms)
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=WorkgroupSpecialized.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_PROGRAMS,
+    sync=Sync.SHARD_COUNTER,
+    summary="one kernel; some programs push the shard, the others multiply each shard when it has come",
+    build=WorkgroupSpecialized,
+    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
+)
