@@ -1,0 +1,73 @@
+"""GEMM + reduce-scatter: A (m, k/W) and B (k/W, n) a slice of k a rank, C (m/W, n) this rank's rows of the sum."""
+
+from __future__ import annotations
+
+import torch
+
+from iris_core import Context
+from overlap_taxonomy import register
+
+from ..common.config import GemmConfig
+from ..common.functional import operator_for
+from . import (
+    bulk_synchronous,
+    copy_engine,
+    fused_sequential,
+    library,
+    producer_consumer,
+    workgroup_specialized,
+)
+from .operator import FAMILY
+from .problem import GemmReduceScatterProblem
+from .reference import reference
+
+Problem = GemmReduceScatterProblem
+
+for _variant in (
+    library.VARIANT,
+    bulk_synchronous.VARIANT,
+    producer_consumer.VARIANT,
+    fused_sequential.VARIANT,
+    workgroup_specialized.VARIANT,
+    copy_engine.VARIANT,
+):
+    register(_variant)
+
+
+def gemm_reduce_scatter(
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    variant: str = "workgroup_specialized",
+    config: GemmConfig | None = None,
+) -> torch.Tensor:
+    """Return this rank's rows of the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
+
+    Partial sums are accumulated in fp32 in a fixed order: the same bits every time. The first call with a set of shapes
+    makes an operator and keeps it with the context; that is collective, so all ranks must make the same calls. The
+    output is the operator's and is overwritten by the next call with the same shapes: read it, in stream order, before.
+
+    Args:
+        ctx: the context.
+        a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
+            fp32, on the context's device.
+        b: (this rank's slice of k, n).
+        variant: the overlap pattern.
+        config: tunables; None for the defaults.
+
+    Returns:
+        C (this rank's rows of m, as torch.chunk cuts them, n), of a's dtype.
+
+    Raises:
+        ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
+            cannot do.
+        HeapExhausted: the heap has no room for the peers' partial sums.
+    """
+    operator = operator_for(
+        ctx, a, b, family=FAMILY, variant=variant, problem_type=GemmReduceScatterProblem, config=config
+    )
+    return operator(a, b)
+
+
+__all__ = ["FAMILY", "Problem", "gemm_reduce_scatter", "reference"]

@@ -1,0 +1,77 @@
+"""GEMM + reduce-scatter, one after the other: a GEMM kernel, then all SMs pull the peers' partials and add them.
+
+One stream. The second kernel tells the peers that this rank's product is complete ("ready"), waits for theirs, pulls
+and adds; the call ends when all peers have read what they need here ("done"), so the next GEMM may overwrite it.
+Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import translate
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.gemm import part_offsets, rounded, store_tile, tile_origin
+from ..common.handshake import begin_call, finish_call, wait_ready
+from .operator import FAMILY, GemmReduceScatter
+from .partials import own_partial, partial_tile, shard_tiles
+
+
+@triton.jit
+def gemm_kernel(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute this rank's partial tiles of all shards."""
+    tiles = shard_tiles(staging, TILE)
+    for position in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
+        owner = position // tiles
+        acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
+        store_tile(acc, own_partial(staging, owner), row, col, peers, 1, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def pull_kernel(out, staging, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Add all ranks' partials of this rank's shard."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    wait_ready(peers, epoch, WORLD_SIZE)
+    parts: tl.constexpr = TILE.BLOCK_M // ROWS
+    mine = own_partial(staging, peers.rank)
+    for piece in range(tl.program_id(0), shard_tiles(staging, TILE) * parts, tl.num_programs(0)):
+        row, col = tile_origin(piece // parts, mine, TILE)
+        offsets, mask = part_offsets(out, row + (piece % parts) * ROWS, col, ROWS, TILE.BLOCK_N)
+        total = tl.load(mine.c_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer_ptr = translate(mine.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
+            total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out.c_ptr + offsets, rounded(total, out.c_ptr.dtype.element_ty), mask=mask)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class BulkSynchronous(GemmReduceScatter):
+    """See the module."""
+
+    variant = "bulk_synchronous"
+    keeps_partials = False
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        self._partials = self._slots  # on the heap, where the peers pull from
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        self._run(gemm_kernel, config.num_sms, **self._multiply_arguments(a, b))
+        self._run(pull_kernel, config.num_sms, num_warps=config.comm_warps, **self._push_arguments(), out=self._out)
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=BulkSynchronous.variant,
+    arrangement=Arrangement.SEQUENTIAL_KERNELS,
+    agent=Agent.ALL_SMS,
+    sync=Sync.STREAM_ORDER,
+    summary="a GEMM kernel, then all SMs pull and add the peers' partials",
+    build=BulkSynchronous,
+    unsupported_reason=BulkSynchronous.unsupported_reason,
+)

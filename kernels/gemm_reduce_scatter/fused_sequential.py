@@ -1,0 +1,62 @@
+"""GEMM + reduce-scatter in one kernel: a program stores its partial tile at the tile's owner, in its epilogue.
+
+The peers' shards first, each tile announced to its owner; then the own shard, whose epilogue waits for the peers'
+partials, adds them and stores the sum. After its first tile a program waits once for the peers' staging buffers to be
+ready. Pattern: arXiv 2511.12500, section 4 ("fused sequential"), with the reduction in the epilogue.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.gemm import store_tile
+from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from .operator import FAMILY, GemmReduceScatter
+from .partials import AWAIT_TILES, announce_tile, partial_tile, resumed, shard_tiles, slot_at_owner, sum_own_tiles
+
+
+@triton.jit
+def fused_kernel(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Send the partial tiles of the peers' shards, then sum this rank's."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    tiles = shard_tiles(staging, TILE)
+    sent = tiles * (WORLD_SIZE - 1)
+    for position in tl.range(pid, sent, step, num_stages=1):
+        owner = (peers.rank + 1 + position // tiles) % WORLD_SIZE
+        tile = position % tiles
+        acc, row, col = partial_tile(a, b, gemm, staging, owner, tile, TILE)
+        if position == pid:
+            wait_ready(peers, epoch, WORLD_SIZE)
+        store_tile(acc, slot_at_owner(staging, peers, owner), row, col, peers, 1, WORLD_SIZE, TILE)
+        announce_tile(staging, peers, owner, tile, tiles, epoch)
+    first = resumed(pid, step, sent)
+    sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, WORLD_SIZE, TILE)
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class FusedSequential(GemmReduceScatter):
+    """See the module."""
+
+    variant = "fused_sequential"
+    keeps_partials = False
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._run(fused_kernel, self.config.num_sms, **self._multiply_arguments(a, b), out=self._out)
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=FusedSequential.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.NONE,
+    summary="one kernel; each program stores its partial tile at the owner, own tiles last add the peers'",
+    build=FusedSequential,
+    unsupported_reason=FusedSequential.unsupported_reason,
+)

@@ -1,0 +1,73 @@
+"""What the fused variants of GEMM + reduce-scatter share on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..common.arguments import Block
+from ..common.config import GemmConfig, default_config
+from ..common.operator import FusedOperator
+from .partials import Staging
+from .problem import GemmReduceScatterProblem
+
+FAMILY = "gemm_reduce_scatter"
+
+
+class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
+    """An operator whose output is this rank's rows of the sum of all ranks' products."""
+
+    family = FAMILY
+    splits_sms = False  # whether some SMs only communicate
+    keeps_partials = True  # whether partial tiles are stored here before they are sent
+
+    def default_config(self) -> GemmConfig:
+        return default_config(
+            self.ctx.get_arch(),
+            self.ctx.get_cu_count(),
+            m=self.problem.m,
+            n=self.problem.n,
+            dtype=self.problem.dtype,
+            splits_sms=self.splits_sms,
+        )
+
+    def _open_buffers(self) -> None:
+        problem, device = self.problem, self.ctx.get_device()
+        shard = problem.c_shape(0)
+        slots = (problem.world_size, *shard)
+        self._slots = self._on_heap(slots, problem.dtype)
+        self._flags = self._on_heap((problem.world_size, self._tiles(shard)), torch.int64)
+        self._partials = torch.zeros(slots if self.keeps_partials else 1, dtype=problem.dtype, device=device)
+        rows, n = problem.c_shape(self.rank)
+        # A rank without rows still takes part: it computes nothing of its own, into room for one row.
+        room = torch.zeros(max(rows, 1), n, dtype=problem.dtype, device=device)
+        self.output = room[:rows]
+        self._out = Block(room, rows, n, n)
+        tiles = self._flags.shape[1]
+        self.ctx.watchdog.watch(
+            self._flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum"
+        )
+
+    def _tiles(self, shape: tuple[int, int]) -> int:
+        return -(-shape[0] // self.config.block_m) * -(-shape[1] // self.config.block_n)
+
+    @property
+    def _num_sent(self) -> int:
+        """Tiles of all shards but this rank's."""
+        return self._flags.numel() // self.problem.world_size * (self.problem.world_size - 1)
+
+    def _staging(self) -> Staging:
+        problem = self.problem
+        return Staging(self._slots, self._flags, self._partials, problem.c_shape(0)[0], problem.m, problem.n)
+
+    def _multiply_arguments(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+        """Return what a kernel that multiplies takes."""
+        return {**self._main_loop(a, b), **self._where()}
+
+    def _push_arguments(self) -> dict[str, Any]:
+        """Return what a kernel that only pushes takes."""
+        return {"TILE": self._tile(), "ROWS": self.config.comm_rows, **self._where()}
+
+    def _where(self) -> dict[str, Any]:
+        return {"staging": self._staging(), "peers": self._peers(), "WORLD_SIZE": self.problem.world_size}

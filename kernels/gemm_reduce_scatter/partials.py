@@ -1,0 +1,231 @@
+"""What the variants of GEMM + reduce-scatter share: partial tiles of C are computed, sent to their owner, summed there.
+
+C is cut into shards of rows, one a rank, and a rank computes a partial sum of every tile of every shard. It starts with
+the shard of rank+1 and ends with its own, so that the peers' partials of its own have had most of the time to arrive.
+
+Every rank has a staging buffer on the heap with a slot for each rank's partial of this shard, and a flag for each slot
+and tile. Whoever delivers a partial tile sets its flag to the call's number: nothing is reset. Partials travel in the
+output's dtype; the sum starts from the own partial in fp32 registers, adds the peers' in the order rank+1, rank+2, …
+and is rounded once: the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from iris_core import signal, translate, wait
+
+from ..common.arguments import Block
+from ..common.gemm import matmul_tile, num_tiles, part_offsets, rounded, store_tile, tile_origin
+from ..common.handshake import wait_parts, wait_ready
+
+# How a computed partial tile is announced inside the rank.
+ANNOUNCE_TILE = tl.constexpr(0)  # flags[position] = the call's number
+ANNOUNCE_SHARD = tl.constexpr(1)  # flags[position of the shard] += 1, for a stream to wait on
+
+# How the peers' partials are awaited.
+AWAIT_TILES = tl.constexpr(0)  # a flag a tile and peer
+AWAIT_SHARDS = tl.constexpr(1)  # a count a peer
+
+
+class Staging(NamedTuple):
+    """Where partial tiles arrive, on the heap.
+
+    `slots_ptr` points at (world_size, shard_rows, n), `flags_ptr` at (world_size, tiles of a shard) int64; the first
+    index is the sender. `partial_ptr` is this rank's own (world_size, shard_rows, n), where variants that send from
+    memory put what they send; the first index is the owner.
+    """
+
+    slots_ptr: Any
+    flags_ptr: Any
+    partial_ptr: Any
+    shard_rows: int
+    m: int
+    n: int
+
+
+@triton.jit
+def shard_tiles(staging, TILE: tl.constexpr):
+    """Return the number of tiles of a shard; the same for all, what reaches past the end of a smaller one is masked."""
+    return num_tiles(_slot(staging, staging.slots_ptr, 0, 0), TILE)
+
+
+@triton.jit
+def _slot(staging, base_ptr, index, shard):
+    """Return one slot as a block, its rows those of a shard."""
+    offset = tl.cast(index, tl.int64) * staging.shard_rows * staging.n
+    start = tl.minimum(shard * staging.shard_rows, staging.m)
+    rows = tl.minimum(staging.shard_rows, staging.m - start)
+    return Block(base_ptr + offset, rows, staging.n, staging.n)
+
+
+@triton.jit
+def own_partial(staging, owner):
+    """Return where this rank keeps its partial of `owner`'s shard until it is sent."""
+    return _slot(staging, staging.partial_ptr, owner, owner)
+
+
+@triton.jit
+def slot_at_owner(staging, peers, owner):
+    """Return this rank's slot in `owner`'s staging buffer."""
+    slots_ptr = translate(staging.slots_ptr, peers.rank, owner, peers.heap_bases)
+    return _slot(staging, slots_ptr, peers.rank, owner)
+
+
+@triton.jit
+def announce_tile(staging, peers, owner, tile, tiles, epoch):
+    """Tell a shard's owner that this rank's partial of a tile is there.
+
+    Edge: this program's stores happen before what follows the owner's wait for the flag.
+    """
+    flags_ptr = translate(staging.flags_ptr, peers.rank, owner, peers.heap_bases)
+    signal(flags_ptr + peers.rank * tiles + tile, epoch)
+
+
+@triton.jit
+def partial_tile(a, b, gemm, staging, shard, tile, TILE: tl.constexpr):
+    """Return this rank's partial of a tile of a shard in fp32, and the tile's row and column in the shard."""
+    block = _slot(staging, staging.slots_ptr, 0, shard)
+    row, col = tile_origin(tile, _slot(staging, staging.slots_ptr, 0, 0), TILE)
+    return matmul_tile(a, b, gemm, block, row, col, shard * staging.shard_rows + row, TILE), row, col
+
+
+@triton.jit
+def sum_tile(
+    acc,
+    out,
+    staging,
+    peers,
+    row,
+    col,
+    tile,
+    tiles,
+    epoch,
+    AWAIT: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Add the peers' partials of a tile of this rank's shard to its own, when they have come, and store the sum."""
+    for distance in tl.static_range(1, WORLD_SIZE):
+        peer = (peers.rank + distance) % WORLD_SIZE
+        if AWAIT == AWAIT_TILES:
+            wait(staging.flags_ptr + peer * tiles + tile, epoch, peers.watchdog_ptr)
+        else:
+            wait_parts(peers, peer, epoch, WORLD_SIZE)
+    BLOCK_M: tl.constexpr = TILE.BLOCK_M
+    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+    if TILE.SUBTILES == 1:
+        _sum_part(acc, out, staging, peers, row, col, WORLD_SIZE, BLOCK_M, BLOCK_N)
+    else:
+        half: tl.constexpr = BLOCK_N // 2
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
+        _sum_part(left, out, staging, peers, row, col, WORLD_SIZE, BLOCK_M, half)
+        _sum_part(right, out, staging, peers, row, col + half, WORLD_SIZE, BLOCK_M, half)
+
+
+@triton.jit
+def _sum_part(acc, out, staging, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    offsets, mask = part_offsets(out, row, col, ROWS, COLS)
+    # Not unrolled: one peer's partial in registers at a time.
+    for distance in range(1, WORLD_SIZE):
+        slot = _slot(staging, staging.slots_ptr, (peers.rank + distance) % WORLD_SIZE, peers.rank)
+        # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
+        acc += tl.load(slot.c_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def push_partial_tiles(
+    first,
+    step,
+    epoch,
+    staging,
+    peers,
+    flags_ptr,
+    ROWS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Copy partial tiles first, first + step, … to their owners, ROWS rows at a time, and announce them.
+
+    In the order in which they are computed, each after its flag.
+    """
+    wait_ready(peers, epoch, WORLD_SIZE)
+    tiles = shard_tiles(staging, TILE)
+    for position in range(first, tiles * (WORLD_SIZE - 1), step):
+        owner = (peers.rank + 1 + position // tiles) % WORLD_SIZE
+        tile = position % tiles
+        wait(flags_ptr + position, epoch, peers.watchdog_ptr, scope="gpu")
+        source = own_partial(staging, owner)
+        destination = slot_at_owner(staging, peers, owner)
+        row, col = tile_origin(tile, _slot(staging, staging.slots_ptr, 0, 0), TILE)
+        for part in range(TILE.BLOCK_M // ROWS):
+            offsets, mask = part_offsets(source, row + part * ROWS, col, ROWS, TILE.BLOCK_N)
+            # .cg: another SM wrote it, this SM's L1 may hold an older call's.
+            value = tl.load(source.c_ptr + offsets, mask=mask, cache_modifier=".cg")
+            tl.store(destination.c_ptr + offsets, value, mask=mask)
+        announce_tile(staging, peers, owner, tile, tiles, epoch)
+
+
+@triton.jit
+def compute_partial_tiles(
+    first,
+    step,
+    epoch,
+    a,
+    b,
+    gemm,
+    staging,
+    peers,
+    flags_ptr,
+    ANNOUNCE: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute tiles first, first + step, … of the peers' shards into this rank's memory, and announce each."""
+    tiles = shard_tiles(staging, TILE)
+    for position in tl.range(first, tiles * (WORLD_SIZE - 1), step, num_stages=1):
+        owner = (peers.rank + 1 + position // tiles) % WORLD_SIZE
+        acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
+        if ANNOUNCE == ANNOUNCE_SHARD:
+            if position == first:  # before the first count that lets a copy engine store there
+                wait_ready(peers, epoch, WORLD_SIZE)
+        store_tile(acc, own_partial(staging, owner), row, col, peers, 1, WORLD_SIZE, TILE)
+        if ANNOUNCE == ANNOUNCE_TILE:
+            # Edge: this tile's stores happen before what follows `wait` on its flag, on this GPU.
+            signal(flags_ptr + position, epoch, scope="gpu")
+        elif ANNOUNCE == ANNOUNCE_SHARD:
+            tl.debug_barrier()  # the release is one thread's
+            # Edge: to copies queued behind a stream's wait for the shard's count, by engines outside the SMs.
+            tl.atomic_add(flags_ptr + position // tiles, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def sum_own_tiles(
+    first,
+    step,
+    epoch,
+    a,
+    b,
+    gemm,
+    out,
+    staging,
+    peers,
+    AWAIT: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute tiles first, first + step, … of this rank's shard and add the peers' partials."""
+    tiles = shard_tiles(staging, TILE)
+    for tile in tl.range(first, tiles, step, num_stages=1):
+        acc, row, col = partial_tile(a, b, gemm, staging, peers.rank, tile, TILE)
+        sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, AWAIT, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def resumed(first, step, num_positions):
+    """Return where a program that took positions first, first + step, … goes on after `num_positions`, from there."""
+    return first + tl.cdiv(tl.maximum(num_positions - first, 0), step) * step - num_positions

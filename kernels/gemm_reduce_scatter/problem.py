@@ -1,0 +1,49 @@
+"""GEMM + reduce-scatter: sizes, shards, work, and bytes on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..common.problem import Problem, Shapes, shard_bounds
+
+
+@dataclass(frozen=True)
+class GemmReduceScatterProblem(Problem):
+    """C (m, n) = A (m, k) @ B (k, n): A and B are cut along k, C by rows.
+
+    A rank multiplies its slices of k, which gives a partial C, and receives its rows of the sum over ranks.
+    """
+
+    @classmethod
+    def from_shapes(cls, a_shapes: Shapes, b_shapes: Shapes, dtype: torch.dtype) -> GemmReduceScatterProblem:
+        """See `Problem.from_shapes`: the slices of k add up."""
+        return cls(a_shapes[0][0], b_shapes[0][1], sum(k for _, k in a_shapes), len(a_shapes), dtype)
+
+    def inner(self, rank: int) -> tuple[int, int]:
+        """Return which slice of k, from and without, a rank holds."""
+        return shard_bounds(self.k, self.world_size, rank)
+
+    def rows(self, rank: int) -> tuple[int, int]:
+        """Return which rows of C, from and without, a rank receives."""
+        return shard_bounds(self.m, self.world_size, rank)
+
+    def a_shape(self, rank: int) -> tuple[int, int]:
+        """(m, the rank's slice of k)."""
+        start, stop = self.inner(rank)
+        return self.m, stop - start
+
+    def b_shape(self, rank: int) -> tuple[int, int]:
+        """(the rank's slice of k, n)."""
+        return self.a_shape(rank)[1], self.n
+
+    def c_shape(self, rank: int) -> tuple[int, int]:
+        """(the rank's rows, n)."""
+        start, stop = self.rows(rank)
+        return stop - start, self.n
+
+    @property
+    def wire_bytes(self) -> int:
+        """What a rank receives at most: the peers' parts of the largest shard, in the operands' dtype."""
+        return (self.world_size - 1) * self.c_shape(0)[0] * self.n * self.dtype.itemsize

@@ -1,0 +1,100 @@
+"""GEMM + reduce-scatter in kernels on two streams: GEMM kernels compute partial tiles, another pushes them, SMs split.
+
+| kernel | stream | does | waits for |
+|---|---|---|---|
+| producer | current | computes the peers' shards, a flag a tile | nothing |
+| consumer | side | pushes partial tiles to their owners, a flag each there | the peers' readiness, each tile's flag |
+| sum | current, behind the producer | computes the own shard and adds the peers' partials | the peers' flags |
+
+The own shard has a kernel of its own, so no kernel waits for one that a rank queues later. All three kernels' programs
+take part in ending the call. Pattern: arXiv 2511.12500, section 4 ("producer-consumer").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, current_call, finish_after_arrivals
+from .operator import FAMILY, GemmReduceScatter
+from .partials import ANNOUNCE_TILE, AWAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
+
+
+@triton.jit
+def producer_kernel(
+    a, b, gemm, staging, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Compute the partial tiles of the peers' shards."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, flags_ptr, ANNOUNCE_TILE, WORLD_SIZE, TILE)
+    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+
+
+@triton.jit
+def consumer_kernel(
+    staging, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Push partial tiles as their flags are set."""
+    epoch = current_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    push_partial_tiles(pid, step, epoch, staging, peers, flags_ptr, ROWS, WORLD_SIZE, TILE)
+    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+
+
+@triton.jit
+def sum_kernel(a, b, gemm, out, staging, peers, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute the own shard and add the peers' partials."""
+    epoch = current_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, WORLD_SIZE, TILE)
+    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+
+
+class ProducerConsumer(GemmReduceScatter):
+    """See the module."""
+
+    variant = "producer_consumer"
+    splits_sms = True
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        self._computed = self._local_flags(self._num_sent, "partial tile")
+        self._push_stream = self.ctx.make_stream()
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        compute_sms = config.num_sms - config.comm_sms
+        total: dict[str, Any] = {"total_programs": 2 * compute_sms + config.comm_sms}
+        multiply = self._multiply_arguments(a, b)
+        self._push_stream.wait_for_current()
+        self._run(producer_kernel, compute_sms, **multiply, **total, flags_ptr=self._computed)
+        with self._push_stream.as_current():
+            self._run(
+                consumer_kernel,
+                config.comm_sms,
+                num_warps=config.comm_warps,
+                **self._push_arguments(),
+                **total,
+                flags_ptr=self._computed,
+            )
+        self._run(sum_kernel, compute_sms, **multiply, **total, out=self._out)
+        self._push_stream.current_waits()
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=ProducerConsumer.variant,
+    arrangement=Arrangement.CONCURRENT_KERNELS,
+    agent=Agent.COMM_KERNEL,
+    sync=Sync.TILE_FLAG,
+    summary="GEMM kernels and a push kernel side by side, a flag a tile; own tiles last add the peers'",
+    build=ProducerConsumer,
+    unsupported_reason=ProducerConsumer.unsupported_reason,
+)

@@ -1,0 +1,92 @@
+"""GEMM + reduce-scatter in one kernel with two roles: most programs compute, the others push partial tiles to owners.
+
+| program | does | waits for |
+|---|---|---|
+| 0 … num_sms - comm_sms - 1 | computes the peers' shards, a flag a tile | nothing |
+| the same, then | computes its own shard and adds the peers' partials | the peers' flags |
+| the last comm_sms | pushes partial tiles to their owners, a flag each there | the peers' readiness, each tile's flag |
+
+Flags hold call numbers and are never reset. Pattern: arXiv 2511.12500, section 4 ("workgroup specialization").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.handshake import begin_call, finish_after_arrivals
+from .operator import FAMILY, GemmReduceScatter
+from .partials import (
+    ANNOUNCE_TILE,
+    AWAIT_TILES,
+    compute_partial_tiles,
+    push_partial_tiles,
+    resumed,
+    shard_tiles,
+    sum_own_tiles,
+)
+
+
+@triton.jit
+def specialized_kernel(
+    a,
+    b,
+    gemm,
+    out,
+    staging,
+    peers,
+    flags_ptr,
+    comm_programs,
+    ROWS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute and sum in some programs, push in the others."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid = tl.program_id(0)
+    step = tl.num_programs(0) - comm_programs
+    if pid < step:
+        compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, flags_ptr, ANNOUNCE_TILE, WORLD_SIZE, TILE)
+        first = resumed(pid, step, shard_tiles(staging, TILE) * (WORLD_SIZE - 1))
+        sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, WORLD_SIZE, TILE)
+    else:
+        push_partial_tiles(pid - step, comm_programs, epoch, staging, peers, flags_ptr, ROWS, WORLD_SIZE, TILE)
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class WorkgroupSpecialized(GemmReduceScatter):
+    """See the module."""
+
+    variant = "workgroup_specialized"
+    splits_sms = True
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        self._computed = self._local_flags(self._num_sent, "partial tile")
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._run(
+            specialized_kernel,
+            self.config.num_sms,
+            **self._multiply_arguments(a, b),
+            out=self._out,
+            flags_ptr=self._computed,
+            comm_programs=self.config.comm_sms,
+            ROWS=self.config.comm_rows,
+        )
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=WorkgroupSpecialized.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_PROGRAMS,
+    sync=Sync.TILE_FLAG,
+    summary="one kernel; some programs compute and sum, the others push each partial tile when its flag is set",
+    build=WorkgroupSpecialized,
+    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
+)
