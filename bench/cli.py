@@ -1,0 +1,218 @@
+"""The command ``iris-bench``: list, run, table, plot."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from iris_core import PeerError
+
+from . import plot as plots
+from . import report, sweep
+from .measure import Job
+from .ranks import (
+    LaunchedRanks,
+    Ranks,
+    StartedRanks,
+    choose_device,
+    choose_world_size,
+    count_gpus,
+    find_launcher,
+)
+from .record import Record, read_records
+
+app = typer.Typer(
+    help="Measure GEMMs fused with collectives against the vendor library.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+_SLOW_INTERPRETED_FLOPS = 1 << 30
+
+
+@app.command("list")
+def list_all() -> None:
+    """Show the families, their variants, and the shape sets."""
+    report.print_families(report.make_console())
+
+
+@app.command()
+def run(
+    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
+    variant: Annotated[str, typer.Option(help="'all', or names separated by commas; library is always run.")] = "all",
+    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")] = "smoke",
+    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant and shape.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture to make of it: .png, .svg or .pdf.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Samples a variant [default: 20; 1 on a CPU].")] = None,
+    burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10; 1 on a CPU].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random operands.")] = 0,
+    link_gbps: Annotated[
+        float, typer.Option(help="What a GPU can send, in GB/s, for 'ideal'; the default was measured on H200s.")
+    ] = sweep.H200_LINK_GBPS,
+    time: Annotated[bool, typer.Option("--time/--no-time", help="Time what is correct, or check only.")] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep OUT's rows; measure what is not ok in it.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+) -> None:
+    """Check every variant on every shape, then time those that are right.
+
+    Exit status: 0, or 1 if a variant was wrong or failed, or 2 if the command makes no sense. Under torchrun or mpirun
+    each process is a rank; otherwise the ranks are started here.
+    """
+    is_first = True
+    try:
+        launcher = find_launcher()
+        is_first = launcher is None or launcher.rank == 0
+        done = _prepare_output(out, plot, resume=resume, overwrite=overwrite)
+        gpus = count_gpus()
+        device = choose_device(device, os.environ, gpus)
+        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher)
+        plan = sweep.make_plan(
+            families=family,
+            variants=variant,
+            shapes=shapes,
+            dtype=dtype,
+            device=device,
+            world_size=world_size,
+            seed=seed,
+            rounds=rounds,
+            burst=burst,
+            timed=time,
+            link_gbps=link_gbps,
+            done=done,
+        )
+    except ValueError as error:
+        _refuse(error, speak=is_first)
+    if is_first and overwrite and out:
+        out.unlink(missing_ok=True)
+    output = sweep.Output(out if is_first else None, done)
+    ended_early = None
+    if plan.jobs:
+        ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
+        ended_early = _run_shown(plan, ranks, output)
+    if is_first:
+        _show(output, plot, ended_early)
+    failed = ended_early or any(record.status in ("wrong", "error") for record in output.records[len(done) :])
+    if ended_early and launcher:
+        # Peers may be gone: no waiting for a device, or for the threads of a process group.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def table(file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")]) -> None:
+    """Print the tables of a CSV."""
+    try:
+        records = read_records(file)
+    except ValueError as error:
+        _refuse(error)
+    report.print_records(report.make_console(), records)
+
+
+@app.command()
+def plot(
+    file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")],
+    out: Annotated[Path, typer.Option(help="Picture to make: .png, .svg or .pdf.")],
+) -> None:
+    """Plot a CSV: speedup over the library, or, without a GPU, interpreted time."""
+    try:
+        plots.check_path(out)
+        plots.plot_records(read_records(file), out)
+    except ValueError as error:
+        _refuse(error)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="iris-bench")
+
+
+def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwrite: bool) -> list[Record]:
+    """Check the files' names and make their folders; return the rows to go on from."""
+    if plot:
+        plots.check_path(plot)
+    if resume and overwrite:
+        raise ValueError("--resume keeps the rows of --out and --overwrite drops them; give one of them")
+    if resume and not out:
+        raise ValueError("--resume needs --out, the file to go on with")
+    if out and out.is_dir():
+        raise ValueError(f"--out {out} is a folder; give a file")
+    exists = out is not None and out.exists()
+    if exists and not resume and not overwrite:
+        raise ValueError(f"{out} exists already; --resume goes on with it, --overwrite replaces it")
+    for path in (out, plot):
+        if path:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"cannot write {path}: {error}") from None
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise ValueError(f"cannot write {path}: permission denied")
+    return read_records(out) if out and exists and resume else []
+
+
+def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exception | None:
+    """Run a plan with a progress bar on standard error, or a line a problem where that is no terminal."""
+    console = report.make_console(stderr=True)
+    if not ranks.is_first:
+        console.quiet = True
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=len(plan.jobs))
+
+        def say(index: int) -> None:
+            if index < len(plan.jobs):
+                job = plan.jobs[index]
+                progress.update(task, completed=index, description=f"{job.family} {job.shape}")
+                if plan.device == "cpu" and job.problem().flops > _SLOW_INTERPRETED_FLOPS:
+                    console.print(f"{job.shape} is large for interpreted kernels, which take hours for such a shape")
+
+        def keep(job: Job, records: list[Record]) -> None:
+            output.add(records)
+            index = plan.jobs.index(job) + 1
+            if not console.is_terminal:
+                counts = report.summarise(records)
+                console.print(f"[{index}/{len(plan.jobs)}] {job.family} {job.shape}: {counts}", markup=False)
+            say(index)
+
+        say(0)
+        ended_early: BaseException | None = None
+        try:
+            ended_early = sweep.run(plan, ranks, keep)
+            return ended_early
+        except BaseException as error:
+            ended_early = error
+            raise
+        finally:
+            ranks.close(kill=ended_early is not None)
+
+
+def _show(output: sweep.Output, plot: Path | None, ended_early: Exception | None) -> None:
+    report.print_records(report.make_console(), output.records)
+    console = report.make_console(stderr=True)
+    if plot and output.records:
+        plots.plot_records(output.records, plot)
+    written = [str(path) for path in (output.path, plot) if path and path.exists()]
+    where = f"; written: {', '.join(written)}" if written else ""
+    console.print(report.summarise(output.records) + where, soft_wrap=True, markup=False)
+    if ended_early is not None:
+        print(f"iris-bench: the sweep ended early: {type(ended_early).__name__}: {ended_early}", file=sys.stderr)
+        if not isinstance(ended_early, (TimeoutError, PeerError)) and ended_early.__cause__:
+            print(ended_early.__cause__, file=sys.stderr)
+
+
+def _refuse(error: ValueError, *, speak: bool = True) -> NoReturn:
+    if speak:
+        print(f"iris-bench: {error}", file=sys.stderr)
+    raise typer.Exit(2)

@@ -1,0 +1,135 @@
+"""Where the ranks are: processes that this one starts, or this process and its siblings under torchrun or mpirun."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from iris_core import RankPool
+
+_TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+CPU_WORLD_SIZE = 4
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What started this process as one of several ranks."""
+
+    name: str
+    rank: int
+    world_size: int
+
+
+def find_launcher() -> Launcher | None:
+    """Return what started this process as a rank, or None if it is to start its own.
+
+    Raises:
+        ValueError: mpirun did, and mpi4py is not installed.
+    """
+    if os.environ.keys() >= _TORCHRUN_VARIABLES:
+        return Launcher("torchrun", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    if any(name in os.environ for name in _MPI_VARIABLES):
+        try:
+            from mpi4py import MPI
+        except ImportError:
+            raise ValueError(
+                "started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'"
+            ) from None
+        return Launcher("mpirun", MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    return None
+
+
+def choose_device(name: str, environment: Mapping[str, str], gpus: int) -> str:
+    """Return "cpu" or "cuda".
+
+    Raises:
+        ValueError: an unknown name, or "cuda" without a GPU or with interpreted kernels.
+    """
+    if name not in DEVICES:
+        raise ValueError(f"unknown device {name!r}; known devices: {', '.join(DEVICES)}")
+    interpreted = environment.get("TRITON_INTERPRET", "0") not in ("", "0")
+    if name == "auto":
+        name = environment.get("IRIS_DEVICE", "auto")
+    if name == "auto":
+        return "cuda" if gpus and not interpreted else "cpu"
+    if name == "cuda" and not gpus:
+        raise ValueError("device 'cuda', but torch sees no GPU here; --device cpu runs without one")
+    if name == "cuda" and interpreted:
+        raise ValueError("device 'cuda' with TRITON_INTERPRET=1: interpreted kernels cannot reach a GPU; unset it")
+    return name
+
+
+def choose_world_size(given: int | None, *, device: str, gpus: int, launcher: Launcher | None) -> int:
+    """Return the number of ranks.
+
+    Raises:
+        ValueError: what was given contradicts the launcher, or there are fewer GPUs.
+    """
+    if given is not None and given < 1:
+        raise ValueError(f"world size {given} makes no sense; it takes a positive number of ranks")
+    if launcher and given not in (None, launcher.world_size):
+        raise ValueError(
+            f"--world-size {given} contradicts {launcher.name}, which started {launcher.world_size} ranks; leave it out"
+        )
+    world_size = launcher.world_size if launcher else given or (gpus if device == "cuda" else CPU_WORLD_SIZE)
+    if device == "cuda" and world_size > gpus:
+        raise ValueError(
+            f"world size {world_size} is larger than the {gpus} GPU(s) present; "
+            f"use --world-size {gpus} or less, or --device cpu"
+        )
+    return world_size
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs torch sees."""
+    return torch.cuda.device_count()
+
+
+class Ranks(ABC):
+    """All ranks, as the sweep sees them. Every call is the same on all of them."""
+
+    is_first: bool  # whether this process reports and writes
+
+    @abstractmethod
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run ``fn(rank, world_size, *args)`` on every rank; return rank 0's result (under a launcher, this rank's)."""
+
+    @abstractmethod
+    def close(self, *, kill: bool = False) -> None:
+        """End the ranks that were started."""
+
+
+class StartedRanks(Ranks):
+    """Ranks that this process starts."""
+
+    is_first = True
+
+    def __init__(self, world_size: int, device: str) -> None:
+        self._pool = RankPool(world_size, device)
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return self._pool.call(fn, *args)[0]
+
+    def close(self, *, kill: bool = False) -> None:
+        self._pool.close(kill=kill)
+
+
+class LaunchedRanks(Ranks):
+    """This process is a rank; a launcher started the others."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.is_first = launcher.rank == 0
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(self._launcher.rank, self._launcher.world_size, *args)
+
+    def close(self, *, kill: bool = False) -> None:
+        pass  # the launcher's business

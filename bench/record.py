@@ -1,0 +1,144 @@
+"""The CSV: one row a family, variant, shape, dtype and world size. Tables and plots are made from it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+GEMM_ALONE = "gemm_alone"
+COMMUNICATION_ALONE = "communication_alone"
+LIBRARY = "library"
+YARDSTICKS = (GEMM_ALONE, COMMUNICATION_ALONE)  # rows that are no variant
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row. Empty in the file is None here, or the empty string where a column holds text.
+
+    Args:
+        shape_set: where the shape is from.
+        m, n, k: of the whole problem.
+        device: "cpu" (interpreted: its times are not performance) or "cuda" (any GPU).
+        status: "ok", "wrong", "unsupported" or "error"; `reason` says more.
+        correct: whether every check passed; empty where there was none.
+        error: the largest ‖out − ref‖ / ‖ref‖ of all checks and ranks.
+        time_us: of a call in a burst, the slowest rank's median.
+        latency_us: of one call alone, the same.
+        host_us: what it takes the host to queue a call; hidden from the two above on a GPU.
+        library_us: `time_us` of the variant `library` in the same run.
+        ideal_us: the longer of GEMM alone and the bytes on the link at `link_gbps`.
+        tflops: 10¹² floating-point operations a second of one rank, from `time_us`.
+        speedup_vs_library: library_us / time_us.
+        overlap_efficiency: ideal_us / time_us.
+        timestamp: when it was measured, UTC.
+    """
+
+    family: str
+    variant: str
+    shape_set: str
+    m: int
+    n: int
+    k: int
+    world_size: int
+    dtype: str
+    device: str
+    device_name: str
+    status: str
+    correct: bool | None
+    error: float | None
+    time_us: float | None
+    latency_us: float | None
+    host_us: float | None
+    library_us: float | None
+    ideal_us: float | None
+    tflops: float | None
+    speedup_vs_library: float | None
+    overlap_efficiency: float | None
+    reason: str
+    config: str
+    rounds: int
+    burst: int
+    seed: int
+    link_gbps: float | None
+    torch: str
+    triton: str
+    driver: str
+    commit: str
+    timestamp: str
+    command: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells measurements of different things apart."""
+        return (self.family, self.variant, self.m, self.n, self.k, self.world_size, self.dtype, self.device)
+
+    @property
+    def problem_key(self) -> tuple[Any, ...]:
+        """What the variants of one problem have in common."""
+        return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device)
+
+
+COLUMNS = tuple(column.name for column in fields(Record))
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Add rows to a file, in one write; a new file gets a header."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if not path.exists() or path.stat().st_size == 0:
+        writer.writerow(COLUMNS)
+    writer.writerows([_text(value) for value in astuple(record)] for record in records)
+    with path.open("a", encoding="utf-8", newline="") as file:
+        file.write(text.getvalue())
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return a file's rows.
+
+    Raises:
+        ValueError: there is no such file, or it was not written by this command; names the line.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    if not rows or tuple(rows[0]) != COLUMNS:
+        missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+        raise ValueError(
+            f"{path} is not a CSV of this version of iris-bench: its columns differ"
+            + (f" (missing: {', '.join(missing)})" if missing else "")
+        )
+    return [_parsed(row, f"{path}, line {line}") for line, row in enumerate(rows[1:], start=2)]
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """Return the last record of each thing measured, in the order in which the things first appear."""
+    return list({record.key: record for record in records}.values())
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+_PARSERS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float | None": lambda text: float(text) if text else None,
+    "bool | None": {"": None, "True": True, "False": False}.__getitem__,
+}
+
+
+def _parsed(row: list[str], where: str) -> Record:
+    if len(row) != len(COLUMNS):
+        raise ValueError(f"{where}: {len(row)} fields instead of {len(COLUMNS)}")
+    try:
+        return Record(*(_PARSERS[str(column.type)](text) for column, text in zip(fields(Record), row, strict=True)))
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None

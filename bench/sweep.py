@@ -1,0 +1,226 @@
+"""A sweep: what is asked for, checked before any rank starts, and the loop that measures it and keeps the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overlap_taxonomy import get_variant, list_families, list_variants
+
+from . import environment, measure
+from .families import FAMILIES
+from .measure import Job, Outcome
+from .ranks import Ranks
+from .record import COMMUNICATION_ALONE, GEMM_ALONE, LIBRARY, YARDSTICKS, Record, append_records
+from .shapes import parse_shapes
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+H200_LINK_GBPS = 387.0  # what the copy engines of an H200 send one peer over NVLink 4
+_FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers
+_CONTEXT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep that can be run."""
+
+    jobs: tuple[Job, ...]
+    dtype: str  # as the command line names it
+    device: str
+    world_size: int
+    heap_bytes: int
+    link_gbps: float
+
+
+def make_plan(
+    *,
+    families: str,
+    variants: str,
+    shapes: str,
+    dtype: str,
+    device: str,
+    world_size: int,
+    seed: int,
+    rounds: int | None,
+    burst: int | None,
+    timed: bool,
+    link_gbps: float,
+    done: Sequence[Record] = (),
+) -> Plan:
+    """Return the sweep that the command line asks for; `library` is always in it.
+
+    Args:
+        families, variants, shapes, dtype: as given; the first two are "all" or names separated by commas.
+        device: "cpu" or "cuda".
+        rounds, burst: None for what suits the device.
+        done: rows that need not be measured again.
+
+    Raises:
+        ValueError: something given is unknown or makes no sense; names it, and what would work.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    for name, value in (("--rounds", rounds), ("--burst", burst), ("--link-gbps", link_gbps)):
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
+    is_cpu = device == "cpu"
+    finished = {record.key for record in done if record.status == "ok" and (record.time_us is not None or not timed)}
+    jobs = []
+    selected = _select_variants(_select_families(families), variants)
+    for family, names in selected.items():
+        for shape in parse_shapes(shapes, collective=FAMILIES[family].collective, world_size=world_size):
+            wanted = [
+                name
+                for name in names
+                if (family, name, shape.m, shape.n, shape.k, world_size, dtype, device) not in finished
+            ]
+            if wanted:
+                job = Job(
+                    family=family,
+                    variants=tuple(dict.fromkeys([LIBRARY, *wanted])),
+                    shape=shape,
+                    dtype=DTYPES[dtype],
+                    world_size=world_size,
+                    seed=seed,
+                    rounds=rounds or (1 if is_cpu else 20),
+                    burst=burst or (1 if is_cpu else 10),
+                    timed=timed,
+                )
+                job.problem()
+                jobs.append(job)
+    heap_bytes = _CONTEXT_BYTES + max(map(_heap_bytes, jobs), default=0)
+    return Plan(tuple(jobs), dtype, device, world_size, heap_bytes, link_gbps)
+
+
+def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> Exception | None:
+    """Measure job by job, and give each job's rows to `keep` as it ends.
+
+    Returns:
+        What ended the sweep early, if anything did: a rank died, or waited in vain for another. The rows of the job
+        in which it happened say so.
+    """
+    columns: dict[str, Any] = environment.versions()
+    try:
+        columns |= ranks.call(measure.open_rank, plan.heap_bytes, plan.device)
+        for job in plan.jobs:
+            try:
+                outcomes = ranks.call(measure.measure, job)
+            except Exception as error:
+                keep(job, to_records(plan, job, _ended(job, error), columns))
+                raise
+            keep(job, to_records(plan, job, outcomes, columns))
+        ranks.call(measure.close_rank)
+    except Exception as error:
+        return error
+    return None
+
+
+class Output:
+    """The file that rows go to, if there is one, and all rows so far.
+
+    Args:
+        path: None to keep rows in memory alone.
+        done: rows that are in the file already.
+    """
+
+    def __init__(self, path: Path | None, done: Sequence[Record] = ()) -> None:
+        self.path = path
+        self.records = list(done)
+        self._finished = {record.key for record in done if record.status == "ok"}
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Keep rows; those of a problem's yardsticks that are there already are not repeated."""
+        implied = {LIBRARY, *YARDSTICKS}
+        new = [record for record in records if record.variant not in implied or record.key not in self._finished]
+        self.records += new
+        if self.path:
+            append_records(self.path, new)
+
+
+def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[str, Any]) -> list[Record]:
+    """Return a job's rows, with what follows from its times. On the CPU nothing does: its times are no performance."""
+    problem = job.problem()
+    times = {outcome.variant: outcome.time_us for outcome in outcomes}
+    library_us, gemm_us = times.get(LIBRARY), times.get(GEMM_ALONE)
+    is_gpu = plan.device != "cpu"
+    ideal_us = problem.ideal_us(gemm_us=gemm_us, link_gbps=plan.link_gbps) if is_gpu and gemm_us else None
+    shape = job.shape
+    records = []
+    for outcome in outcomes:
+        time_us = outcome.time_us
+        is_variant = outcome.variant not in YARDSTICKS
+        flops = 0 if outcome.variant == COMMUNICATION_ALONE else problem.flops
+        records.append(
+            Record(
+                family=job.family,
+                variant=outcome.variant,
+                shape_set=shape.shape_set,
+                m=shape.m,
+                n=shape.n,
+                k=shape.k,
+                world_size=plan.world_size,
+                dtype=plan.dtype,
+                device=plan.device,
+                status=outcome.status,
+                correct=outcome.correct,
+                error=outcome.error,
+                time_us=time_us,
+                latency_us=outcome.latency_us,
+                host_us=outcome.host_us if is_gpu else None,
+                library_us=library_us,
+                ideal_us=ideal_us,
+                tflops=flops / time_us / 1e6 if is_gpu and time_us and flops else None,
+                speedup_vs_library=library_us / time_us if is_gpu and is_variant and library_us and time_us else None,
+                overlap_efficiency=ideal_us / time_us if is_variant and ideal_us and time_us else None,
+                reason=outcome.reason,
+                config=outcome.config,
+                rounds=job.rounds,
+                burst=job.burst,
+                seed=job.seed,
+                link_gbps=plan.link_gbps if is_gpu else None,
+                timestamp=environment.timestamp(),
+                **columns,
+            )
+        )
+    return records
+
+
+def _select_families(text: str) -> list[str]:
+    known = [family for family in list_families() if family in FAMILIES]
+    if text == "all":
+        return known
+    names = _names(text)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown family {name!r}; known families: all, {', '.join(known)}")
+    return names
+
+
+def _select_variants(families: Sequence[str], text: str) -> dict[str, list[str]]:
+    known = {family: [variant.name for variant in list_variants(family)] for family in families}
+    if text == "all":
+        return known
+    names = _names(text)
+    for name in names:
+        if not any(name in variants for variants in known.values()):
+            available = ", ".join(dict.fromkeys(name for variants in known.values() for name in variants))
+            raise ValueError(f"unknown variant {name!r} of {', '.join(families)}; known variants: all, {available}")
+    chosen = {family: [name for name in names if name in variants] for family, variants in known.items()}
+    return {family: names for family, names in chosen.items() if names}
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def _ended(job: Job, error: Exception) -> list[Outcome]:
+    """Every variant's outcome where the ranks are no more: which of them is to blame, the error alone can say."""
+    reason = " ".join(f"the sweep ended in this problem: {type(error).__name__}: {error}".split())
+    return [Outcome(variant, status="error", reason=reason) for variant in job.variants]
+
+
+def _heap_bytes(job: Job) -> int:
+    fused = [name for name in job.variants if not get_variant(job.family, name).is_baseline]
+    return len(fused) * (FAMILIES[job.family].heap_bytes(job.problem()) + _FLAGS_BYTES)

@@ -1,0 +1,167 @@
+"""How long calls take: the variants of one problem interleaved, round by round, so that all see the same machine.
+
+A round measures every subject twice: a burst of calls back to back (`time_us`), and one call alone (`latency_us`), each
+behind a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
+sleeps, before the barrier, so that times are the device's; the host's own time to queue a call is reported beside them.
+A rank's time is the median over rounds, and the result the slowest rank's.
+
+Operands rotate through several sets, so that a call does not find in the cache what the last one read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from iris_core import Context
+
+Operands = tuple[torch.Tensor, torch.Tensor]
+
+WARM_UP_S = 0.2  # of this problem's own work: long enough for clocks to settle
+MAX_WARM_UP_ROUNDS = 100
+MIN_SETS, MAX_SETS = 2, 16
+_MAX_HEAD_START_US = 20_000.0
+_BARRIER_HEAD_START_US = 100.0
+_SLEEP_CYCLES_PER_US = 2000  # a GPU clock of 2 GHz; a slower one sleeps longer, which does no harm
+
+
+@dataclass
+class Subject:
+    """Something to time: ``call(a, b)`` queues it once."""
+
+    name: str
+    call: Callable[[torch.Tensor, torch.Tensor], object]
+    samples: list[Sample] = field(default_factory=list)
+    queue_us: float = 0.0  # the least it took the host to queue a call so far
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rank's times in one round, in µs a call."""
+
+    time_us: float
+    latency_us: float
+    host_us: float
+
+
+class Clock(ABC):
+    """Marks moments on the device's own line of time."""
+
+    @abstractmethod
+    def sleep(self, us: float) -> None:
+        """Hold the device, not the host, for about this long."""
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """Mark the moment at which the work queued so far is done."""
+
+    @abstractmethod
+    def elapsed_us(self, begin: Any, end: Any) -> float:
+        """Return the time between two marks that have passed."""
+
+
+class DeviceClock(Clock):
+    """A GPU's, by events on the current stream."""
+
+    def sleep(self, us: float) -> None:
+        torch.cuda._sleep(int(us * _SLEEP_CYCLES_PER_US))
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_us(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return begin.elapsed_time(end) * 1e3
+
+
+class HostClock(Clock):
+    """The wall clock: interpreted kernels are done when the call returns."""
+
+    def sleep(self, us: float) -> None:
+        pass
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def elapsed_us(self, begin: float, end: float) -> float:
+        return (end - begin) * 1e6
+
+
+def count_sets(*, operand_bytes: int, cache_bytes: int) -> int:
+    """Return how many sets of operands to rotate through: enough to pass twice through the cache, within bounds."""
+    return min(MAX_SETS, max(MIN_SETS, math.ceil(2 * cache_bytes / max(operand_bytes, 1))))
+
+
+def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands], *, rounds: int, burst: int) -> None:
+    """Fill the subjects' samples; collective. Every rank must give the same subjects in the same order.
+
+    Args:
+        ctx: the context.
+        subjects: what to time.
+        sets: this rank's operands to rotate through.
+        rounds: samples of each subject.
+        burst: calls back to back in a sample; with 1, `latency_us` is `time_us`.
+
+    Raises:
+        TimeoutError: a rank waited in vain for another.
+    """
+    clock: Clock = HostClock() if ctx.is_interpreted() else DeviceClock()
+    operands = itertools.cycle(sets)
+    if not ctx.is_interpreted():
+        _warm_up(ctx, clock, subjects, operands, burst)
+    for _ in range(rounds):
+        _round(ctx, clock, subjects, operands, burst)
+
+
+def slowest_median(samples_by_rank: Sequence[Sequence[float]]) -> float:
+    """Return the largest of the ranks' medians."""
+    return max(statistics.median(samples) for samples in samples_by_rank)
+
+
+def _warm_up(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:
+    start = time.perf_counter()
+    _round(ctx, clock, subjects, operands, burst)
+    round_s = max(ctx.group.all_gather(time.perf_counter() - start))  # all ranks must do equally many rounds
+    for _ in range(min(MAX_WARM_UP_ROUNDS, math.ceil(WARM_UP_S / round_s))):
+        _round(ctx, clock, subjects, operands, burst)
+    for subject in subjects:
+        subject.samples.clear()
+
+
+def _round(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:
+    spans = []
+    for subject in subjects:
+        many = _span(ctx, clock, subject, operands, burst)
+        spans.append((subject, many, many if burst == 1 else _span(ctx, clock, subject, operands, 1)))
+    ctx.barrier()  # the marks have passed, and no wait has failed
+    for subject, many, one in spans:
+        subject.queue_us = many.queue_us if not subject.queue_us else min(subject.queue_us, many.queue_us)
+        time_us = clock.elapsed_us(many.begin, many.end) / burst
+        subject.samples.append(Sample(time_us, clock.elapsed_us(one.begin, one.end), many.queue_us))
+
+
+@dataclass(frozen=True)
+class _Span:
+    begin: Any
+    end: Any
+    queue_us: float
+
+
+def _span(ctx: Context, clock: Clock, subject: Subject, operands: Iterator[Operands], calls: int) -> _Span:
+    clock.sleep(min(_BARRIER_HEAD_START_US + subject.queue_us * calls, _MAX_HEAD_START_US))
+    ctx.device_barrier()
+    begin = clock.mark()
+    queueing = time.perf_counter()
+    for _ in range(calls):
+        subject.call(*next(operands))
+    queue_us = (time.perf_counter() - queueing) * 1e6 / calls
+    return _Span(begin, clock.mark(), queue_us)
