@@ -7,22 +7,26 @@ compiled from the very arguments it was given, specialised as Triton specialises
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import subprocess
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
-from iris_core import Context
-from overlap_taxonomy import get_variant
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from iris_core.backends.hip import HipBackend
+from iris_core.creation import HeapTensors
+from iris_core.heap import SymmetricHeap
+from overlap_taxonomy import get_variant
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,9 @@ TARGETS = {
 }
 
 
+HEAP_SIZE = 1 << 30  # bytes a rank, the context's default
+
+
 @dataclass(frozen=True)
 class Case:
     """An operator and where it runs; `layout` is how B lies in memory: "kn" by rows, "nk" by columns."""
@@ -61,7 +68,7 @@ class Case:
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
-        return "-".join(parts + ["pointers"] * self.pointers)
+        return "-".join(parts + [str(self.size)] + ["pointers"] * self.pointers)
 
 
 @dataclass(frozen=True)
@@ -69,38 +76,76 @@ class Compiled:
     """A compiled kernel.
 
     Args:
-        name: the kernel's.
+        name, arguments: the kernel's, by name.
         code: the assembly (PTX or AMD's).
         ttgir: Triton's GPU dialect.
+        threads: of a program.
         shared_bytes: shared memory (LDS) of a program.
-        registers, stack_bytes, spills: of a thread, as the assembler allotted them; a spill needs stack.
-        num_stages, tile: of the configuration.
+        registers: of a thread, as the assembler allotted them.
+        scratch_bytes: memory that a thread spills to.
+        config: the operator's configuration.
     """
 
     name: str
+    arguments: frozenset[str]
     code: str
     ttgir: str
+    threads: int
     shared_bytes: int
     registers: int
-    stack_bytes: int
-    spills: int
-    num_stages: int
-    tile: tuple[int, int, int]
-    descriptors: bool
+    scratch_bytes: int
+    config: Any
+
+    def count(self, pattern: str) -> int:
+        """Return how often a regular expression matches in the assembly."""
+        return len(re.findall(pattern, self.code))
+
+    def stores_by_file(self) -> dict[str, Counter[int]]:
+        """Return the global stores' widths in bytes and their numbers, by the source file they come from."""
+        files = dict(re.findall(r'\.file\s+(\d+)\s+.*?([^/"]+)"\n', self.code))
+        found: dict[str, Counter[int]] = defaultdict(Counter)
+        file = ""
+        for line in self.code.splitlines():
+            if location := re.match(r"\s*\.loc\s+(\d+)", line):
+                file = files[location.group(1)]
+            elif store := _STORE.search(line):
+                found[file][_width(*store.groups())] += 1
+        return dict(found)
 
 
-class StubContext:
-    """As much of a context as making and calling an operator takes: no peers, no GPU, tensors that nobody touches."""
+# PTX: st.global.v4.b32; AMD: global_store_dwordx4, buffer_store_short, ...
+_STORE = re.compile(
+    r"\bst\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v(\d))?\.[bfusx]+(\d+)\b|(?:global|buffer|flat)_store_(\w+)"
+)
+_AMD_WIDTHS = {"byte": 1, "short": 2, "short_d16_hi": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
-    def __init__(self, case: Case) -> None:
+
+def _width(vector: str | None, bits: str | None, amd: str | None) -> int:
+    return _AMD_WIDTHS[amd] if amd else int(vector or 1) * int(bits or 0) // 8
+
+
+class StubContext(HeapTensors):
+    """As much of a context as making and calling an operator takes: no peers, no GPU, memory that nobody touches."""
+
+    def __init__(self, case: Case, heap_size: int = HEAP_SIZE) -> None:
         self._case = case
-        self.group = mock.Mock(together=lambda what: contextlib.nullcontext())
-        self.watchdog = mock.Mock()
-        self.backend = mock.Mock()
+        self.group = mock.Mock(rank=case.rank, world_size=case.world_size, together=lambda _: contextlib.nullcontext())
+        self.backend = mock.Mock(device=torch.device("cpu"), open_window=self._open_window)
+        self.heap = SymmetricHeap(self.group, self.backend, heap_size)
+        self.watchdog = mock.Mock(words=self.zeros(3, dtype=torch.int64))
+        self.peer_view = self.heap.peer_view
         self.operators: dict[Any, Any] = {}
         self.debug = False
-        self.agree = self.barrier = self.free = lambda *_: None
-        self.make_stream = mock.MagicMock()
+
+    def _open_window(self, group: Any, size: int) -> tuple[torch.Tensor, int]:
+        smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window
+        return torch.empty(max(size * group.world_size, smallest), dtype=torch.uint8), size
+
+    def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        return self.heap.allocate(shape, dtype)
+
+    def zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+        return self.empty(*size, dtype=dtype)
 
     def get_rank(self) -> int:
         return self._case.rank
@@ -109,90 +154,113 @@ class StubContext:
         return self._case.world_size
 
     def get_device(self) -> torch.device:
-        return torch.device("cpu")
+        return self.backend.device
 
     def get_cu_count(self) -> int:
         return TARGETS[self._case.target].num_sms
 
+    def get_arch(self) -> str:
+        return self._case.target
+
+    def get_heap_bases(self) -> torch.Tensor:
+        return self.heap.bases
+
+    def get_watchdog(self) -> torch.Tensor:
+        return self.watchdog.words
+
     def is_interpreted(self) -> bool:
         return False
 
-    def get_heap_bases(self) -> torch.Tensor:
-        return torch.empty(self._case.world_size, dtype=torch.uint64)
+    def agree(self, what: str, value: Any) -> None:
+        pass
 
-    def get_watchdog(self) -> torch.Tensor:
-        return torch.empty(3, dtype=torch.int64)
+    def barrier(self) -> None:
+        pass
 
-    def zeros(self, *size: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype)
-
-    empty = zeros
-
-    def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.expand(self._case.world_size, *tensor.shape)
+    def make_stream(self) -> Any:
+        return mock.MagicMock()
 
 
 @contextlib.contextmanager
-def _pretend(target: Target) -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
-    """Let host code believe that this GPU is here; yield the list that launches go to."""
+def _recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
+    """Launch nothing; yield the list that kernels and their arguments go to."""
     launches: list[tuple[JITFunction, dict[str, Any]]] = []
 
     def record(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
-    arch = target.gpu.arch
-    capability = (arch // 10, arch % 10) if target.is_nvidia else (9, 4)
-    with (
-        mock.patch.object(JITFunction, "run", record),
-        mock.patch.object(torch.cuda, "get_device_capability", lambda *_: capability),
-        mock.patch.object(torch.version, "hip", None if target.is_nvidia else "7.0"),
-    ):
+    with mock.patch.object(JITFunction, "run", record):
         yield launches
 
 
 def compile_case(case: Case) -> list[Compiled]:
     """Make the operator, call it once, and return every kernel it launched, compiled."""
-    target = TARGETS[case.target]
-    ctx = StubContext(case)
-    assert {name for name in dir(StubContext) if not name.startswith("_")} <= set(dir(Context))
-    variant = get_variant(case.family, case.variant)
-    import iris_kernels.gemm_all_scatter as family  # the family's problem; a table once there are more
-
-    with _pretend(target) as launches:
-        problem = family.Problem(case.size, case.size, case.size, case.world_size, case.dtype)
-        operator = variant.build(ctx, problem)
-        a = torch.empty(problem.a_shape(case.rank), dtype=case.dtype)
-        k, n = problem.b_shape(case.rank)
-        b = torch.empty(n, k, dtype=case.dtype).t() if case.layout == "nk" else torch.empty(k, n, dtype=case.dtype)
+    with _recorded_launches() as launches:
+        operator = get_variant(case.family, case.variant).build(StubContext(case), make_problem(case))
         if case.pointers:
-            from dataclasses import replace
-
             operator.config = replace(operator.config, descriptors=False)
-        operator(a, b)
-    config = operator.config
-    return [_compile(kernel, arguments, target, config) for kernel, arguments in launches]
+        operator(*_operands(operator.problem, case))
+    return [compile_kernel(kernel, arguments, case.target, config=operator.config) for kernel, arguments in launches]
 
 
-def _compile(kernel: JITFunction, arguments: dict[str, Any], target: Target, config: Any) -> Compiled:
+def make_problem(case: Case) -> Any:
+    """Return the problem that a case's operator is made for."""
+    family = importlib.import_module(f"iris_kernels.{case.family}")
+    return family.Problem(case.size, case.size, case.size, case.world_size, case.dtype)
+
+
+def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    a = torch.empty(problem.a_shape(case.rank), dtype=case.dtype)
+    k, n = problem.b_shape(case.rank)
+    if case.layout == "nk":
+        return a, torch.empty(n, k, dtype=case.dtype).t()
+    return a, torch.empty(k, n, dtype=case.dtype)
+
+
+def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: str, *, config: Any = None) -> Compiled:
+    """Compile a kernel for these arguments, options such as ``num_warps`` among them."""
+    target = TARGETS[target_name]
     backend = make_backend(target.gpu)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(**arguments, debug=False)
     parsed, signature, constexprs, attrs = kernel._pack_args(backend, options, bound, specialization, options)
-    source = ASTSource(kernel, signature, constexprs, attrs)
-    built = triton.compile(source, target=target.gpu, options=dict(parsed.__dict__))
-    code = built.asm["ptx" if target.is_nvidia else "amdgcn"]
-    registers, stack, spills = (
-        _nvidia_resources(built.asm["cubin"], code) if target.is_nvidia else _amd_resources(code)
+    built = triton.compile(
+        ASTSource(kernel, signature, constexprs, attrs), target=target.gpu, options=dict(parsed.__dict__)
     )
+    if target.is_nvidia:
+        code = built.asm["ptx"]
+        registers, scratch_bytes = _nvidia_resources(built.asm["cubin"])
+    else:
+        code = built.asm["amdgcn"]
+        registers, scratch_bytes = _amd_resources(code)
     return Compiled(
         name=kernel.fn.__name__,
+        arguments=frozenset(arguments),
         code=code,
         ttgir=built.asm["ttgir"],
+        threads=parsed.num_warps * target.gpu.warp_size,
         shared_bytes=built.metadata.shared,
         registers=registers,
-        stack_bytes=stack,
-        spills=spills,
-        num_stages=arguments["num_stages"],
-        tile=(config.block_m, config.block_n, config.block_k),
-        descriptors=config.descriptors,
+        scratch_bytes=scratch_bytes,
+        config=config,
     )
+
+
+def _nvidia_resources(cubin: bytes) -> tuple[int, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def _amd_resources(code: str) -> tuple[int, int]:
+    def value(name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+)", code)
+        assert found, f"{name} is not in the assembly"
+        return int(found.group(1))
+
+    spilled = value("vgpr_spill_count") + value("sgpr_spill_count")
+    return value("TotalNumVgprs"), value("ScratchSize") + 4 * spilled

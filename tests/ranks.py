@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from iris_core import Context, RankPool, iris
 
 HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes a rank
@@ -47,6 +48,10 @@ class Ranks:
         """Run ``fn(rank, world_size, *args)`` on every rank; return the ranks' results. An error ends the ranks."""
         return self._pools.call(self.world_size, self.device, fn, *args)
 
+    def end(self) -> None:
+        """End the ranks; the next call starts fresh ones. For a test that leaves them unfit for others."""
+        self._pools.end(self.world_size, self.device)
+
 
 class Pools:
     """Pools of ranks by world size and device, started at the first use and again after an error."""
@@ -68,6 +73,10 @@ class Pools:
         except BaseException:  # the pool has ended its ranks
             del self._pools[key]
             raise
+
+    def end(self, world_size: int, device: str) -> None:
+        """End the ranks of a pool."""
+        self._pools.pop((world_size, device)).close(kill=True)
 
     def close(self) -> None:
         """End all ranks."""

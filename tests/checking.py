@@ -1,0 +1,106 @@
+"""Operands for operators and the check of every element of an output, on a rank.
+
+An error is allowed what rounding allows. With u the unit roundoff of the output's dtype and v = 2**-24 that of fp32, in
+which products are summed, a sum of k products is off by at most ``(k + 1) * v * (|A| @ |B|)`` in any order, and by
+``u * |C|`` more once it is rounded to the dtype. In the norm, the output must be as good as the vendor's in that dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from families import FAMILIES
+
+FP32_ROUNDOFF = 2.0**-24
+AS_GOOD_AS = 1.5  # times the vendor's error
+FEW = 1000  # elements: of fewer, the vendor's may be lucky
+
+
+@dataclass(frozen=True)
+class Data:
+    """One call's operands on one rank, and what the call must give."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    expected: torch.Tensor
+    bound: torch.Tensor
+    vendor_error: float
+
+
+def make_data(family: str, problem: Any, rank: int, seed: int, device: torch.device, *, layout: str = "nk") -> Data:
+    """Draw the whole A and B from a seed, the same on every rank, and take this rank's parts.
+
+    `layout` is how B lies in memory: "kn" by rows, "nk" by columns; with "strided" neither A nor B is contiguous.
+    """
+    shards = FAMILIES[family]
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device).to(problem.dtype)
+
+    a, b = draw(problem.m, problem.k), draw(problem.k, problem.n)
+    own_a, own_b = shards.own_a(problem, rank, a).contiguous(), shards.own_b(problem, rank, b).contiguous()
+    if layout == "nk":
+        own_b = own_b.t().contiguous().t()
+    elif layout == "strided":
+        own_a, own_b = _strided(own_a), _strided(own_b)
+    wide = torch.float64 if device.type == "cpu" else torch.float32
+    product = a.to(wide) @ b.to(wide)
+    sums = a.abs().to(wide) @ b.abs().to(wide)
+    roundoff = torch.finfo(problem.dtype).eps / 2
+    tiny = torch.finfo(problem.dtype).smallest_normal * torch.finfo(problem.dtype).eps
+    # On a GPU the reference is a sum in fp32 itself.
+    bound = (
+        roundoff * product.abs() + (problem.k + 1) * FP32_ROUNDOFF * (1 if wide == torch.float64 else 2) * sums + tiny
+    )
+    vendor = torch.mm(a, b).to(wide)
+    return Data(
+        own_a,
+        own_b,
+        shards.own_output(problem, rank, product),
+        shards.own_output(problem, rank, bound),
+        _relative(shards.own_output(problem, rank, vendor), shards.own_output(problem, rank, product)),
+    )
+
+
+def fault(output: torch.Tensor, data: Data, dtype: torch.dtype) -> str | None:
+    """Return what is wrong with an output, or None."""
+    expected = data.expected
+    if output.shape != expected.shape or output.dtype != dtype:
+        return f"the output is {tuple(output.shape)} of {output.dtype}, expected {tuple(expected.shape)} of {dtype}"
+    values = output.to(expected.dtype)
+    outside = ~((values - expected).abs() <= data.bound)  # NaN is outside
+    if outside.any():
+        first = tuple(outside.nonzero()[0].tolist())
+        return (
+            f"{int(outside.sum())} of {outside.numel()} elements are off; first {first}: "
+            f"{values[first].item()}, expected {expected[first].item()} within {data.bound[first].item():.2g}"
+        )
+    error = _relative(values, expected)
+    limit = AS_GOOD_AS * data.vendor_error
+    if expected.numel() < FEW:
+        limit = max(limit, torch.finfo(dtype).eps)
+    if error > limit:
+        return f"the error is {error:.3g} of the norm; the vendor's is {data.vendor_error:.3g}"
+    return None
+
+
+def poison(operator: Any) -> None:
+    """Fill an operator's output with NaN, so that an element that is not written cannot pass."""
+    if hasattr(operator, "output"):  # a baseline has no buffer that peers write
+        operator.output.fill_(float("nan"))
+
+
+def _strided(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the same matrix with gaps between its elements, in both dimensions."""
+    rows, columns = matrix.shape
+    wide = torch.full((rows + 1, 2 * columns), float("nan"), dtype=matrix.dtype, device=matrix.device)
+    wide[:rows, ::2] = matrix
+    return wide[:rows, ::2]
+
+
+def _relative(values: torch.Tensor, expected: torch.Tensor) -> float:
+    norm = torch.linalg.vector_norm
+    return (norm(values - expected) / norm(expected)).item()

@@ -1,0 +1,62 @@
+"""What the tests must know of each family: which part of the whole is a rank's, and what its output must be.
+
+A new family's variants are found through the registry; their tests ask here and fail until the family is described.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from iris_kernels.common.problem import shard_bounds
+from overlap_taxonomy import Variant, list_variants
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's shards.
+
+    Args:
+        own_a, own_b: ``(problem, rank, whole)`` gives a rank's operand, a view.
+        own_output: ``(problem, rank, product)`` gives a rank's part of A @ B.
+    """
+
+    own_a: Callable[[Any, int, torch.Tensor], torch.Tensor]
+    own_b: Callable[[Any, int, torch.Tensor], torch.Tensor]
+    own_output: Callable[[Any, int, torch.Tensor], torch.Tensor]
+
+
+def _rows(problem: Any, rank: int, whole: torch.Tensor) -> torch.Tensor:
+    return whole[slice(*shard_bounds(whole.shape[0], problem.world_size, rank))]
+
+
+def _columns(problem: Any, rank: int, whole: torch.Tensor) -> torch.Tensor:
+    return whole[:, slice(*shard_bounds(whole.shape[1], problem.world_size, rank))]
+
+
+def _all(problem: Any, rank: int, whole: torch.Tensor) -> torch.Tensor:
+    return whole
+
+
+FAMILIES = {
+    "gemm_all_scatter": Family(own_a=_all, own_b=_columns, own_output=_all),
+    "all_gather_gemm": Family(own_a=_rows, own_b=_columns, own_output=_columns),
+    "gemm_reduce_scatter": Family(own_a=_columns, own_b=_rows, own_output=_rows),
+}
+
+VARIANTS = list_variants()
+FUSED = [variant for variant in VARIANTS if not variant.is_baseline]
+
+
+def name(variant: Variant) -> str:
+    """Return a variant's name for a test's id."""
+    return f"{variant.family}-{variant.name}"
+
+
+def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype) -> Any:
+    """Return a family's problem."""
+    return importlib.import_module(f"iris_kernels.{family}").Problem(m, n, k, world_size, dtype)

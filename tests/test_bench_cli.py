@@ -1,0 +1,268 @@
+"""The command: what it refuses, what a sweep leaves behind, and that no wrong variant gets through."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from iris_bench import cli, measure, ranks
+from iris_bench.record import read_records
+from iris_bench.shapes import Shape
+from iris_core import RankPool
+from iris_kernels.gemm_all_scatter.library import LibraryLayout
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant, register
+
+LAUNCHER_VARIABLES = (*ranks._TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting ranks is a failure of the test."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(cli, "StartedRanks", refuse)
+    monkeypatch.setattr(cli, "count_gpus", lambda: 2)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+@pytest.mark.usefixtures("no_ranks")
+@pytest.mark.parametrize(
+    ("arguments", "given", "works"),
+    [
+        (["--family", "gemm_all_scater"], "gemm_all_scater", "gemm_all_scatter"),
+        (["--family", "gemm_all_scatter", "--variant", "copy_engine,copy"], "'copy'", "fused_sequential"),
+        (["--shapes", "papr"], "papr", "paper"),
+        (["--shapes", "8x8"], "8x8", "MxNxK"),
+        (["--dtype", "fp8"], "fp8", "bf16"),
+        (["--device", "tpu"], "tpu", "cuda"),
+        (["--device", "cuda", "--world-size", "3"], "world size 3", "--world-size 2"),
+        (["--device", "cpu", "--world-size", "0"], "world size 0", "positive"),
+        (["--rounds", "0"], "--rounds 0", "positive"),
+        (["--plot", "picture.bmp"], "picture.bmp", ".png"),
+        (["--resume"], "--resume", "--out"),
+        (["--resume", "--overwrite", "--out", "x.csv"], "--resume", "--overwrite"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused_in_one_line(arguments: list[str], given: str, works: str) -> None:
+    result = invoke("run", *arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert given in result.stderr
+    assert works in result.stderr
+
+
+@pytest.mark.usefixtures("no_ranks")
+def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("something\n")
+    for more in ([], ["--resume"]):  # nor is one of ours expected in it
+        result = invoke("run", "--out", path, *more)
+        assert result.exit_code == 2
+        assert str(path) in result.stderr
+    assert path.read_text() == "something\n"
+
+
+@pytest.mark.usefixtures("no_ranks")
+def test_a_world_size_that_contradicts_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    result = invoke("run", "--device", "cpu", "--world-size", "3")
+    assert result.exit_code == 2
+    assert "--world-size 3 contradicts torchrun, which started 2 ranks" in result.stderr
+    monkeypatch.setenv("RANK", "1")  # one rank speaks for all
+    assert invoke("run", "--device", "cpu", "--world-size", "3").stderr == ""
+
+
+def test_device_and_world_size_follow_the_machine() -> None:
+    assert ranks.choose_device("auto", {}, 8) == "cuda"
+    assert ranks.choose_device("auto", {}, 0) == "cpu"
+    assert ranks.choose_device("auto", {"TRITON_INTERPRET": "1"}, 8) == "cpu"
+    assert ranks.choose_device("auto", {"IRIS_DEVICE": "cpu"}, 8) == "cpu"
+    with pytest.raises(ValueError, match="no GPU"):
+        ranks.choose_device("cuda", {}, 0)
+    assert ranks.choose_world_size(None, device="cuda", gpus=8, launcher=None) == 8
+    assert ranks.choose_world_size(None, device="cpu", gpus=0, launcher=None) == 4
+    launcher = ranks.Launcher("torchrun", 0, 2)
+    assert ranks.choose_world_size(None, device="cpu", gpus=0, launcher=launcher) == 2
+
+
+def test_list_names_everything() -> None:
+    text = invoke("list").stdout
+    assert all(name in text for name in ("gemm_all_scatter", "workgroup_specialized", "decode", "8192x4096x12288"))
+
+
+class ScriptedRanks(ranks.Ranks):
+    """Ranks whose every problem comes out as the script says."""
+
+    is_first = True
+    script: list[measure.Outcome] | Exception
+
+    def __init__(self, world_size: int, device: str) -> None:
+        pass
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        if fn is measure.open_rank:
+            return {"device_name": "a machine", "driver": ""}
+        if fn is measure.measure and isinstance(self.script, Exception):
+            raise self.script
+        return self.script
+
+    def close(self, *, kill: bool = False) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code"), [("ok", 0), ("unsupported", 0), ("wrong", 1), ("error", 1)], ids=lambda value: str(value)
+)
+def test_the_exit_status_says_whether_all_went_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, exit_code: int
+) -> None:
+    monkeypatch.setattr(cli, "StartedRanks", ScriptedRanks)
+    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine", status=status, reason="so")]
+    result = invoke("run", "--device", "cpu", "--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
+    assert result.exit_code == exit_code
+    assert [record.status for record in read_records(tmp_path / "rows.csv")] == ["ok", status]
+
+
+def test_a_sweep_that_loses_its_ranks_ends_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli, "StartedRanks", ScriptedRanks)
+    ScriptedRanks.script = TimeoutError("rank 1: waited in vain")
+    arguments = ("--device", "cpu", "--shapes", "1x1x1,2x2x2", "--variant", "copy_engine")
+    result = invoke("run", *arguments, "--out", tmp_path / "rows.csv")
+    assert result.exit_code == 1
+    assert "ended early: TimeoutError: rank 1: waited in vain" in result.stderr
+    records = read_records(tmp_path / "rows.csv")
+    assert {(record.m, record.status) for record in records} == {(1, "error")}
+    assert all("waited in vain" in record.reason for record in records)
+
+
+def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    csv, picture = tmp_path / "rows.csv", tmp_path / "plot.png"
+    arguments = ["run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "fused_sequential"]
+    arguments += ["--world-size", 2, "--shapes", "5x3x2", "--out", csv]
+    result = invoke(*arguments, "--plot", picture)
+    assert result.exit_code == 0, result.output
+    records = read_records(csv)
+    names = ["library", "fused_sequential", "gemm_alone", "communication_alone"]
+    assert [record.variant for record in records] == names
+    assert all(record.time_us and record.time_us > 0 for record in records)
+    assert [record.correct for record in records] == [True, True, None, None]
+    assert picture.stat().st_size > 0
+    assert "interpreted: times are not performance" in result.stdout
+    assert invoke("table", csv).stdout == result.stdout
+
+    monkeypatch.setattr(cli, "StartedRanks", None)  # everything is there: no rank is needed
+    assert invoke(*arguments, "--resume").exit_code == 0
+    assert read_records(csv) == records
+
+
+class _Broken(LibraryLayout):
+    """Right, but for what its subclass does to the output."""
+
+    calls = 0
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        kept = self._matrix.clone()
+        output = super()._launch(a, b)
+        self.spoil(output, kept)
+        return output
+
+    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class _Stale(_Broken):
+    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
+        if self.calls == 2:
+            output.copy_(kept.view_as(output))
+
+
+class _OneElement(_Broken):
+    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
+        if self.rank == 1:
+            output[2, 1] += 1
+
+
+class _Raises(_Broken):
+    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
+        raise RuntimeError("no luck")
+
+
+class _Refuses(_Broken):
+    def _open(self) -> None:
+        raise ValueError("not on this device")
+
+
+def measure_broken_variants(rank: int, world_size: int) -> list[measure.Outcome]:
+    broken = {"stale": _Stale, "one_element": _OneElement, "raises": _Raises, "refuses": _Refuses}
+    for name, build in broken.items():
+        register(
+            Variant(
+                "gemm_all_scatter",
+                name,
+                Arrangement.LIBRARY,
+                Agent.LIBRARY,
+                Sync.STREAM_ORDER,
+                "broken",
+                build,
+                build.unsupported_reason,
+            )
+        )
+    measure.open_rank(rank, world_size, 1 << 20, "cpu")
+    job = measure.Job(
+        family="gemm_all_scatter",
+        variants=("library", *broken),
+        shape=Shape(5, 3, 2),
+        dtype="float32",
+        world_size=world_size,
+        seed=0,
+        rounds=2,
+        burst=3,
+        timed=True,
+    )
+    outcomes = measure.measure(rank, world_size, job)
+    measure.close_rank(rank, world_size)
+    return outcomes
+
+
+def test_broken_variants_are_found_out_and_not_timed() -> None:
+    with RankPool(2, "cpu") as pool:
+        by_rank = pool.call(measure_broken_variants)
+    assert by_rank[0] == by_rank[1]
+    outcomes = {outcome.variant: outcome for outcome in by_rank[0]}
+    assert outcomes["library"].status == "ok"
+    assert outcomes["library"].time_us > 0
+    assert outcomes["library"].latency_us > 0
+    assert outcomes["gemm_alone"].time_us > 0
+    assert {name: outcome.status for name, outcome in outcomes.items() if outcome.status != "ok"} == {
+        "stale": "wrong",
+        "one_element": "wrong",
+        "raises": "error",
+        "refuses": "unsupported",
+    }
+    stale, element = outcomes["stale"], outcomes["one_element"]
+    assert stale.reason.startswith("call 2, rank 0")
+    assert "not finite" in stale.reason  # the poison, not an older output
+    assert math.isinf(stale.error)
+    assert element.reason.startswith("call 1, rank 1: 1 of 15 elements")
+    assert "row 2, column 1" in element.reason
+    assert "no luck" in outcomes["raises"].reason
+    assert "not on this device" in outcomes["refuses"].reason
+    assert all(outcome.time_us is None for outcome in outcomes.values() if outcome.status != "ok")

@@ -1,0 +1,184 @@
+"""The CSV, and what is made of it: columns, resuming, summary statistics, tables, plots."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from iris_bench import plot, report, sweep, timing
+from iris_bench.measure import Outcome
+from iris_bench.record import COLUMNS, Record, append_records, latest, read_records
+
+PROMISED = {
+    *("family", "variant", "m", "n", "k", "world_size", "dtype", "device", "device_name", "time_us", "latency_us"),
+    *("tflops", "speedup_vs_library", "overlap_efficiency", "error", "correct", "status", "reason", "config", "torch"),
+    *("triton", "driver", "commit", "timestamp", "shape_set", "ideal_us", "link_gbps", "rounds", "burst", "seed"),
+    "command",
+}
+
+ENVIRONMENT = {
+    "device_name": "Some GPU",
+    "driver": "1.2",
+    "torch": "2",
+    "triton": "3",
+    "commit": "abc",
+    "command": "iris-bench run",
+}
+
+
+def make_plan(*, device: str = "cuda", **changes) -> sweep.Plan:
+    arguments = {
+        "families": "gemm_all_scatter",
+        "variants": "all",
+        "shapes": "8192x8192x8192",
+        "dtype": "bf16",
+        "device": device,
+        "world_size": 4,
+        "seed": 0,
+        "rounds": None,
+        "burst": None,
+        "timed": True,
+        "link_gbps": 387.0,
+    }
+    return sweep.make_plan(**{**arguments, **changes})
+
+
+def make_records(device: str = "cuda", shapes: str = "8192x8192x8192") -> list[Record]:
+    records = []
+    plan = make_plan(device=device, shapes=shapes)
+    for job in plan.jobs:
+        outcomes = [
+            Outcome("library", correct=True, error=1e-3, time_us=700.0, latency_us=720.0, host_us=50.0),
+            Outcome("copy_engine", correct=True, error=1e-3, time_us=500.0, latency_us=520.0, host_us=50.0),
+            Outcome("fused_sequential", status="wrong", correct=False, error=1.0, reason='12, or "13"\nelements'),
+            Outcome("gemm_alone", time_us=340.0, latency_us=350.0, host_us=10.0),
+            Outcome("communication_alone", time_us=300.0, latency_us=310.0, host_us=10.0),
+        ]
+        records += sweep.to_records(plan, job, outcomes, ENVIRONMENT)
+    return records
+
+
+def test_the_promised_columns_are_there() -> None:
+    assert set(COLUMNS) >= PROMISED
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path, records = tmp_path / "rows.csv", make_records()
+    append_records(path, records[:2])
+    append_records(path, records[2:])
+    text = path.read_text()
+    assert text.splitlines()[0] == ",".join(COLUMNS)
+    assert text.count("family,variant") == 1
+    read = read_records(path)
+    assert [record.key for record in read] == [record.key for record in records]
+    assert read[2].reason == records[2].reason
+    assert read[2].correct is False
+    assert read[2].time_us is None
+    assert read[1].speedup_vs_library == pytest.approx(1.4)
+
+
+def test_derived_figures() -> None:
+    library, copy_engine, wrong, gemm, communication = make_records()
+    problem = make_plan().jobs[0].problem()
+    assert library.speedup_vs_library == 1.0
+    assert copy_engine.speedup_vs_library == pytest.approx(700 / 500)
+    assert copy_engine.ideal_us == problem.ideal_us(gemm_us=340.0, link_gbps=387.0)
+    assert copy_engine.overlap_efficiency == pytest.approx(copy_engine.ideal_us / 500)
+    assert copy_engine.tflops == pytest.approx(2 * 8192**3 / 4 / 500e-6 / 1e12)
+    assert (wrong.time_us, wrong.tflops, wrong.speedup_vs_library) == (None, None, None)
+    assert gemm.tflops is not None
+    assert (gemm.speedup_vs_library, communication.tflops) == (None, None)
+
+
+def test_interpreted_times_are_no_performance() -> None:
+    for record in make_records("cpu"):
+        derived = (record.tflops, record.speedup_vs_library, record.overlap_efficiency, record.ideal_us)
+        assert derived == (None, None, None, None)
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"other\.csv is not a CSV of this version"):
+        read_records(path)
+    with pytest.raises(ValueError, match="cannot read"):
+        read_records(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize(("broken", "message"), [("x", "1 fields"), (",".join(["x"] * len(COLUMNS)), "line 2")])
+def test_a_broken_line_is_named(tmp_path: Path, broken: str, message: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{','.join(COLUMNS)}\n{broken}\n")
+    with pytest.raises(ValueError, match=message):
+        read_records(path)
+
+
+def test_resuming_measures_what_is_not_ok_again() -> None:
+    done = make_records()
+    (job,) = make_plan(done=done, variants="copy_engine,fused_sequential").jobs
+    assert job.variants == ("library", "fused_sequential")
+    assert make_plan(done=done, variants="copy_engine").jobs == ()
+    assert len(make_plan(done=done, variants="copy_engine", dtype="fp16").jobs) == 1
+    assert len(make_plan(done=done, variants="copy_engine", shapes="8192x8192x8192,8x8x8").jobs) == 1
+
+
+def test_resuming_times_what_was_only_checked() -> None:
+    checked = [replace(record, time_us=None) for record in make_records()]
+    assert len(make_plan(done=checked, variants="copy_engine").jobs) == 1
+    assert make_plan(done=checked, variants="copy_engine", timed=False).jobs == ()
+
+
+def test_resuming_does_not_repeat_the_library_row(tmp_path: Path) -> None:
+    done = make_records()
+    output = sweep.Output(tmp_path / "rows.csv", done)
+    output.add(make_records())
+    assert [record.variant for record in read_records(tmp_path / "rows.csv")] == ["copy_engine", "fused_sequential"]
+
+
+def test_the_last_row_of_a_thing_counts() -> None:
+    first = make_records()
+    again = replace(first[2], status="ok")
+    assert latest([*first, again]) == [*first[:2], again, *first[3:]]
+
+
+def test_the_library_is_always_measured() -> None:
+    assert make_plan(variants="copy_engine").jobs[0].variants == ("library", "copy_engine")
+
+
+def test_the_heap_holds_every_fused_variant_of_the_largest_problem() -> None:
+    plan = make_plan(variants="library,copy_engine,fused_sequential", shapes="64x64x64,8192x8192x8192")
+    assert plan.heap_bytes >= 2 * 8192 * 8192 * 2
+    assert plan.heap_bytes < 2 * 8192 * 8192 * 2 + (16 << 20)
+
+
+def test_the_slowest_rank_counts_by_its_median() -> None:
+    assert timing.slowest_median([[1.0, 2.0, 90.0], [3.0, 3.0, 1.0]]) == 3.0
+
+
+@pytest.mark.parametrize(("operand_bytes", "count"), [(1, 16), (0, 16), (10 << 20, 10), (50 << 20, 2), (500 << 20, 2)])
+def test_operand_sets_pass_twice_through_the_cache(operand_bytes: int, count: int) -> None:
+    assert timing.count_sets(operand_bytes=operand_bytes, cache_bytes=50 << 20) == count
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_tables_fit_in_a_hundred_columns(device: str) -> None:
+    text = io.StringIO()
+    report.print_records(Console(file=text, width=report.WIDTH), make_records(device))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("fused_sequential" in line and "wrong" in line for line in lines)
+    assert ("interpreted: times are not performance" in text.getvalue()) == (device == "cpu")
+    assert ("1.40" in text.getvalue()) == (device == "cuda")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_plot_is_drawn(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "new" / "plot.svg"
+    plot.plot_records(make_records(device, "smoke,paper"), path)
+    assert "<svg" in path.read_text()
+    with pytest.raises(ValueError, match="no records"):
+        plot.plot_records([], path)

@@ -1,0 +1,76 @@
+"""However the ranks are started, they find each other: torchrun, mpirun, torch's spawn, nothing at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from iris_core import bootstrap
+
+PROGRAMS = Path(__file__).parent / "programs"
+# What a shell would not have, but the ranks of a pool, or of the tests' own launcher, do.
+UNSET = ("TRITON_INTERPRET", "IRIS_DEVICE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run(*command: str | Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_the_documentations_first_example_runs_unchanged() -> None:
+    output = run(sys.executable, PROGRAMS / "first_example.py", str(free_port()))
+    assert sorted(output.splitlines()) == ["rank 0 has seen 0", "rank 1 has seen 4096"]
+
+
+def test_torchrun() -> None:
+    options = ["--nproc-per-node=2", "--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    output = run(sys.executable, "-m", "torch.distributed.run", *options, PROGRAMS / "meet.py")
+    assert sorted(output.splitlines()) == [f"rank {rank} of 2 has met the others" for rank in (0, 1)]
+
+
+def test_mpirun() -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    beside_python = Path(sys.executable).parent / "mpirun"
+    mpirun = beside_python if beside_python.exists() else shutil.which("mpirun")
+    if not mpirun:
+        pytest.skip("mpirun is not installed")
+    output = run(mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, PROGRAMS / "meet.py")
+    met = [line for line in output.splitlines() if "has met" in line]
+    assert sorted(met) == [f"rank {rank} of 2 has met the others" for rank in (0, 1)]
+
+
+def test_alone_a_process_is_a_world_of_one() -> None:
+    assert run(sys.executable, PROGRAMS / "meet.py") == "rank 0 of 1 has met the others\n"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(None, 30.0), ("0", 0.0), ("2.5", 2.5)])
+def test_the_limit_of_waits_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, seconds: float
+) -> None:
+    monkeypatch.delenv("IRIS_TIMEOUT_S", raising=False)
+    if text is not None:
+        monkeypatch.setenv("IRIS_TIMEOUT_S", text)
+    assert bootstrap.timeout_s() == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("IRIS_TIMEOUT_S", text)
+    with pytest.raises(ValueError, match=r"IRIS_TIMEOUT_S is .*takes a number of seconds"):
+        bootstrap.timeout_s()

@@ -1,0 +1,199 @@
+"""The machine code of every kernel that every fused variant launches, on four GPUs: fast, and ordered as it must be.
+
+Ranks 0, 1 and 2 stand for all: Triton makes a constant of an integer argument that is 1, and another kernel where it
+divides by 16.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from compiling import TARGETS, Case, Compiled, compile_case, make_problem
+from families import FUSED
+
+from overlap_taxonomy import Agent, Sync, Variant, get_variant
+
+
+def cases_of(variant: Variant) -> list[Case]:
+    """Every target; on one of each vendor, what else decides about a kernel."""
+    case = Case(variant.name, "sm_90", rank=2, family=variant.family)
+    amd = replace(case, target="gfx942")
+    return [
+        *(replace(case, target=target) for target in TARGETS),
+        *(replace(case, rank=rank) for rank in (0, 1)),
+        replace(amd, rank=1),
+        replace(case, layout="kn"),
+        replace(case, pointers=True),
+        replace(amd, dtype=torch.float16),
+        replace(case, dtype=torch.float32),
+        replace(case, size=1024),
+        replace(amd, size=1024),
+    ]
+
+
+CASES = [case for variant in FUSED for case in cases_of(variant)]
+MATRIX_INSTRUCTION = {
+    "sm_90": r"wgmma\.mma_async",
+    "sm_100": r"tcgen05\.mma",
+    "gfx942": r"v_mfma_f32_",
+    "gfx950": r"v_mfma_f32_",
+}
+# What the ordering edges of iris_core.sync and of the handshake look like in assembly.
+NVIDIA_EDGES = {
+    "release to system": r"atom\.global\.sys\.release\.exch",
+    "acquire from system": r"(?:ld|atom)\.global\.sys\.acquire",
+    "collect programs": r"atom\.global\.sys\.acq_rel\.add",
+    "release to device": r"atom\.global\.gpu\.release\.exch",
+    "acquire from device": r"(?:ld|atom)\.global\.gpu\.acquire",
+    "count for stream": r"(?:atom|red)\.global\.sys\.release\.add\.u32",
+    "count at peer": r"(?:atom|red)\.global\.sys\.release\.add\.u64",
+}
+# Between a cache operation and the access it belongs to.
+_WAITS = r"\n(?:\s+s_waitcnt[^\n]*\n)*\s+"
+AMD_EDGES = {
+    "release to system": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_swap_x2",
+    "acquire from system": rf"global_load_dwordx2[^\n]* sc0 sc1{_WAITS}buffer_inv sc0 sc1",
+    "collect programs": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_add_x2[^\n]*{_WAITS}buffer_inv sc0 sc1",
+    "release to device": rf"buffer_wbl2 sc1{_WAITS}global_atomic_swap_x2",
+    "acquire from device": rf"global_load_dwordx2[^\n]* sc1{_WAITS}buffer_inv sc1\b",
+    "count for stream": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_add ",
+    "count at peer": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_add_x2[^\n]*\n(?!{_WAITS[2:]}buffer_inv)",
+}
+# Where the stores are that move no tile: words of the handshake and of failed waits.
+HANDSHAKE_FILES = {"sync.py", "handshake.py", "device.py"}
+
+compile_once = functools.cache(compile_case)
+
+
+def every_case(where: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", [case for case in CASES if where(case)], ids=str)
+
+
+def variant_of(case: Case) -> Variant:
+    return get_variant(case.family, case.variant)
+
+
+def stores_to_all_peers(case: Case) -> tuple[str, str] | None:
+    """Return an argument that tells the kernels which store to every peer, and what has the rows of one store.
+
+    The programs of the other variants store to one peer at a time, load from it, or leave it to the copy engines.
+    """
+    agent = variant_of(case).agent
+    if case.family == "gemm_all_scatter" and agent is Agent.COMPUTING_PROGRAM:
+        return "gemm", "block_m"
+    if case.family != "gemm_reduce_scatter" and agent in (Agent.ALL_SMS, Agent.COMM_KERNEL, Agent.COMM_PROGRAMS):
+        return "ROWS", "comm_rows"
+    return None
+
+
+def multiplying(case: Case) -> list[Compiled]:
+    """Return the case's kernels that have the main loop in them."""
+    found = [kernel for kernel in compile_once(case) if "gemm" in kernel.arguments]
+    assert found
+    return found
+
+
+def operand_bytes(kernel: Compiled, dtype: torch.dtype) -> int:
+    """Return what one stage of the main loop holds."""
+    config = kernel.config
+    return (config.block_m + config.block_n) * config.block_k * dtype.itemsize
+
+
+def tile_stores(kernel: Compiled) -> Counter[int]:
+    """Return the widths in bytes of the stores that move tiles, and how many there are of each."""
+    widths: Counter[int] = Counter()
+    for file, found in kernel.stores_by_file().items():
+        if file not in HANDSHAKE_FILES:
+            widths += found
+    return widths
+
+
+@every_case(lambda case: case.dtype != torch.float32)  # exact fp32 products have no matrix instruction
+def test_multiplies_on_the_matrix_units(case: Case) -> None:
+    for kernel in multiplying(case):
+        assert kernel.count(MATRIX_INSTRUCTION[case.target]) >= 4, kernel.name
+
+
+@every_case(lambda case: TARGETS[case.target].is_nvidia)  # AMD has no tensor descriptors
+def test_operands_are_read_by_descriptors_or_sixteen_bytes_at_a_time(case: Case) -> None:
+    for kernel in multiplying(case):
+        with_descriptors = replace(kernel.config, descriptors=True)
+        may_have_them = variant_of(case).unsupported_reason(make_problem(case), with_descriptors) is None
+        assert kernel.config.descriptors == (may_have_them and not case.pointers and case.dtype != torch.float32)
+        assert (kernel.count(r"cp\.async\.bulk\.tensor") > 0) == kernel.config.descriptors, kernel.name
+        assert (kernel.count(r"cp\.async\.cg") > 0) == (not kernel.config.descriptors), kernel.name
+        assert kernel.count(r"cp\.async\.ca") == 0, kernel.name  # narrower
+
+
+@every_case()
+def test_main_loop_is_pipelined(case: Case) -> None:
+    for kernel in multiplying(case):
+        stages = kernel.config.num_stages
+        if TARGETS[case.target].is_nvidia:
+            # Each stage has its operands in shared memory; ordinary multiplies have taken the oldest into registers.
+            # Without pipelining there would be room for one.
+            buffers = stages - 1 if case.dtype == torch.float32 else stages
+            assert kernel.shared_bytes >= buffers * operand_bytes(kernel, case.dtype), kernel.name
+        else:
+            # One stage is on its way in registers, the others in LDS, which the loop hands on from turn to turn: a loop
+            # that is not pipelined fills and reads its LDS in the same turn.
+            assert kernel.shared_bytes >= (stages - 1) * operand_bytes(kernel, case.dtype), kernel.name
+            carried = [line for line in kernel.ttgir.splitlines() if "scf.for" in line and "!ttg.memdesc<" in line]
+            assert carried, kernel.name
+
+
+@every_case()
+def test_nothing_spills(case: Case) -> None:
+    # Exact fp32 keeps its whole tile in registers; the assembler may park a word of the handshake meanwhile.
+    limit = 16 if case.dtype == torch.float32 else 0
+    for kernel in compile_once(case):
+        assert kernel.scratch_bytes <= limit, kernel.name
+        assert "__local_depot" not in kernel.code, kernel.name  # arrays that PTX itself keeps in memory
+
+
+@every_case()
+def test_no_store_of_a_tile_is_narrow(case: Case) -> None:
+    """To peers and to this rank. Straight from its matrix units, an AMD thread has eight neighbouring bytes."""
+    for kernel in compile_once(case):
+        if kernel.arguments & {"block", "staging", "shard"}:
+            allowed = {16} if TARGETS[case.target].is_nvidia else {8, 16}
+            assert set(tile_stores(kernel)) <= allowed, (kernel.name, tile_stores(kernel))
+
+
+@every_case(lambda case: stores_to_all_peers(case) is not None)
+def test_stores_to_peers_are_sixteen_bytes_wide(case: Case) -> None:
+    """Counted where the stores to all peers are unrolled: one tile, or one chunk of it, to each."""
+    argument, rows = stores_to_all_peers(case) or ("", "")
+    storing = [kernel for kernel in compile_once(case) if argument in kernel.arguments]
+    assert storing
+    for kernel in storing:
+        chunk_bytes = getattr(kernel.config, rows) * kernel.config.block_n * case.dtype.itemsize
+        expected = (case.world_size - 1) * max(1, chunk_bytes // (16 * kernel.threads))
+        assert tile_stores(kernel)[16] >= expected, (kernel.name, tile_stores(kernel))
+
+
+@every_case()
+def test_handshake_is_ordered(case: Case) -> None:
+    """Releases to, and acquires from, every peer, over the system; in however many kernels they are."""
+    edges = NVIDIA_EDGES if TARGETS[case.target].is_nvidia else AMD_EDGES
+    found = {name: sum(kernel.count(edge) for kernel in compile_once(case)) for name, edge in edges.items()}
+    peers = case.world_size - 1
+    assert found["release to system"] >= peers  # ready
+    assert found["acquire from system"] >= 1
+    assert found["collect programs"] >= 1
+    if case.family == "gemm_all_scatter":  # ready and done, unrolled
+        assert found["release to system"] >= 2 * peers
+        assert found["acquire from system"] >= 2 * peers
+    sync = variant_of(case).sync
+    if sync is Sync.TILE_FLAG:
+        assert found["release to device"] >= 1
+        assert found["acquire from device"] >= 1
+    if sync is Sync.PANEL_COUNTER:
+        assert found["count for stream"] >= 1
+    if sync is Sync.SHARD_COUNTER:
+        assert found["count at peer"] >= 1

@@ -1,0 +1,121 @@
+"""The machine code of the device API on four GPUs: peers are reached by wide accesses, and orders are what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from compiling import HEAP_SIZE, TARGETS, Case, Compiled, StubContext, compile_kernel
+
+import iris_core
+from iris_core.kernels import barrier_kernel
+
+pytestmark = pytest.mark.parametrize("target", TARGETS)
+
+
+@triton.jit
+def copy_kernel(source_ptr, destination_ptr, rank, peer, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    iris_core.copy(source_ptr + offsets, destination_ptr + offsets, rank, peer, rank, heap_bases)
+
+
+@triton.jit
+def atomic_kernel(pointer, rank, peer, heap_bases, OPERATION: tl.constexpr):
+    tl.store(pointer + 1, OPERATION(pointer, 1, rank, peer, heap_bases))
+
+
+@triton.jit
+def cas_kernel(pointer, rank, peer, heap_bases):
+    tl.store(pointer + 1, iris_core.atomic_cas(pointer, 3, 4, rank, peer, heap_bases))
+
+
+@triton.jit
+def message_kernel(flag_ptr, watchdog_ptr, SCOPE: tl.constexpr):
+    iris_core.signal(flag_ptr, 1, scope=SCOPE)
+    iris_core.wait(flag_ptr + 1, 1, watchdog_ptr, scope=SCOPE)
+
+
+def compiled(kernel: Any, target: str, rank: int = 2, heap_size: int = HEAP_SIZE, **arguments: Any) -> Compiled:
+    ctx = StubContext(Case("none", target, rank), heap_size)
+    known = {
+        "rank": rank,
+        "peer": (rank + 1) % 4,
+        "heap_bases": ctx.get_heap_bases(),
+        "watchdog_ptr": ctx.get_watchdog(),
+        "pointer": ctx.zeros(8, dtype=torch.int32),
+        "flag_ptr": ctx.zeros(8, dtype=torch.int64),
+        "state_ptr": ctx.zeros(8, dtype=torch.int64),
+        "world_size": 4,
+        "source_ptr": ctx.zeros(1 << 20, dtype=torch.bfloat16),
+        "destination_ptr": ctx.zeros(1 << 20, dtype=torch.bfloat16),
+    }
+    wanted = {name: known[name] for name in kernel.arg_names if name in known}
+    return compile_kernel(kernel, wanted | arguments, target)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_block_of_pointers_is_translated_without_narrowing(target: str, rank: int) -> None:
+    # A thread has 16 bytes, unless the translation hides that they are neighbours and aligned.
+    elements = 4 * TARGETS[target].gpu.warp_size * 8
+    kernel = compiled(copy_kernel, target, rank, BLOCK=elements, num_warps=4)
+    assert kernel.stores_by_file()["device.py"] == {16: 1}
+    assert kernel.scratch_bytes == 0
+
+
+def test_the_distance_to_a_peer_is_never_cut_to_32_bits(target: str) -> None:
+    """Where all heaps together are small, too: a peer's may lie before this rank's own."""
+    kernel = compiled(copy_kernel, target, heap_size=64 << 20, BLOCK=1024)
+    assert "to i32" not in kernel.ttgir
+    assert kernel.count(r"buffer_(load|store)_") == 0
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "xchg", "and", "or", "xor", "min", "max"])
+def test_atomics_are_acquire_release_over_the_system(target: str, name: str) -> None:
+    kernel = compiled(atomic_kernel, target, OPERATION=getattr(iris_core, f"atomic_{name}"))
+    check_acquire_release(kernel, target)
+
+
+def test_compare_and_swap_is_acquire_release_over_the_system(target: str) -> None:
+    if not TARGETS[target].is_nvidia:
+        pytest.xfail("Triton 3.6 compiles atomic_cas for AMD with the scope of one device, whatever it is given")
+    check_acquire_release(compiled(cas_kernel, target), target)
+
+
+def check_acquire_release(kernel: Compiled, target: str) -> None:
+    if TARGETS[target].is_nvidia:
+        assert kernel.count(r"atom\.global\.(?:sys\.acq_rel|acq_rel\.sys)\.") == 1
+    else:
+        assert kernel.count(r"buffer_wbl2 sc0 sc1") == 1
+        assert kernel.count(r"buffer_inv sc0 sc1") == 1
+
+
+@pytest.mark.parametrize("scope", ["gpu", "sys"])
+def test_signal_releases_and_wait_acquires(target: str, scope: str) -> None:
+    kernel = compiled(message_kernel, target, SCOPE=scope)
+    if TARGETS[target].is_nvidia:
+        assert kernel.count(rf"atom\.global\.{scope}\.release\.exch") == 1
+        assert kernel.count(rf"(?:ld|atom)\.global\.{scope}\.acquire") == 1
+    else:
+        bits = {"gpu": "sc1", "sys": "sc0 sc1"}[scope]
+        assert kernel.count(rf"buffer_wbl2 {bits}\n") == 1
+        assert kernel.count(rf"buffer_inv {bits}\n") == 1
+
+
+def test_waits_poll_without_an_atomic(target: str) -> None:
+    """A read-modify-write in the loop would take the line from the writer at every turn."""
+    kernel = compiled(message_kernel, target, SCOPE="sys")
+    atomics = r"\batom\." if TARGETS[target].is_nvidia else r"(?:global|flat)_atomic"
+    assert kernel.count(atomics) == 1  # the signal's
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_barrier_is_compiled_for_every_rank(target: str, rank: int) -> None:
+    kernel = compiled(barrier_kernel, target, rank, num_warps=1)
+    release = r"atom\.global\.sys\.release\.exch" if TARGETS[target].is_nvidia else r"buffer_wbl2 sc0 sc1"
+    acquire = r"(?:ld|atom)\.global\.sys\.acquire" if TARGETS[target].is_nvidia else r"buffer_inv sc0 sc1"
+    assert kernel.count(release) >= 1
+    assert kernel.count(acquire) >= 1
+    assert kernel.scratch_bytes == 0

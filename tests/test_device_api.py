@@ -1,0 +1,187 @@
+"""The device API on real peers: every operation moves what it says from where it says, and atomics are atomic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ranks import Ranks, context
+
+import iris_core
+
+SIZE = 100  # not a power of two: the mask matters
+PROGRAMS = 8
+
+
+@triton.jit
+def load_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < size
+    value = iris_core.load(source_ptr + offsets, rank, peer, heap_bases, mask=mask)
+    tl.store(result_ptr + offsets, value, mask=mask)
+
+
+@triton.jit
+def store_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < size
+    value = tl.load(source_ptr + offsets, mask=mask)
+    iris_core.store(result_ptr + offsets, value, rank, peer, heap_bases, mask=mask)
+
+
+@triton.jit
+def get_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    iris_core.get(source_ptr + offsets, result_ptr + offsets, peer, rank, heap_bases, mask=offsets < size)
+
+
+@triton.jit
+def put_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    iris_core.put(source_ptr + offsets, result_ptr + offsets, rank, peer, heap_bases, mask=offsets < size)
+
+
+@triton.jit
+def copy_kernel(source_ptr, result_ptr, size, rank, from_rank, to_rank, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    iris_core.copy(
+        source_ptr + offsets, result_ptr + offsets, from_rank, to_rank, rank, heap_bases, mask=offsets < size
+    )
+
+
+MOVES = {"load": load_kernel, "store": store_kernel, "get": get_kernel, "put": put_kernel}
+
+
+def move(rank: int, world_size: int, operation: str, dtype: torch.dtype) -> None:
+    ctx = context()
+    source = (ctx.arange(128, dtype=torch.int32) % 50).to(dtype) + rank
+    mine = ctx.empty(128, dtype=dtype).copy_(source)
+    result = ctx.full((128,), 99, dtype=dtype)
+    ctx.barrier()
+    peer = (rank + 1) % world_size
+    MOVES[operation][(1,)](mine, result, SIZE, rank, peer, ctx.get_heap_bases(), BLOCK=128)
+    ctx.barrier()
+    # Read from the next rank, or written to by the one before.
+    other = peer if operation in ("load", "get") else (rank - 1) % world_size
+    expected = (torch.arange(128, device=ctx.get_device()) % 50).to(dtype) + other
+    assert torch.equal(result[:SIZE], expected[:SIZE])
+    assert (result[SIZE:] == 99).all()
+    assert torch.equal(mine, source)
+    ctx.free(mine)
+    ctx.free(result)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8])
+@pytest.mark.parametrize("operation", MOVES)
+def test_a_move_is_between_the_ranks_it_names(
+    ranks: Callable[[int], Ranks], operation: str, dtype: torch.dtype
+) -> None:
+    ranks(3).call(move, operation, dtype)
+
+
+def copy_between(rank: int, world_size: int) -> None:
+    """Every rank copies from the next rank to the one after: both are peers."""
+    ctx = context()
+    mine = ctx.full((128,), rank, dtype=torch.float16)
+    result = ctx.full((128,), 99, dtype=torch.float16)
+    ctx.barrier()
+    places = ((rank + 1) % world_size, (rank + 2) % world_size)
+    copy_kernel[(1,)](mine, result, SIZE, rank, *places, ctx.get_heap_bases(), BLOCK=128)
+    ctx.barrier()
+    assert (result[:SIZE] == (rank - 1) % world_size).all()
+    assert (result[SIZE:] == 99).all()
+    ctx.free(mine)
+    ctx.free(result)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])  # of two ranks, the second is the one itself
+def test_a_copy_may_be_run_by_a_third(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    ranks(world_size).call(copy_between)
+
+
+@triton.jit
+def atomic_kernel(words_ptr, olds_ptr, values_ptr, rank, to_rank, heap_bases, OPERATION: tl.constexpr):
+    pid = tl.program_id(0)
+    words = words_ptr + tl.arange(0, 4)
+    value = tl.load(values_ptr + pid)
+    old = OPERATION(words, value, rank, to_rank, heap_bases)
+    tl.store(olds_ptr + pid * 4 + tl.arange(0, 4), old)
+
+
+@triton.jit
+def cas_kernel(words_ptr, olds_ptr, values_ptr, rank, to_rank, heap_bases):
+    pid = tl.program_id(0)
+    value = tl.load(values_ptr + pid)
+    for word in range(4):
+        expected = tl.cast(0, value.dtype)
+        old = iris_core.atomic_cas(words_ptr + word, expected, value, rank, to_rank, heap_bases)
+        tl.store(olds_ptr + pid * 4 + word, old)
+
+
+def run_atomics(rank: int, world_size: int, name: str, dtype: torch.dtype, initial: int) -> tuple[list, list, list]:
+    """All ranks' programs work on the same four words, the last rank's; return them, the old values, and the values."""
+    ctx = context()
+    last = world_size - 1
+    words = ctx.full((4,), initial, dtype=dtype)
+    olds = ctx.zeros(PROGRAMS, 4, dtype=dtype)
+    own = range(rank * PROGRAMS, (rank + 1) * PROGRAMS)
+    if name in ("and", "or", "xor"):
+        values = [~(1 << i) if name == "and" else 1 << i for i in own]
+    else:
+        values = [i + 1 for i in own]
+    given = torch.tensor(values, dtype=dtype, device=ctx.get_device())
+    ctx.barrier()
+    arguments = (words, olds, given, rank, last, ctx.get_heap_bases())
+    if name == "cas":
+        cas_kernel[(PROGRAMS,)](*arguments)
+    else:
+        atomic_kernel[(PROGRAMS,)](*arguments, OPERATION=getattr(iris_core, f"atomic_{name}"))
+    ctx.barrier()
+    result = ctx.peer_view(words)[last].tolist(), olds.tolist(), values
+    ctx.barrier()
+    ctx.free(olds)
+    ctx.free(words)
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", ["add", "sub", "cas", "xchg", "and", "or", "xor", "min", "max"])
+def test_an_atomic_loses_no_update(ranks: Callable[[int], Ranks], name: str, dtype: torch.dtype) -> None:
+    initial = {"and": -1, "min": 1000}.get(name, 0)
+    results = ranks(3).call(run_atomics, name, dtype, initial)
+    values = [value for _, _, given in results for value in given]
+    final = results[0][0]
+    assert all(words == final for words, _, _ in results)
+    for word in range(4):
+        olds = [program[word] for _, programs, _ in results for program in programs]
+        if name in ("add", "sub"):
+            added = values if name == "add" else [-value for value in values]
+            assert final[word] == sum(added)
+            check_chain(olds, final[word], initial, added, int.__add__)
+        elif name == "xchg":
+            assert sorted([*olds, final[word]]) == sorted([initial, *values])
+        elif name == "cas":
+            assert olds.count(0) == 1  # one program of all succeeded, and the others saw its value
+            assert final[word] == values[olds.index(0)]
+            assert set(olds) == {0, final[word]}
+        elif name == "and":
+            assert final[word] == ~sum(1 << i for i in range(len(values)))
+            check_chain(olds, final[word], initial, values, int.__and__)
+        elif name in ("or", "xor"):
+            assert final[word] == sum(values)
+            check_chain(olds, final[word], initial, values, int.__or__)
+        else:
+            assert final[word] == {"min": min, "max": max}[name](values)
+            assert initial in olds
+
+
+def check_chain(olds: list[int], final: int, initial: int, values: list[int], step: Callable[[int, int], int]) -> None:
+    """Each update's result is what exactly one other update found, or the final value: they were made one by one."""
+    assert sorted([*(step(old, value) for old, value in zip(olds, values, strict=True)), initial]) == sorted(
+        [*olds, final]
+    )

@@ -1,0 +1,84 @@
+"""The documentation says what is so: its code is that of the examples, its links lead somewhere, the examples run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap_taxonomy import list_families, list_variants
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md", "results/*.md")
+    for page in ROOT.glob(pattern)
+    if page.stat().st_size
+)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+ARGUMENTS = {"first_program.py": []}  # of an example; two ranks on the CPU where nothing is said
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@by_page
+def test_code_is_an_example(page: Path) -> None:
+    """Every block of Python on a page stands in an example, as it is."""
+    sources = [example.read_text() for example in EXAMPLES]
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        assert any(block in source for source in sources), f"in no example:\n{block}"
+
+
+def test_readme_has_the_whole_first_program() -> None:
+    assert f"```python\n{(ROOT / 'examples/first_program.py').read_text()}```" in (ROOT / "README.md").read_text()
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link is a file or folder of the repository, and its anchor a heading there."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in _anchors(linked), target
+
+
+@by_page
+def test_names_no_path_of_a_machine(page: Path) -> None:
+    assert not re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users|mnt|opt)/\S*", page.read_text())
+
+
+@pytest.mark.parametrize("family", list_families())
+def test_family_page_names_every_variant(family: str) -> None:
+    table = [line for line in (ROOT / "kernels" / family / "README.md").read_text().splitlines() if line[:1] == "|"]
+    for variant in list_variants(family):
+        assert any(f"`{variant.name}`" in line.split("|")[1] for line in table), variant.name
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_example_runs(example: Path) -> None:
+    arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
+    without_gpus = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, str(example), *arguments],
+        env=os.environ | without_gpus,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.strip(), "an example shows something"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,154 @@
+"""What the ranks see of each other's memory from the host: peer views, heap bases, broadcast, compared histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks, close_context, context, raised
+
+from iris_core import iris
+
+
+def view_peers(rank: int, world_size: int) -> None:
+    ctx = context()
+    mine = ctx.full((world_size, 5), rank, dtype=torch.int32)
+    view = ctx.peer_view(mine)
+    assert view.shape == (world_size, world_size, 5)
+    ctx.barrier()
+    for peer in range(world_size):
+        assert (view[peer] == peer).all()
+    ctx.barrier()
+    view[(rank + 1) % world_size, rank] = 100 + rank  # a row of the next rank's
+    ctx.barrier()
+    left = (rank - 1) % world_size
+    assert (mine[left] == 100 + left).all()
+    assert (mine == rank).sum() == 5 * (world_size - 1)  # nothing else was written
+    column = ctx.peer_view(mine[:, 2:4])
+    assert column.shape == (world_size, world_size, 2)
+    assert column.data_ptr() == view[0, 0, 2:].data_ptr()
+    ctx.free(mine)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_peer_view_reads_and_writes_every_rank(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    ranks(world_size).call(view_peers)
+
+
+def read_bases(rank: int, world_size: int) -> tuple[list[int], int, int]:
+    ctx = context()
+    mine = ctx.zeros(10)
+    bases = ctx.get_heap_bases()
+    assert bases.dtype == torch.uint64
+    assert bases.device == ctx.get_device()
+    offset = mine.data_ptr() - int(bases[rank])
+    view = ctx.peer_view(mine)
+    for peer in range(world_size):
+        assert int(bases[peer]) + offset == view[peer].data_ptr()
+    ctx.free(mine)
+    ctx.barrier()
+    return [int(base) for base in bases], offset, ctx.heap.stride
+
+
+def test_heap_bases_are_a_stride_apart_and_offsets_alike(ranks: Callable[[int], Ranks]) -> None:
+    results = ranks(4).call(read_bases)
+    assert len({offset for _, offset, _ in results}) == 1
+    for bases, _, stride in results:
+        assert bases == [bases[0] + rank * stride for rank in range(4)]
+        assert stride % (2 << 20) == 0  # what the compiler is told about a translated address
+
+
+def identify(rank: int, world_size: int) -> tuple[int, int, str]:
+    ctx = context()
+    assert ctx.get_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert ctx.get_cu_count() > 1
+    return ctx.get_rank(), ctx.get_num_ranks(), ctx.get_arch()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_context_knows_its_place(ranks: Callable[[int], Ranks], world_size: int, device: str) -> None:
+    results = ranks(world_size).call(identify)
+    assert [result[:2] for result in results] == [(rank, world_size) for rank in range(world_size)]
+    assert (results[0][2] == "cpu") == (device == "cpu")
+
+
+def broadcast(rank: int, world_size: int) -> None:
+    ctx = context()
+    before = ctx.heap.allocator.used_bytes
+    for source in range(world_size):
+        for tensor in (torch.arange(6.0).view(2, 3) + source, torch.tensor(source), torch.zeros(0, 4).bool()):
+            given = tensor if rank == source else None
+            got = ctx.broadcast(given, source)
+            torch.testing.assert_close(got, tensor.to(ctx.get_device()), rtol=0, atol=0)
+            assert not ctx.heap.contains(got)
+        for value in (None, 3, "word", [1, {"a": 2.5}]):
+            assert ctx.broadcast(value if rank == source else "mine", source) == value
+    # The source's strides, dtype and place do not matter.
+    strided = torch.arange(12, dtype=torch.int16).view(3, 4).t() if rank == 0 else None
+    assert ctx.broadcast(strided, 0).tolist() == torch.arange(12).view(3, 4).t().tolist()
+    assert raised(ctx.broadcast, 1, world_size)[0] == "ValueError"
+    assert ctx.heap.allocator.used_bytes == before
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_broadcast_gives_the_sources_value_to_all(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    ranks(world_size).call(broadcast)
+
+
+def differ(rank: int, world_size: int, how: str) -> tuple[str, str]:
+    ctx = context()
+    first, second = ctx.zeros(4), ctx.zeros(8)
+    ctx.barrier()
+    if how == "shape":
+        ctx.zeros(3 + rank)
+    elif how == "one more" and rank == world_size - 1:
+        ctx.ones(2)
+    elif how == "order of frees":
+        for buffer in (first, second) if rank else (second, first):
+            ctx.free(buffer)
+    return raised(ctx.barrier)
+
+
+@pytest.mark.parametrize(
+    ("how", "parts"),
+    [
+        ("shape", ["call 1 differs", "rank 0: allocate (3,) of torch.float32", "rank 1: allocate (4,)"]),
+        ("one more", ["call 1 differs", "rank 0: nothing", "rank 1: allocate (2,)"]),
+        ("order of frees", ["call 1 differs", "free the allocation at offset"]),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu"])
+def test_different_allocations_are_named_on_every_rank(ranks: Callable[[int], Ranks], how: str, parts: Any) -> None:
+    pool = ranks(2)
+    for kind, message in pool.call(differ, how):
+        assert kind == "AllocationMismatch"
+        for part in parts:
+            assert part in message
+    pool.end()  # their heaps have parted
+
+
+def reopen(rank: int, world_size: int) -> None:
+    ctx = context()
+    assert raised(iris, 1 << 20)[0] == "RuntimeError"  # one at a time
+    close_context()
+    for size in (1 << 20, 5 << 20):
+        other = iris(size)
+        assert size <= other.heap.stride
+        values = other.full((7,), rank, dtype=torch.int64)
+        other.barrier()
+        assert other.peer_view(values)[:, 0].tolist() == list(range(world_size))
+        other.close()
+    assert context() is not ctx
+    for mistake in ({"heap_size": 0}, {"heap_size": 1.5}, {"device": "tpu"}):
+        close_context()
+        kind, message = raised(iris, **mistake)
+        assert kind == "ValueError"
+        assert str(next(iter(mistake.values()))) in message
+    context().barrier()
+
+
+def test_a_context_can_be_closed_and_another_made(ranks: Callable[[int], Ranks]) -> None:
+    ranks(2).call(reopen)

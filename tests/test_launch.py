@@ -1,0 +1,169 @@
+"""Starting ranks, and ending them: whatever happens, the caller hears of it and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from ranks import context
+
+from iris_core import PeerError, RankError, RankPool, launch
+
+INTERRUPTED = Path(__file__).parent / "programs" / "interrupted.py"
+
+
+def square(rank: int, world_size: int, number: int) -> tuple[int, int, int]:
+    return rank, world_size, number**2
+
+
+def test_launch_returns_the_ranks_results_in_order() -> None:
+    assert launch(square, 3, device="cpu", args=(5,)) == [(0, 3, 25), (1, 3, 25), (2, 3, 25)]
+
+
+def fail_on_one(rank: int, world_size: int) -> None:
+    if rank == 1:
+        raise KeyError("the one that failed")
+    time.sleep(600)
+
+
+def test_launch_raises_the_failing_ranks_error_with_where_it_came_from() -> None:
+    with pytest.raises(KeyError, match="the one that failed") as caught:
+        launch(fail_on_one, 2, device="cpu")
+    assert isinstance(caught.value.__cause__, RankError)
+    assert "rank 1 of 2" in str(caught.value.__cause__)
+    assert "fail_on_one" in str(caught.value.__cause__)  # the rank's own traceback
+
+
+class Unpicklable(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+def fail_strangely(rank: int, world_size: int) -> None:
+    raise Unpicklable("an error that", "cannot be rebuilt")
+
+
+def pids_then_wait(rank: int, world_size: int) -> int:
+    context().barrier()
+    return os.getpid()
+
+
+def die_while_peers_wait(rank: int, world_size: int) -> None:
+    ctx = context()
+    ctx.barrier()
+    if rank == 1:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("killed", ["by itself", "none: an error that cannot be rebuilt"])
+def test_no_rank_outlives_a_failed_call(killed: str) -> None:
+    with RankPool(3, "cpu") as pool:
+        pids = pool.call(pids_then_wait)
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        if killed == "by itself":
+            start = time.monotonic()
+            with pytest.raises(PeerError, match=r"rank 1 (left|was killed by SIGKILL)"):
+                pool.call(die_while_peers_wait)
+            assert time.monotonic() - start < 25  # not by running into the limit of a wait, 30 s
+        else:
+            with pytest.raises(RuntimeError, match="Unpicklable: an error that"):
+                pool.call(fail_strangely)
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        with pytest.raises(RuntimeError, match="have ended"):
+            pool.call(pids_then_wait)
+
+
+def names_of_sockets(pids: set[int]) -> set[str]:
+    """Return the names of the Unix sockets that these processes hold."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
+                inodes.add(found.group(1))
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {row[7] for row in rows if row[6] in inodes and len(row) > 7}
+
+
+def shared_files(pids: set[int]) -> set[str]:
+    """Return the files in shared memory that these processes have mapped or open."""
+    found = set()
+    for pid in pids:
+        found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
+        links = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+        found |= {link for link in links if link.startswith("/dev/shm/")}
+    return found
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a collective: no process, no file in shared memory, no socket."""
+    before = set(os.listdir("/dev/shm"))
+    program = subprocess.Popen(
+        [sys.executable, INTERRUPTED, tmp_path], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while len(list(tmp_path.iterdir())) < 2:
+            assert program.poll() is None, program.communicate()
+            time.sleep(0.05)
+        pids = {child.pid for child in psutil.Process(program.pid).children(recursive=True)}
+        assert len(pids) >= 2
+        sockets, files = names_of_sockets(pids), shared_files(pids)
+        assert any(name.startswith("@iris-") for name in sockets)  # so this test looks in the right place
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+        _, error = program.communicate(timeout=60)
+    finally:
+        if program.poll() is None:
+            program.kill()
+    assert "KeyboardInterrupt" in error
+    assert program.returncode != 0
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    assert not alive
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    assert not {name for name in sockets if name.startswith("@iris-")} & {row[7] for row in rows if len(row) > 7}
+    assert not [file for file in files if Path(file).exists()]
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "iris" in name]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "device", "gpus", "parts"),
+    [
+        (2, "tpu", 0, ["tpu", "auto, cpu, cuda"]),
+        (0, "cpu", 0, ["world_size is 0", "positive"]),
+        (1.5, "cpu", 0, ["world_size is 1.5", "positive"]),
+        (2, "cuda", 0, ["no GPU", "device='cpu'"]),
+        (3, "cuda", 2, ["3 is larger than the 2 GPU", "at most 2", "device='cpu'"]),
+        (3, "auto", 2, ["3 is larger than the 2 GPU"]),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, device: str, gpus: int, parts: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    children = len(psutil.Process().children())
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        launch(square, world_size, device=device, args=(1,))
+    for part in parts:
+        assert part in str(caught.value)
+    assert len(psutil.Process().children()) == children
+
+
+def test_the_environment_of_ranks_does_not_leak_into_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    before = dict(os.environ)
+    with RankPool(1, "cpu", environment={"IRIS_TIMEOUT_S": "7"}) as pool:
+        assert dict(os.environ) == before
+        assert pool.call(getenv, "IRIS_TIMEOUT_S") == ["7"]
+        assert pool.call(getenv, "TRITON_INTERPRET") == ["1"]
+
+
+def getenv(rank: int, world_size: int, name: str) -> str | None:
+    return os.environ.get(name)

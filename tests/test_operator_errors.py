@@ -1,0 +1,203 @@
+"""What an operator refuses: every rank raises, says what was given and what would work, and can go on afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from checking import fault, make_data
+from families import VARIANTS, make_problem, name
+from ranks import Ranks, context, raised
+
+from iris_kernels.gemm_all_scatter import gemm_all_scatter
+from overlap_taxonomy import Variant, get_variant
+
+FAMILY = "gemm_all_scatter"
+DTYPE = torch.bfloat16
+
+
+def matrix(ctx: Any, *shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return torch.ones(*shape, device=ctx.get_device()).to(dtype)
+
+
+def refuse_operands(rank: int, world_size: int, given: str) -> tuple[str, str]:
+    ctx = context()
+    a, b, options = matrix(ctx, 4, 6), matrix(ctx, 6, 5), {}
+    if given == "rows of B" or (given == "rows of B on one rank" and rank == 1):
+        b = matrix(ctx, 7, 5)
+    elif given == "vector":
+        a = a[0]
+    elif given == "A of another rank" and rank == 1:
+        a = matrix(ctx, 8, 6)
+    elif given == "dtype of another rank" and rank == 1:
+        a, b = a.half(), b.half()
+    elif given == "columns of another rank" and rank == 1:
+        b = matrix(ctx, 6, 6)
+    elif given == "B of another dtype":
+        b = b.half()
+    elif given == "integers":
+        a, b = a.int(), b.int()
+    elif given == "meta":
+        b = b.to("meta")
+    elif given == "unknown variant":
+        options = {"variant": "telepathic"}
+    error = raised(gemm_all_scatter, ctx, a, b, **options)
+    ctx.barrier()
+    check_still_works(rank, world_size)
+    return error
+
+
+def check_still_works(rank: int, world_size: int) -> None:
+    ctx = context()
+    problem = make_problem(FAMILY, 9, 10, 6, world_size, DTYPE)
+    data = make_data(FAMILY, problem, rank, 0, ctx.get_device())
+    output = gemm_all_scatter(ctx, data.a, data.b)
+    assert ctx.heap.contains(output)
+    assert fault(output, data, DTYPE) is None
+
+
+OPERANDS = {
+    "rows of B": ["(4, 6)", "(7, 5)", "A's columns must be B's rows"],
+    "rows of B on one rank": ["(7, 5)", "A's columns must be B's rows"],
+    "vector": ["A is (6,)", "matrix"],
+    "A of another rank": ["[4, 6]", "[8, 6]"],
+    "dtype of another rank": ["bfloat16", "float16", "rank 1"],
+    "columns of another rank": ["[6, 5]", "[6, 6]", "torch.chunk"],
+    "B of another dtype": ["B is torch.float16", "bfloat16"],
+    "integers": ["int32", "supported", "float32"],
+    "meta": ["B is on meta"],
+    "unknown variant": ["telepathic", "known variants", "fused_sequential"],
+}
+
+
+@pytest.mark.parametrize("given", OPERANDS)
+def test_operands_are_refused_on_every_rank(ranks: Callable[[int], Ranks], given: str) -> None:
+    for kind, message in ranks(2).call(refuse_operands, given):
+        assert kind == "ValueError"
+        for part in OPERANDS[given]:
+            assert part in message
+
+
+def refuse_call(rank: int, world_size: int, family: str, variant: str, given: str) -> tuple[str, str]:
+    ctx = context()
+    problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
+    operator = get_variant(family, variant).build(ctx, problem)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    a, b = data.a, data.b
+    if given == "A":
+        a = a[:-1]
+    elif given == "B":
+        b = b[:, :-1]
+    elif given == "dtype":
+        a = a.half()
+    elif given == "device":
+        b = b.to("meta")
+    error = raised(operator, a, b)
+    good = operator.as_matrix(operator(data.a, data.b))
+    assert fault(good, data, DTYPE) is None
+    operator.close()
+    return error
+
+
+@pytest.mark.parametrize("given", ["A", "B", "dtype", "device"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_an_operator_refuses_what_it_was_not_made_for(
+    ranks: Callable[[int], Ranks], variant: Variant, given: str
+) -> None:
+    for kind, message in ranks(2).call(refuse_call, variant.family, variant.name, given):
+        assert kind == "ValueError"
+        assert str(variant.name) in message
+        assert "made for" in message or "must be" in message
+
+
+def refuse_one_ranks_call(rank: int, world_size: int) -> tuple[str, str]:
+    ctx = context()
+    problem = make_problem(FAMILY, 8, 8, 8, world_size, DTYPE)
+    operator = get_variant(FAMILY, "fused_sequential").build(ctx, problem)
+    data = make_data(FAMILY, problem, rank, 0, ctx.get_device())
+    ctx.debug = True
+    error = raised(operator, data.a.half() if rank == 1 else data.a, data.b)
+    ctx.debug = False
+    assert fault(operator(data.a, data.b), data, DTYPE) is None
+    operator.close()
+    return error
+
+
+def test_in_debug_mode_all_ranks_hear_of_one_ranks_mistake(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(refuse_one_ranks_call):
+        assert kind == "ValueError"
+        assert "A is torch.float16" in message
+
+
+def refuse_making(rank: int, world_size: int, family: str, variant: str, asked: str) -> tuple[str, str]:
+    ctx = context()
+    build = get_variant(family, variant).build
+    if asked == "world size":
+        return raised(build, ctx, make_problem(family, 8, 8, 8, world_size + 1, DTYPE))
+    if asked == "another problem on one rank":
+        return raised(build, ctx, make_problem(family, 8 + 8 * rank, 8, 8, world_size, DTYPE))
+    if asked == "another dtype on one rank":
+        dtype = DTYPE if rank else torch.float16
+        return raised(build, ctx, make_problem(family, 8, 8, 8, world_size, dtype))
+    assert asked == "room"
+    size = ctx.heap.stride // 2
+    return raised(build, ctx, make_problem(family, size, 2 * world_size, 1, world_size, torch.float32))
+
+
+MAKING = {
+    "world size": ("ValueError", ["3 ranks", "has 2"]),
+    "another problem on one rank": ("ValueError", ["same on all ranks", "rank 1"]),
+    "another dtype on one rank": ("ValueError", ["same on all ranks", "float16"]),
+    "room": ("HeapExhausted", ["needs", "in use", "free"]),
+}
+
+
+@pytest.mark.parametrize("asked", MAKING)
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_an_operator_is_not_made_on_any_rank(ranks: Callable[[int], Ranks], variant: Variant, asked: str) -> None:
+    if variant.is_baseline and asked == "room":
+        pytest.skip("a baseline's output is not on the heap")
+    kind, parts = MAKING[asked]
+    for error, message in ranks(2).call(refuse_making, variant.family, variant.name, asked):
+        assert error == kind
+        for part in parts:
+            assert part in message
+
+
+def refuse_config(rank: int, world_size: int, family: str, variant: str) -> tuple[str, str]:
+    ctx = context()
+    problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
+    fused = get_variant(FAMILY, "fused_sequential").build(ctx, problem)
+    config = replace(fused.config, block_m=48)
+    fused.close()
+    return raised(get_variant(family, variant).build, ctx, problem, config)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_a_bad_configuration_is_refused_by_name(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    for kind, message in ranks(2).call(refuse_config, variant.family, variant.name):
+        assert kind == "ValueError"
+        assert variant.name in message
+        assert "takes no configuration" in message if variant.is_baseline else "block_m is 48" in message
+
+
+def call_all(rank: int, world_size: int) -> list[str | None]:
+    ctx = context()
+    problem = make_problem(FAMILY, 20, 11, 6, world_size, DTYPE)
+    data = make_data(FAMILY, problem, rank, 0, ctx.get_device())
+    before = len(ctx.operators)
+    names = [variant.name for variant in VARIANTS if variant.family == FAMILY]
+    outputs = [gemm_all_scatter(ctx, data.a, data.b, variant=variant) for variant in names]
+    again = gemm_all_scatter(ctx, data.a, data.b, variant=names[-1])
+    assert again.data_ptr() == outputs[-1].data_ptr()
+    assert len(ctx.operators) == before + len(names)
+    operators = list(ctx.operators.values())[-len(names) :]
+    return [fault(op.as_matrix(out), data, DTYPE) for op, out in zip(operators, outputs, strict=True)]
+
+
+def test_the_function_takes_every_variant_by_name(ranks: Callable[[int], Ranks]) -> None:
+    for faults in ranks(2).call(call_all):
+        assert set(faults) == {None}

@@ -1,0 +1,63 @@
+"""Every variant of every family gives the right output on every rank: awkward shapes, all layouts, all dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from checking import fault, make_data, poison
+from families import VARIANTS, make_problem, name
+from ranks import Ranks, context
+
+from overlap_taxonomy import Variant, get_variant
+
+LAYOUTS = ("kn", "nk", "strided")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of the whole, and what is awkward about them where tiles are 32 x 32 and a rank has four programs."""
+
+    m: int
+    n: int
+    k: int
+    why: str
+
+
+CASES = [
+    Case(1, 5, 3, "one row, smaller than a tile, and fewer columns than a rank's share in some worlds"),
+    Case(1, 2, 7, "fewer columns than ranks: some have none"),
+    Case(33, 37, 41, "divides nothing"),
+    Case(64, 128, 96, "divides everything"),
+    Case(70, 516, 32, "several tiles a program, and one step of the main loop"),
+]
+
+
+def run_cases(
+    rank: int, world_size: int, family: str, variant: str, dtype: torch.dtype, cases: list[Case]
+) -> list[str]:
+    """Call one operator a case, three times with other data and layouts; return what was wrong."""
+    ctx = context()
+    faults = []
+    for case in cases:
+        problem = make_problem(family, case.m, case.n, case.k, world_size, dtype)
+        operator = get_variant(family, variant).build(ctx, problem)
+        for call, layout in enumerate(LAYOUTS):
+            data = make_data(family, problem, rank, seed=call, device=ctx.get_device(), layout=layout)
+            poison(operator)
+            ctx.barrier()
+            output = operator.as_matrix(operator(data.a, data.b))
+            if wrong := fault(output, data, dtype):
+                faults.append(f"{case}, {layout}, rank {rank}: {wrong}")
+        operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_size: int, dtype: torch.dtype) -> None:
+    faults = ranks(world_size).call(run_cases, variant.family, variant.name, dtype, CASES)
+    assert faults == [[]] * world_size
