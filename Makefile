@@ -1,0 +1,73 @@
+# The index of commands. `make help` lists them; what they do is in Python.
+
+PYTHON ?= python3
+.DEFAULT_GOAL := help
+
+# PY: use this interpreter as it is and make no environment, e.g. on a machine with torch and Triton built for its GPUs.
+# Otherwise everything runs in .venv, which is made at the first use and again when its inputs change.
+ifdef PY
+READY :=
+else
+PY := .venv/bin/python
+READY := .venv/.ready
+endif
+
+# What a sweep measures. Without NP: every GPU, or 4 ranks on the CPU.
+NP ?=
+SHAPES ?= smoke
+OUT ?= results/local/$(or $(FAMILY),all)-$(SHAPES).csv
+SWEEP = $(PY) -m iris_bench run --shapes $(SHAPES) $(if $(FAMILY),--family $(FAMILY)) \
+	$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(NP),--world-size $(NP)) \
+	--out $(OUT) --plot $(basename $(OUT)).png
+
+.PHONY: help setup bench test test-gpu sweep lint fmt clean
+
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12 names the interpreter that .venv is made with."
+	@echo "  PY=python3 uses an interpreter as it is, without .venv: pip install --no-deps --no-build-isolation -e . first."
+	@echo "  ARGS=... is handed on to pytest or iris-bench run."
+
+setup: $(READY) ## Make .venv and install everything into it, if that was not done or its inputs changed
+
+bench: $(READY) ## Run every family and variant on small shapes on what the machine has; table, CSV and plot [NP=4]
+	$(SWEEP) --overwrite $(ARGS)
+
+test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
+	$(PY) -m pytest $(ARGS)
+
+test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped
+	@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() < $(or $(NP),1))' || \
+		{ echo "make: torch sees fewer than $(or $(NP),1) GPUs here" >&2; exit 1; }
+	$(PY) -m pytest -m gpu $(ARGS)
+
+sweep: $(READY) ## Measure: FAMILY=gemm_all_scatter SHAPES=square NP=4 [DTYPE=fp16] [VARIANT=] [OUT=file.csv]
+	$(SWEEP) $(ARGS)
+
+lint: $(READY) ## Check style, format and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+fmt: $(READY) ## Bring the code into the format that lint checks
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean: ## Remove the environment, caches and build outputs; results/local stays
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.ready: pyproject.toml constraints-cpu.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "make: Python 3.10 or later is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "make: $(PYTHON) cannot make environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+		set -x; .venv/bin/python -m pip install -e '.[dev,cuda]'; \
+	else \
+		set -x; .venv/bin/python -m pip install -e '.[dev]' -c constraints-cpu.txt; \
+	fi
+	@touch $@
