@@ -23,11 +23,13 @@ class Family:
     Args:
         own_a, own_b: ``(problem, rank, whole)`` gives a rank's operand, a view.
         own_output: ``(problem, rank, product)`` gives a rank's part of A @ B.
+        sums_partials: whether A @ B is the sum of the ranks' own products, each rounded to the dtype to travel.
     """
 
     own_a: Callable[[Any, int, torch.Tensor], torch.Tensor]
     own_b: Callable[[Any, int, torch.Tensor], torch.Tensor]
     own_output: Callable[[Any, int, torch.Tensor], torch.Tensor]
+    sums_partials: bool = False
 
 
 def _rows(problem: Any, rank: int, whole: torch.Tensor) -> torch.Tensor:
@@ -45,11 +47,8 @@ def _all(problem: Any, rank: int, whole: torch.Tensor) -> torch.Tensor:
 FAMILIES = {
     "gemm_all_scatter": Family(own_a=_all, own_b=_columns, own_output=_all),
     "all_gather_gemm": Family(own_a=_rows, own_b=_columns, own_output=_columns),
-    "gemm_reduce_scatter": Family(own_a=_columns, own_b=_rows, own_output=_rows),
+    "gemm_reduce_scatter": Family(own_a=_columns, own_b=_rows, own_output=_rows, sums_partials=True),
 }
-
-VARIANTS = list_variants()
-FUSED = [variant for variant in VARIANTS if not variant.is_baseline]
 
 
 def name(variant: Variant) -> str:
@@ -60,3 +59,12 @@ def name(variant: Variant) -> str:
 def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype) -> Any:
     """Return a family's problem."""
     return importlib.import_module(f"iris_kernels.{family}").Problem(m, n, k, world_size, dtype)
+
+
+def _runs_here(variant: Variant) -> bool:
+    """Whether this machine can run a variant at all: some vendors' pieces need their GPUs."""
+    return variant.unsupported_reason(make_problem(variant.family, 64, 64, 64, 1, torch.bfloat16), None) is None
+
+
+VARIANTS = [variant for variant in list_variants() if _runs_here(variant)]
+FUSED = [variant for variant in VARIANTS if not variant.is_baseline]

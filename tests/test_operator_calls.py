@@ -12,6 +12,7 @@ from checking import fault, make_data
 from families import FUSED, make_problem, name
 from ranks import Ranks, context
 
+from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import Variant, get_variant
 
 CALLS = 200
@@ -21,7 +22,8 @@ each_fused_variant = pytest.mark.parametrize("variant", FUSED, ids=name)
 def call_often(rank: int, world_size: int, family: str, variant: str, seed: int) -> list[str]:
     ctx = context()
     problem = make_problem(family, 5, 9, 4, world_size, torch.bfloat16)
-    operator = get_variant(family, variant).build(ctx, problem)
+    config = GemmConfig(16, 16, 16, num_warps=4, num_sms=2, comm_sms=1, descriptors=False)
+    operator = get_variant(family, variant).build(ctx, problem, config)
     late = random.Random(seed)  # the same on every rank: who is late, and when
     faults = []
     for call in range(CALLS):

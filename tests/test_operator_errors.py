@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from checking import fault, make_data
 from families import VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 
+from iris_kernels.common.config import GemmConfig
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
 
@@ -170,9 +170,7 @@ def test_an_operator_is_not_made_on_any_rank(ranks: Callable[[int], Ranks], vari
 def refuse_config(rank: int, world_size: int, family: str, variant: str) -> tuple[str, str]:
     ctx = context()
     problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
-    fused = get_variant(FAMILY, "fused_sequential").build(ctx, problem)
-    config = replace(fused.config, block_m=48)
-    fused.close()
+    config = GemmConfig(48, 32, 32, num_sms=4, comm_sms=1, descriptors=False)
     return raised(get_variant(family, variant).build, ctx, problem, config)
 
 

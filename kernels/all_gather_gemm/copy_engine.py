@@ -12,6 +12,7 @@ takes part in ending the call.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals, wait_ready
 from .operator import FAMILY, AllGatherGemm
 from .shards import multiply_shards
@@ -72,6 +74,11 @@ class CopyEngine(AllGatherGemm):
     """See the module."""
 
     variant = "copy_engine"
+
+    def default_config(self) -> GemmConfig:
+        # Four stages with the epilogue in halves: 0.425 ms for 8192x8192x8192 over 4 H200s, with three 0.435.
+        config = super().default_config()
+        return replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
 
     def _open_buffers(self) -> None:
         super()._open_buffers()

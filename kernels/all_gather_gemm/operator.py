@@ -30,7 +30,7 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
     """
 
     family = FAMILY
-    splits_sms = False  # whether some SMs only communicate
+    comm_share = 0.0  # the part of the SMs that only communicates
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
             m=self.problem.m,
             n=self.problem.b_shape(0)[1],  # the largest block's, so that all ranks choose alike
             dtype=self.problem.dtype,
-            splits_sms=self.splits_sms,
+            comm_share=self.comm_share,
         )
 
     def _open_buffers(self) -> None:

@@ -11,6 +11,7 @@ take part in ending the call. Pattern: arXiv 2511.12500, section 4 ("producer-co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals, wait_ready
 from .operator import FAMILY, AllGatherGemm
 from .shards import multiply_shards, push_shard
@@ -61,7 +63,12 @@ class ProducerConsumer(AllGatherGemm):
     """See the module."""
 
     variant = "producer_consumer"
-    splits_sms = True
+    comm_share = 12 / 132
+
+    def default_config(self) -> GemmConfig:
+        # 0.510 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.523.
+        config = super().default_config()
+        return config if config.block_m < 64 else replace(config, comm_rows=64)
 
     def _open_buffers(self) -> None:
         super()._open_buffers()

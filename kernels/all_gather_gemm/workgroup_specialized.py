@@ -11,12 +11,15 @@ Pushing programs have the lower numbers, so they are scheduled first: the peers 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from .operator import FAMILY, AllGatherGemm
 from .shards import multiply_shards, push_shard
@@ -57,7 +60,14 @@ class WorkgroupSpecialized(AllGatherGemm):
     """See the module."""
 
     variant = "workgroup_specialized"
-    splits_sms = True
+    comm_share = 16 / 132
+
+    def default_config(self) -> GemmConfig:
+        # 0.493 ms for 8192x8192x8192 over 4 H200s, with 128x256 tiles 0.520.
+        config = super().default_config()
+        if config.block_n == 256:
+            config = replace(config, block_n=128, num_stages=4)
+        return config if config.block_m < 64 else replace(config, comm_rows=64)
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         arguments = {**self._multiply_arguments(a, b), **self._push_arguments(a)}

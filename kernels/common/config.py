@@ -11,9 +11,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Tiles for 2-byte dtypes and how fast each multiplies, relative to the first: 8192x2048x8192 on an H200, where 128x256
 # with 8 warps runs at cuBLAS speed. The rates decide between a large tile and one that leaves fewer SMs idle at last.
 _TILE_RATES = {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
-# Of 132 SMs, 12 that communicate feed the link of an H200: 0.475 ms for 8192x8192x8192 over 4, against 0.51 with 8 and
-# 0.49 with 16.
-_COMM_SHARE = 11
+# The copy engines' pieces are at least so large: each costs the host a wait and a copy, about 30 µs together.
+PANEL_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def invalid_reason(config: GemmConfig) -> str | None:
 
 
 def default_config(
-    arch: str, num_sms: int, *, m: int, n: int, dtype: torch.dtype, splits_sms: bool = False
+    arch: str, num_sms: int, *, m: int, n: int, dtype: torch.dtype, comm_share: float = 0.0
 ) -> GemmConfig:
     """Return what to start from for an (m, n) output of one rank's GEMM.
 
@@ -86,16 +85,16 @@ def default_config(
         num_sms: SMs or compute units of the device.
         m, n: the rank's output.
         dtype: of the operands.
-        splits_sms: whether the variant sets SMs apart for communication.
+        comm_share: the part of the SMs that the variant sets apart for communication.
     """
     if arch == "cpu":
         return GemmConfig(32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, panels=2, descriptors=False)
-    comm_sms = max(1, num_sms // _COMM_SHARE)
+    comm_sms = max(1, round(num_sms * comm_share))
     is_amd = arch.startswith("gfx")
     if dtype == torch.float32:  # exact fp32 products run on the ordinary cores: small tiles, in registers
         config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
-    compute_sms = num_sms - comm_sms if splits_sms else num_sms
+    compute_sms = num_sms - comm_sms if comm_share else num_sms
     block_m, block_n = _quickest_tile(m, n, compute_sms, largest_n=128 if is_amd else 256)
     config = GemmConfig(
         block_m,

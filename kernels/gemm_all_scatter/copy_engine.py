@@ -16,7 +16,7 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.config import GemmConfig
+from ..common.config import PANEL_BYTES, GemmConfig
 from ..common.handshake import begin_call, current_call, finish_call
 from .operator import FAMILY, GemmAllScatter
 from .tiles import ANNOUNCE_PANEL, compute_tiles
@@ -45,6 +45,9 @@ class CopyEngine(GemmAllScatter):
 
     def default_config(self) -> GemmConfig:
         config = super().default_config()
+        if self.ctx.get_arch() != "cpu":
+            m, n = self.problem.m, self.problem.b_shape(0)[1]
+            config = replace(config, panels=max(1, min(4, m * n * self.problem.dtype.itemsize // PANEL_BYTES)))
         return replace(config, group_m=self._panel_tiles(config))
 
     def _panel_tiles(self, config: GemmConfig) -> int:

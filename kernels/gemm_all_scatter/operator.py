@@ -18,7 +18,7 @@ class GemmAllScatter(FusedOperator[GemmAllScatterProblem]):
     """An operator whose output is the whole C (m, n) on every rank's heap."""
 
     family = FAMILY
-    splits_sms = False  # whether some SMs only communicate
+    comm_share = 0.0  # the part of the SMs that only communicates
 
     def default_config(self) -> GemmConfig:
         return default_config(
@@ -27,7 +27,7 @@ class GemmAllScatter(FusedOperator[GemmAllScatterProblem]):
             m=self.problem.m,
             n=self.problem.b_shape(0)[1],  # the largest block's, so that all ranks choose alike
             dtype=self.problem.dtype,
-            splits_sms=self.splits_sms,
+            comm_share=self.comm_share,
         )
 
     def _open_buffers(self) -> None:

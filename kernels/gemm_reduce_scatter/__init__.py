@@ -10,6 +10,7 @@ from overlap_taxonomy import register
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
 from . import (
+    async_tp,
     bulk_synchronous,
     copy_engine,
     fused_sequential,
@@ -25,6 +26,7 @@ Problem = GemmReduceScatterProblem
 
 for _variant in (
     library.VARIANT,
+    async_tp.VARIANT,
     bulk_synchronous.VARIANT,
     producer_consumer.VARIANT,
     fused_sequential.VARIANT,

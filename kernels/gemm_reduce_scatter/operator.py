@@ -19,7 +19,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
     """An operator whose output is this rank's rows of the sum of all ranks' products."""
 
     family = FAMILY
-    splits_sms = False  # whether some SMs only communicate
+    comm_share = 0.0  # the part of the SMs that only communicates
     keeps_partials = True  # whether partial tiles are stored here before they are sent
 
     def default_config(self) -> GemmConfig:
@@ -29,7 +29,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
             m=self.problem.m,
             n=self.problem.n,
             dtype=self.problem.dtype,
-            splits_sms=self.splits_sms,
+            comm_share=self.comm_share,
         )
 
     def _open_buffers(self) -> None:

@@ -24,11 +24,10 @@ from ..common.handshake import wait_parts, wait_ready
 
 # How a computed partial tile is announced inside the rank.
 ANNOUNCE_TILE = tl.constexpr(0)  # flags[position] = the call's number
-ANNOUNCE_SHARD = tl.constexpr(1)  # flags[position of the shard] += 1, for a stream to wait on
+ANNOUNCE_PANEL = tl.constexpr(1)  # flags[panel] += 1, for a stream to wait on; a panel is GROUP_M rows of tiles
 
-# How the peers' partials are awaited.
-AWAIT_TILES = tl.constexpr(0)  # a flag a tile and peer
-AWAIT_SHARDS = tl.constexpr(1)  # a count a peer
+# The peers' partials are awaited by a flag a tile and peer, or by so many panels a shard, counted in their order.
+AWAIT_TILES = tl.constexpr(0)
 
 
 class Staging(NamedTuple):
@@ -76,13 +75,28 @@ def slot_at_owner(staging, peers, owner):
 
 
 @triton.jit
-def announce_tile(staging, peers, owner, tile, tiles, epoch):
-    """Tell a shard's owner that this rank's partial of a tile is there.
+def owner_of(peers, position, tiles, WORLD_SIZE: tl.constexpr):
+    """Return whose tile the position in the order of sending is: first all of rank+1's, then rank+2's, …."""
+    return (peers.rank + 1 + position // tiles) % WORLD_SIZE
+
+
+@triton.jit
+def announce_position(staging, peers, position, tiles, epoch, WORLD_SIZE: tl.constexpr):
+    """Tell a tile's owner that this rank's partial of it is there.
 
     Edge: this program's stores happen before what follows the owner's wait for the flag.
     """
+    owner = owner_of(peers, position, tiles, WORLD_SIZE)
     flags_ptr = translate(staging.flags_ptr, peers.rank, owner, peers.heap_bases)
-    signal(flags_ptr + peers.rank * tiles + tile, epoch)
+    signal(flags_ptr + peers.rank * tiles + position % tiles, epoch)
+
+
+@triton.jit
+def announce_last(first, step, staging, peers, sent, tiles, epoch, WORLD_SIZE: tl.constexpr):
+    """Announce the last of a program's positions first, first + step, … before `sent`, if it had any."""
+    if first < sent:
+        position = first + (sent - 1 - first) // step * step
+        announce_position(staging, peers, position, tiles, epoch, WORLD_SIZE)
 
 
 @triton.jit
@@ -104,17 +118,18 @@ def sum_tile(
     tile,
     tiles,
     epoch,
-    AWAIT: tl.constexpr,
+    PANELS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Add the peers' partials of a tile of this rank's shard to its own, when they have come, and store the sum."""
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + distance) % WORLD_SIZE
-        if AWAIT == AWAIT_TILES:
+        if PANELS == AWAIT_TILES:
             wait(staging.flags_ptr + peer * tiles + tile, epoch, peers.watchdog_ptr)
         else:
-            wait_parts(peers, peer, epoch, WORLD_SIZE)
+            panel = row // (TILE.BLOCK_M * TILE.GROUP_M)
+            wait_parts(peers, peer, (epoch - 1) * PANELS + panel + 1, WORLD_SIZE)
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     if TILE.SUBTILES == 1:
@@ -151,23 +166,26 @@ def push_partial_tiles(
 ):
     """Copy partial tiles first, first + step, … to their owners, ROWS rows at a time, and announce them.
 
-    In the order in which they are computed, each after its flag.
+    In the order in which they are computed, each after its flag. A tile is announced when the next one is there to be
+    sent: the release then finds its stores arrived, and does not wait for them.
     """
     wait_ready(peers, epoch, WORLD_SIZE)
     tiles = shard_tiles(staging, TILE)
-    for position in range(first, tiles * (WORLD_SIZE - 1), step):
-        owner = (peers.rank + 1 + position // tiles) % WORLD_SIZE
-        tile = position % tiles
+    sent = tiles * (WORLD_SIZE - 1)
+    for position in range(first, sent, step):
+        owner = owner_of(peers, position, tiles, WORLD_SIZE)
         wait(flags_ptr + position, epoch, peers.watchdog_ptr, scope="gpu")
+        if position != first:
+            announce_position(staging, peers, position - step, tiles, epoch, WORLD_SIZE)
         source = own_partial(staging, owner)
         destination = slot_at_owner(staging, peers, owner)
-        row, col = tile_origin(tile, _slot(staging, staging.slots_ptr, 0, 0), TILE)
+        row, col = tile_origin(position % tiles, _slot(staging, staging.slots_ptr, 0, 0), TILE)
         for part in range(TILE.BLOCK_M // ROWS):
             offsets, mask = part_offsets(source, row + part * ROWS, col, ROWS, TILE.BLOCK_N)
             # .cg: another SM wrote it, this SM's L1 may hold an older call's.
             value = tl.load(source.c_ptr + offsets, mask=mask, cache_modifier=".cg")
             tl.store(destination.c_ptr + offsets, value, mask=mask)
-        announce_tile(staging, peers, owner, tile, tiles, epoch)
+    announce_last(first, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
 
 
 @triton.jit
@@ -188,19 +206,21 @@ def compute_partial_tiles(
     """Compute tiles first, first + step, … of the peers' shards into this rank's memory, and announce each."""
     tiles = shard_tiles(staging, TILE)
     for position in tl.range(first, tiles * (WORLD_SIZE - 1), step, num_stages=1):
-        owner = (peers.rank + 1 + position // tiles) % WORLD_SIZE
+        owner = owner_of(peers, position, tiles, WORLD_SIZE)
         acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
-        if ANNOUNCE == ANNOUNCE_SHARD:
+        if ANNOUNCE == ANNOUNCE_PANEL:
             if position == first:  # before the first count that lets a copy engine store there
                 wait_ready(peers, epoch, WORLD_SIZE)
         store_tile(acc, own_partial(staging, owner), row, col, peers, 1, WORLD_SIZE, TILE)
         if ANNOUNCE == ANNOUNCE_TILE:
             # Edge: this tile's stores happen before what follows `wait` on its flag, on this GPU.
             signal(flags_ptr + position, epoch, scope="gpu")
-        elif ANNOUNCE == ANNOUNCE_SHARD:
+        elif ANNOUNCE == ANNOUNCE_PANEL:
             tl.debug_barrier()  # the release is one thread's
-            # Edge: to copies queued behind a stream's wait for the shard's count, by engines outside the SMs.
-            tl.atomic_add(flags_ptr + position // tiles, 1, sem="release", scope="sys")
+            panels = tl.cdiv(staging.shard_rows, TILE.BLOCK_M * TILE.GROUP_M)
+            panel = position // tiles * panels + row // (TILE.BLOCK_M * TILE.GROUP_M)
+            # Edge: to copies queued behind a stream's wait for the panel's count, by engines outside the SMs.
+            tl.atomic_add(flags_ptr + panel, 1, sem="release", scope="sys")
 
 
 @triton.jit
@@ -214,7 +234,7 @@ def sum_own_tiles(
     out,
     staging,
     peers,
-    AWAIT: tl.constexpr,
+    PANELS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -222,7 +242,7 @@ def sum_own_tiles(
     tiles = shard_tiles(staging, TILE)
     for tile in tl.range(first, tiles, step, num_stages=1):
         acc, row, col = partial_tile(a, b, gemm, staging, peers.rank, tile, TILE)
-        sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, AWAIT, WORLD_SIZE, TILE)
+        sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, PANELS, WORLD_SIZE, TILE)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ take part in ending the call. Pattern: arXiv 2511.12500, section 4 ("producer-co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals
 from .operator import FAMILY, GemmReduceScatter
 from .partials import ANNOUNCE_TILE, AWAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
@@ -60,7 +62,12 @@ class ProducerConsumer(GemmReduceScatter):
     """See the module."""
 
     variant = "producer_consumer"
-    splits_sms = True
+    comm_share = 16 / 132
+
+    def default_config(self) -> GemmConfig:
+        # 0.533 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.592.
+        config = super().default_config()
+        return config if config.block_m < 64 else replace(config, comm_rows=64)
 
     def _open_buffers(self) -> None:
         super()._open_buffers()

@@ -1,0 +1,34 @@
+"""All-gather + GEMM by torch's fused operator (``torch.ops.symm_mem.fused_all_gather_matmul``), for comparison."""
+
+from __future__ import annotations
+
+import torch
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.async_tp import AsyncTpOperator
+from .operator import FAMILY
+from .problem import AllGatherGemmProblem
+
+
+class AsyncTp(AsyncTpOperator[AllGatherGemmProblem]):
+    """See the module."""
+
+    family = FAMILY
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        _, (output,) = torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, self._group_name)
+        return output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=AsyncTp.variant,
+    arrangement=Arrangement.LIBRARY,
+    agent=Agent.LIBRARY,
+    sync=Sync.STREAM_ORDER,
+    summary="torch's fused_all_gather_matmul over symmetric memory",
+    build=AsyncTp,
+    unsupported_reason=AsyncTp.unsupported_reason,
+    is_baseline=True,
+)
