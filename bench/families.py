@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from iris_core import Context
 from iris_kernels.common.library import all_gather_single, reduce_scatter_single
@@ -146,6 +147,28 @@ class _GemmReduceScatter(Family):
         return lambda: reduce_scatter_single(shard, partial, group=group)
 
 
+class _GemmAllReduce(_GemmReduceScatter):
+    name = "gemm_all_reduce"
+
+    def heap_bytes(self, problem: Any) -> int:
+        elements = problem.m * problem.n
+        slots = problem.world_size * (elements + problem.n)  # one-shot: a whole C a rank
+        return (slots + elements) * problem.dtype.itemsize + slots // 128  # the output, and a flag a slot and tile
+
+    def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
+        return problem.m, problem.n
+
+    def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
+        ranks = range(problem.world_size)
+        terms = [(self._a(problem, peer, draw), self._b(problem, peer, draw)) for peer in ranks]
+        yield Block(slice(None), slice(None), terms)
+
+    def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
+        group = ctx.process_group()
+        partial = torch.zeros(problem.m, problem.n, dtype=problem.dtype, device=ctx.get_device())
+        return lambda: dist.all_reduce(partial, group=group)
+
+
 def _all_gather(ctx: Context, shard: tuple[int, int], dtype: torch.dtype) -> Callable[[], object]:
     """The collective on shards of this shape, the largest rank's."""
     group = ctx.process_group()
@@ -155,5 +178,5 @@ def _all_gather(ctx: Context, shard: tuple[int, int], dtype: torch.dtype) -> Cal
 
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (_GemmAllScatter(), _AllGatherGemm(), _GemmReduceScatter())
+    family.name: family for family in (_GemmAllScatter(), _AllGatherGemm(), _GemmReduceScatter(), _GemmAllReduce())
 }

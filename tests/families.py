@@ -47,7 +47,9 @@ def _all(problem: Any, rank: int, whole: torch.Tensor) -> torch.Tensor:
 FAMILIES = {
     "gemm_all_scatter": Family(own_a=_all, own_b=_columns, own_output=_all),
     "all_gather_gemm": Family(own_a=_rows, own_b=_columns, own_output=_columns),
+    "gemm_all_reduce": Family(own_a=_columns, own_b=_rows, own_output=_all, sums_partials=True),
     "gemm_reduce_scatter": Family(own_a=_columns, own_b=_rows, own_output=_rows, sums_partials=True),
+    "gemm_all_reduce": Family(own_a=_columns, own_b=_rows, own_output=_all, sums_partials=True),
 }
 
 

@@ -86,7 +86,11 @@ def stores_to_all_peers(case: Case) -> tuple[str, str] | None:
     agent = variant_of(case).agent
     if case.family == "gemm_all_scatter" and agent is Agent.COMPUTING_PROGRAM:
         return "gemm", "block_m"
-    if case.family != "gemm_reduce_scatter" and agent in (Agent.ALL_SMS, Agent.COMM_KERNEL, Agent.COMM_PROGRAMS):
+    if case.family in ("gemm_all_scatter", "all_gather_gemm") and agent in (
+        Agent.ALL_SMS,
+        Agent.COMM_KERNEL,
+        Agent.COMM_PROGRAMS,
+    ):
         return "ROWS", "comm_rows"
     return None
 

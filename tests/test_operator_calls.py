@@ -15,6 +15,8 @@ from ranks import Ranks, context
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import Variant, get_variant
 
+# On GPUs, test_gpu.py has what there is time to compile.
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
 CALLS = 200
 each_fused_variant = pytest.mark.parametrize("variant", FUSED, ids=name)
 

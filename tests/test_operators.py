@@ -13,6 +13,8 @@ from ranks import Ranks, context, raised
 
 from overlap_taxonomy import Variant, get_variant
 
+# On GPUs, test_gpu.py has what there is time to compile.
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
 LAYOUTS = ("kn", "nk", "strided")
 
 

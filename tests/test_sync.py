@@ -160,6 +160,7 @@ def call_alone(rank: int, world_size: int, family: str, variant: str) -> tuple[s
 
 # One whose programs wait, one whose stream does. The handshake's waits are the same in all.
 @pytest.mark.parametrize("variant", [v for v in FUSED if v.name in ("fused_sequential", "copy_engine")], ids=name)
+@pytest.mark.parametrize("device", ["cpu"])
 def test_an_operator_that_a_rank_does_not_call_names_it(impatient: RankPool, variant: Variant) -> None:
     waiting, _ = impatient.call(call_alone, variant.family, variant.name)
     assert waiting[0] == "TimeoutError"
@@ -171,6 +172,7 @@ def skip_a_barrier(rank: int, world_size: int) -> Any:
     return raised(ctx.barrier) if rank == 0 else None
 
 
+@pytest.mark.parametrize("device", ["cpu"])
 def test_a_host_barrier_that_a_rank_misses_names_it(impatient: RankPool) -> None:
     (kind, message), _ = impatient.call(skip_a_barrier)
     assert kind == PeerError.__name__

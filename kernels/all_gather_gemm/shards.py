@@ -93,6 +93,10 @@ def multiply_shards(
         rows = rows_of_shard(block, shard, shard_rows)
         acc = matmul_tile(gathered, b, gathered_gemm, rows, row, col, shard * shard_rows + row, TILE)
         store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
+    if PARTS > 0:
+        if (tiles == 0) & (first == 0):  # a rank without columns: its gathered A must be whole all the same
+            for distance in tl.static_range(1, WORLD_SIZE):
+                wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch * PARTS, WORLD_SIZE)
 
 
 @triton.jit

@@ -103,17 +103,17 @@ def rounded(acc, dtype: tl.constexpr):
 def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Round a tile and store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, rank+2, …."""
     if TILE.SUBTILES == 1:
-        _store_part(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
+        store_part(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
     else:
         BLOCK_M: tl.constexpr = TILE.BLOCK_M
         half: tl.constexpr = TILE.BLOCK_N // 2
         left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
-        _store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
-        _store_part(right, block, row, col + half, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
+        store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
+        store_part(right, block, row, col + half, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
 
 
 @triton.jit
-def _store_part(
+def store_part(
     acc,
     block,
     row,
@@ -124,6 +124,7 @@ def _store_part(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
+    """Round a part of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
     offsets, mask = part_offsets(block, row, col, ROWS, COLS)
     value = rounded(acc, block.c_ptr.dtype.element_ty)
     tl.store(block.c_ptr + offsets, value, mask=mask)

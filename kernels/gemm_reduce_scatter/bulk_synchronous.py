@@ -14,10 +14,10 @@ import triton.language as tl
 from iris_core import translate
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.gemm import part_offsets, rounded, store_tile, tile_origin
+from ..common.gemm import part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
+from ..common.partials import own_partial, partial_tile, shard_tiles
 from .operator import FAMILY, GemmReduceScatter
-from .partials import own_partial, partial_tile, shard_tiles
 
 
 @triton.jit
@@ -31,20 +31,23 @@ def gemm_kernel(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.c
 
 
 @triton.jit
-def pull_kernel(out, staging, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Add all ranks' partials of this rank's shard."""
+def pull_kernel(
+    out, staging, peers, ROWS: tl.constexpr, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Add all ranks' partials of this rank's shard; the sum goes to DESTINATIONS ranks."""
     epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
     parts: tl.constexpr = TILE.BLOCK_M // ROWS
     mine = own_partial(staging, peers.rank)
     for piece in range(tl.program_id(0), shard_tiles(staging, TILE) * parts, tl.num_programs(0)):
         row, col = tile_origin(piece // parts, mine, TILE)
-        offsets, mask = part_offsets(out, row + (piece % parts) * ROWS, col, ROWS, TILE.BLOCK_N)
+        row += (piece % parts) * ROWS
+        offsets, mask = part_offsets(out, row, col, ROWS, TILE.BLOCK_N)
         total = tl.load(mine.c_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         for distance in tl.static_range(1, WORLD_SIZE):
             peer_ptr = translate(mine.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
             total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out.c_ptr + offsets, rounded(total, out.c_ptr.dtype.element_ty), mask=mask)
+        store_part(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
@@ -61,7 +64,8 @@ class BulkSynchronous(GemmReduceScatter):
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         config = self.config
         self._run(gemm_kernel, config.num_sms, **self._multiply_arguments(a, b))
-        self._run(pull_kernel, config.num_sms, num_warps=config.comm_warps, **self._push_arguments(), out=self._out)
+        arguments = {**self._push_arguments(), "out": self._out, "DESTINATIONS": self.destinations}
+        self._run(pull_kernel, config.num_sms, num_warps=config.comm_warps, **arguments)
         return self.output
 
 

@@ -26,8 +26,8 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import PANEL_BYTES, GemmConfig
 from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals
+from ..common.partials import ANNOUNCE_PANEL, compute_partial_tiles, sum_own_tiles
 from .operator import FAMILY, GemmReduceScatter
-from .partials import ANNOUNCE_PANEL, compute_partial_tiles, sum_own_tiles
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def sum_kernel(a, b, gemm, out, staging, peers, PANELS: tl.constexpr, WORLD_SIZE
     """Compute the own shard and add the peers' partials."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, PANELS, WORLD_SIZE, TILE)
+    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, PANELS, 1, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
@@ -63,14 +63,14 @@ class CopyEngine(GemmReduceScatter):
         config = super().default_config()
         if self.ctx.get_arch() == "cpu":
             return config
-        shard_rows, n = self.problem.c_shape(0)
+        shard_rows, n = self.problem.shard_shape(0)
         panels = max(1, min(2, shard_rows * n * self.problem.dtype.itemsize // PANEL_BYTES))
         # 0.502 ms for 8192x8192x8192 over 4 H200s; with four panels 0.529, with three stages 0.512.
         tuned = replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
         return replace(tuned, panels=panels)
 
     def _open_buffers(self) -> None:
-        shard_rows = self.problem.c_shape(0)[0]
+        shard_rows = self.problem.shard_shape(0)[0]
         config = self.config
         panel_tiles = -(-shard_rows // (config.block_m * config.panels))
         self.config = config = replace(config, group_m=panel_tiles)  # a panel is a group of the tile order
@@ -81,7 +81,7 @@ class CopyEngine(GemmReduceScatter):
         self._panels = []  # (owner, tiles, this rank's partial, its place at the owner), in the order they are computed
         for distance in range(1, world_size):
             owner = (self.rank + distance) % world_size
-            owner_rows = self.problem.c_shape(owner)[0]
+            owner_rows = self.problem.shard_shape(owner)[0]
             for row in range(0, shard_rows, panel_rows):
                 tiles = self._tiles((min(row + panel_rows, shard_rows) - row, self.problem.n))
                 rows = slice(min(row, owner_rows), min(row + panel_rows, owner_rows))

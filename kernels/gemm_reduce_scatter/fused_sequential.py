@@ -19,8 +19,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.config import GemmConfig
 from ..common.gemm import store_tile
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
-from .operator import FAMILY, GemmReduceScatter
-from .partials import (
+from ..common.partials import (
     AWAIT_TILES,
     announce_last,
     announce_position,
@@ -31,6 +30,7 @@ from .partials import (
     slot_at_owner,
     sum_own_tiles,
 )
+from .operator import FAMILY, GemmReduceScatter
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def fused_kernel(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE
         store_tile(acc, slot_at_owner(staging, peers, owner), row, col, peers, 1, WORLD_SIZE, TILE)
     announce_last(pid, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
     first = resumed(pid, step, sent)
-    sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, WORLD_SIZE, TILE)
+    sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, 1, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

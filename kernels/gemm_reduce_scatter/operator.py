@@ -9,7 +9,7 @@ import torch
 from ..common.arguments import Block
 from ..common.config import GemmConfig, default_config
 from ..common.operator import FusedOperator
-from .partials import Staging
+from ..common.partials import Staging
 from .problem import GemmReduceScatterProblem
 
 FAMILY = "gemm_reduce_scatter"
@@ -21,6 +21,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
     family = FAMILY
     comm_share = 0.0  # the part of the SMs that only communicates
     keeps_partials = True  # whether partial tiles are stored here before they are sent
+    destinations = 1  # how many ranks a sum is stored to
 
     def default_config(self) -> GemmConfig:
         return default_config(
@@ -34,20 +35,23 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
 
     def _open_buffers(self) -> None:
         problem, device = self.problem, self.ctx.get_device()
-        shard = problem.c_shape(0)
+        shard = problem.shard_shape(0)
         slots = (problem.world_size, *shard)
         self._slots = self._on_heap(slots, problem.dtype)
         self._flags = self._on_heap((problem.world_size, self._tiles(shard)), torch.int64)
         self._partials = torch.zeros(slots if self.keeps_partials else 1, dtype=problem.dtype, device=device)
-        rows, n = problem.c_shape(self.rank)
-        # A rank without rows still takes part: it computes nothing of its own, into room for one row.
-        room = torch.zeros(max(rows, 1), n, dtype=problem.dtype, device=device)
-        self.output = room[:rows]
-        self._out = Block(room, rows, n, n)
+        self.output, self._out = self._open_output()
         tiles = self._flags.shape[1]
         self.ctx.watchdog.watch(
             self._flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum"
         )
+
+    def _open_output(self) -> tuple[torch.Tensor, Block]:
+        """Return the output, and where in it this rank stores its sums."""
+        rows, n = self.problem.shard_shape(self.rank)
+        # A rank without rows still takes part: it computes nothing of its own, into room for one row.
+        room = torch.zeros(max(rows, 1), n, dtype=self.problem.dtype, device=self.ctx.get_device())
+        return room[:rows], Block(room, rows, n, n)
 
     def _tiles(self, shape: tuple[int, int]) -> int:
         return -(-shape[0] // self.config.block_m) * -(-shape[1] // self.config.block_n)
@@ -59,7 +63,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
 
     def _staging(self) -> Staging:
         problem = self.problem
-        return Staging(self._slots, self._flags, self._partials, problem.c_shape(0)[0], problem.m, problem.n)
+        return Staging(self._slots, self._flags, self._partials, problem.shard_shape(0)[0], problem.m, problem.n)
 
     def _multiply_arguments(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return what a kernel that multiplies takes."""

@@ -38,12 +38,16 @@ class GemmReduceScatterProblem(Problem):
         """(the rank's slice of k, n)."""
         return self.a_shape(rank)[1], self.n
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(the rank's rows, n)."""
+    def shard_shape(self, rank: int) -> tuple[int, int]:
+        """(the rank's rows, n): the part of C that it sums."""
         start, stop = self.rows(rank)
         return stop - start, self.n
+
+    def c_shape(self, rank: int) -> tuple[int, int]:
+        """(the rank's rows, n)."""
+        return self.shard_shape(rank)
 
     @property
     def wire_bytes(self) -> int:
         """What a rank receives at most: the peers' parts of the largest shard, in the operands' dtype."""
-        return (self.world_size - 1) * self.c_shape(0)[0] * self.n * self.dtype.itemsize
+        return (self.world_size - 1) * self.shard_shape(0)[0] * self.n * self.dtype.itemsize

@@ -23,8 +23,8 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals
+from ..common.partials import ANNOUNCE_TILE, AWAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
 from .operator import FAMILY, GemmReduceScatter
-from .partials import ANNOUNCE_TILE, AWAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def sum_kernel(a, b, gemm, out, staging, peers, total_programs, WORLD_SIZE: tl.c
     """Compute the own shard and add the peers' partials."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, WORLD_SIZE, TILE)
+    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, 1, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 

@@ -17,9 +17,8 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.handshake import begin_call, finish_after_arrivals
-from .operator import FAMILY, GemmReduceScatter
-from .partials import (
+from ..common.handshake import begin_call, finish_after_arrivals, finish_call
+from ..common.partials import (
     ANNOUNCE_TILE,
     AWAIT_TILES,
     compute_partial_tiles,
@@ -28,6 +27,7 @@ from .partials import (
     shard_tiles,
     sum_own_tiles,
 )
+from .operator import FAMILY, GemmReduceScatter
 
 
 @triton.jit
@@ -41,20 +41,24 @@ def specialized_kernel(
     flags_ptr,
     comm_programs,
     ROWS: tl.constexpr,
+    DESTINATIONS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute and sum in some programs, push in the others."""
+    """Compute and sum in some programs, push in the others; the sum goes to DESTINATIONS ranks."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid = tl.program_id(0)
     step = tl.num_programs(0) - comm_programs
     if pid < step:
         compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, flags_ptr, ANNOUNCE_TILE, WORLD_SIZE, TILE)
         first = resumed(pid, step, shard_tiles(staging, TILE) * (WORLD_SIZE - 1))
-        sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, WORLD_SIZE, TILE)
+        sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, DESTINATIONS, WORLD_SIZE, TILE)
     else:
         push_partial_tiles(pid - step, comm_programs, epoch, staging, peers, flags_ptr, ROWS, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+    if DESTINATIONS > 1:
+        finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+    else:
+        finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
 class WorkgroupSpecialized(GemmReduceScatter):
@@ -78,6 +82,7 @@ class WorkgroupSpecialized(GemmReduceScatter):
             flags_ptr=self._computed,
             comm_programs=self.config.comm_sms,
             ROWS=self.config.comm_rows,
+            DESTINATIONS=self.destinations,
         )
         return self.output
 

@@ -1,4 +1,4 @@
-"""What the variants of GEMM + reduce-scatter share: partial tiles of C are computed, sent to their owner, summed there.
+"""What families that sum over ranks share: partial tiles of C are computed, sent to their owner, and summed there.
 
 C is cut into shards of rows, one a rank, and a rank computes a partial sum of every tile of every shard. It starts with
 the shard of rank+1 and ends with its own, so that the peers' partials of its own have had most of the time to arrive.
@@ -18,9 +18,9 @@ import triton.language as tl
 
 from iris_core import signal, translate, wait
 
-from ..common.arguments import Block
-from ..common.gemm import matmul_tile, num_tiles, part_offsets, rounded, store_tile, tile_origin
-from ..common.handshake import wait_parts, wait_ready
+from .arguments import Block
+from .gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
+from .handshake import wait_parts, wait_ready
 
 # How a computed partial tile is announced inside the rank.
 ANNOUNCE_TILE = tl.constexpr(0)  # flags[position] = the call's number
@@ -119,10 +119,11 @@ def sum_tile(
     tiles,
     epoch,
     PANELS: tl.constexpr,
+    DESTINATIONS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Add the peers' partials of a tile of this rank's shard to its own, when they have come, and store the sum."""
+    """Add the peers' partials of a tile of this rank's shard, when they have come, and store the sum."""
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + distance) % WORLD_SIZE
         if PANELS == AWAIT_TILES:
@@ -133,23 +134,34 @@ def sum_tile(
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     if TILE.SUBTILES == 1:
-        _sum_part(acc, out, staging, peers, row, col, WORLD_SIZE, BLOCK_M, BLOCK_N)
+        _sum_part(acc, out, staging, peers, row, col, DESTINATIONS, WORLD_SIZE, BLOCK_M, BLOCK_N)
     else:
         half: tl.constexpr = BLOCK_N // 2
         left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
-        _sum_part(left, out, staging, peers, row, col, WORLD_SIZE, BLOCK_M, half)
-        _sum_part(right, out, staging, peers, row, col + half, WORLD_SIZE, BLOCK_M, half)
+        _sum_part(left, out, staging, peers, row, col, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
+        _sum_part(right, out, staging, peers, row, col + half, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
 
 
 @triton.jit
-def _sum_part(acc, out, staging, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def _sum_part(
+    acc,
+    out,
+    staging,
+    peers,
+    row,
+    col,
+    DESTINATIONS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     offsets, mask = part_offsets(out, row, col, ROWS, COLS)
     # Not unrolled: one peer's partial in registers at a time.
     for distance in range(1, WORLD_SIZE):
         slot = _slot(staging, staging.slots_ptr, (peers.rank + distance) % WORLD_SIZE, peers.rank)
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(slot.c_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
+    store_part(acc, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, COLS)
 
 
 @triton.jit
@@ -235,14 +247,18 @@ def sum_own_tiles(
     staging,
     peers,
     PANELS: tl.constexpr,
+    DESTINATIONS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute tiles first, first + step, … of this rank's shard and add the peers' partials."""
+    """Compute tiles first, first + step, … of this rank's shard, add the peers' partials, store the sums."""
     tiles = shard_tiles(staging, TILE)
     for tile in tl.range(first, tiles, step, num_stages=1):
         acc, row, col = partial_tile(a, b, gemm, staging, peers.rank, tile, TILE)
-        sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, PANELS, WORLD_SIZE, TILE)
+        if DESTINATIONS > 1:
+            if tile == first:
+                wait_ready(peers, epoch, WORLD_SIZE)
+        sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, PANELS, DESTINATIONS, WORLD_SIZE, TILE)
 
 
 @triton.jit

@@ -1,0 +1,88 @@
+"""Every variant of every family, called three times on fresh data and checked against torch.
+
+- python examples/every_variant.py --ranks 4
+- python examples/every_variant.py --family all_gather_gemm --ranks 2
+- python examples/every_variant.py --ranks 2 --shape 100 90 70 (sizes need not divide anything)
+- torchrun --nproc-per-node 4 examples/every_variant.py
+
+It prints no times: without a GPU they mean nothing, and with one `make sweep` takes them properly.
+"""
+
+import argparse
+import os
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import iris_core
+from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
+from overlap_taxonomy import list_variants
+
+FAMILIES = {family.FAMILY: family for family in (gemm_all_scatter, all_gather_gemm, gemm_reduce_scatter)}
+CALLS = 3
+TOLERANCE = 1e-2  # relative, over all elements; one rounding to bf16 makes about 2e-3
+
+
+def shards(family, problem, rank, a, b):
+    """Return what of A and B a rank is given, and what of them its output is the product of."""
+    if family == "gemm_all_scatter":  # B by columns; every rank gets all of C
+        return (a, b[:, slice(*problem.columns(rank))]), (a, b)
+    if family == "all_gather_gemm":  # A by rows, B by columns; C by columns
+        columns = b[:, slice(*problem.columns(rank))]
+        return (a[slice(*problem.rows(rank))], columns), (a, columns)
+    inner = slice(*problem.inner(rank))  # both along k; C by rows
+    return (a[:, inner], b[inner]), (a[slice(*problem.rows(rank))], b)
+
+
+def worst_error(ctx, variant, problem):
+    """Return the largest relative error of a variant's calls on this rank."""
+    operator = variant.build(ctx, problem)
+    errors = []
+    for call in range(CALLS):
+        generator = torch.Generator().manual_seed(call)  # the same A and B on every rank, others at each call
+        a = torch.randn(problem.m, problem.k, generator=generator).to(ctx.get_device(), problem.dtype)
+        b = torch.randn(problem.k, problem.n, generator=generator).to(ctx.get_device(), problem.dtype)
+        given, factors = shards(variant.family, problem, ctx.get_rank(), a, b)
+        # The output is the operator's: read before the next call, which overwrites it.
+        c = operator.as_matrix(operator(*given))
+        expected = FAMILIES[variant.family].reference(*factors)
+        norm = expected.norm().clamp(min=1e-30)  # a rank may have no rows or columns
+        errors.append(((c.to(expected.dtype) - expected).norm() / norm).item())
+    operator.close()
+    return max(errors)
+
+
+def body(rank, world_size, families, shape):
+    ctx = iris_core.iris(heap_size=1 << 28)
+    if shape is None:
+        shape = (96, 128, 64) if ctx.is_interpreted() else (4096, 4096, 4096)
+    for family in families:
+        problem = FAMILIES[family].Problem(*shape, world_size, torch.bfloat16)
+        table = Table("variant", "who communicates", "relative error")
+        table.title = f"{family}, M, N, K = {tuple(shape)}, bf16, {world_size} ranks on {ctx.get_device().type}"
+        for variant in list_variants(family):
+            reason = variant.unsupported_reason(problem, None)
+            if reason:
+                table.add_row(variant.name, reason, "not run")
+                continue
+            error = max(ctx.group.all_gather(worst_error(ctx, variant, problem)))
+            assert error < TOLERANCE, f"{family}/{variant.name}: relative error {error}"
+            table.add_row(variant.name, variant.agent.value, f"{error:.1e}")
+        if rank == 0:
+            Console().print(table)
+    ctx.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", choices=list(FAMILIES), action="append", help="default: all; may be repeated")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--shape", type=int, nargs=3, metavar=("M", "N", "K"))
+    arguments = parser.parse_args()
+    families = arguments.family or list(FAMILIES)
+    if "RANK" in os.environ:  # under torchrun
+        body(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), families, arguments.shape)
+    else:
+        iris_core.launch(body, arguments.ranks, device=arguments.device, args=(families, arguments.shape))

@@ -1,0 +1,63 @@
+"""GEMM + all-reduce: A (m, k/W) and B (k/W, n) a slice of k a rank, C (m, n) the sum, whole on every rank."""
+
+from __future__ import annotations
+
+import torch
+
+from iris_core import Context
+from overlap_taxonomy import register
+
+from ..common.config import GemmConfig
+from ..common.functional import operator_for
+from . import bulk_synchronous, fused_sequential, library, workgroup_specialized
+from .operator import FAMILY
+from .problem import GemmAllReduceProblem
+from .reference import reference
+
+Problem = GemmAllReduceProblem
+
+for _variant in (
+    library.VARIANT,
+    bulk_synchronous.VARIANT,
+    fused_sequential.VARIANT,
+    workgroup_specialized.VARIANT,
+):
+    register(_variant)
+
+
+def gemm_all_reduce(
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    variant: str = "workgroup_specialized",
+    config: GemmConfig | None = None,
+) -> torch.Tensor:
+    """Return the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
+
+    Partial sums are added in fp32 in a fixed order: the same bits every time, and on every rank. The first call with a
+    set of shapes makes an operator and keeps it with the context; that is collective, so all ranks must make the same
+    calls. The output is the operator's and is overwritten by the next call with the same shapes: read it, in stream
+    order, before.
+
+    Args:
+        ctx: the context.
+        a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
+            fp32, on the context's device.
+        b: (this rank's slice of k, n).
+        variant: the overlap pattern; "fused_sequential" is one-shot, for small m.
+        config: tunables; None for the defaults.
+
+    Returns:
+        C (m, n), of a's dtype.
+
+    Raises:
+        ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
+            cannot do.
+        HeapExhausted: the heap has no room for the partial sums.
+    """
+    operator = operator_for(ctx, a, b, family=FAMILY, variant=variant, problem_type=GemmAllReduceProblem, config=config)
+    return operator(a, b)
+
+
+__all__ = ["FAMILY", "Problem", "gemm_all_reduce", "reference"]

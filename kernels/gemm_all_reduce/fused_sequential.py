@@ -1,0 +1,110 @@
+"""GEMM + all-reduce in one kernel, one-shot, for small M: every rank sends its partial tiles to all, and all sum them.
+
+Each rank has a slot for every rank's partial C, and a flag a slot and tile. A program stores each partial tile to its
+slot on every rank, then announces it; when all its tiles are out it takes them again, waits for the peers' and adds all
+ranks' partials, its own too, in the order of the ranks, in fp32: every rank has the same bits, in every run. A partial
+crosses the link once for every peer, but no sum has to travel a second time. Flags hold call numbers and are never
+reset. Pattern: arXiv 2511.12500, section 4 ("fused sequential").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import signal, translate, wait
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.arguments import Block
+from ..common.config import GemmConfig, default_config
+from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
+from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.operator import FusedOperator
+from .operator import FAMILY
+from .problem import GemmAllReduceProblem
+
+
+@triton.jit
+def one_shot_kernel(
+    a, b, gemm, out, slots_ptr, flags_ptr, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Send this rank's partial tiles to all ranks, then sum all ranks'."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    tiles = num_tiles(out, TILE)
+    slot_size = tl.cast(out.m, tl.int64) * out.n
+    mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
+    for tile in tl.range(pid, tiles, step, num_stages=1):
+        row, col = tile_origin(tile, out, TILE)
+        acc = matmul_tile(a, b, gemm, out, row, col, row, TILE)
+        if tile == pid:
+            wait_ready(peers, epoch, WORLD_SIZE)
+        store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+        for distance in tl.static_range(0, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            # Edge: this tile's stores to the peer happen before what follows its wait for the flag.
+            signal(translate(flags_ptr, peers.rank, peer, peers.heap_bases) + peers.rank * tiles + tile, epoch)
+    for tile in tl.range(pid, tiles, step, num_stages=1):
+        for rank in tl.static_range(0, WORLD_SIZE):
+            wait(flags_ptr + rank * tiles + tile, epoch, peers.watchdog_ptr)
+        row, col = tile_origin(tile, out, TILE)
+        for part in range(TILE.BLOCK_M // ROWS):
+            offsets, mask = part_offsets(out, row + part * ROWS, col, ROWS, TILE.BLOCK_N)
+            total = tl.load(slots_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+            for rank in tl.static_range(1, WORLD_SIZE):
+                slot_ptr = slots_ptr + rank * slot_size
+                total += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+            store_part(total, out, row + part * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+class FusedSequential(FusedOperator[GemmAllReduceProblem]):
+    """See the module."""
+
+    family = FAMILY
+    variant = "fused_sequential"
+
+    def default_config(self) -> GemmConfig:
+        problem = self.problem
+        return default_config(
+            self.ctx.get_arch(), self.ctx.get_cu_count(), m=problem.m, n=problem.n, dtype=problem.dtype
+        )
+
+    def _open_buffers(self) -> None:
+        problem = self.problem
+        m, n = problem.c_shape(self.rank)
+        tiles = -(-m // self.config.block_m) * -(-n // self.config.block_n)
+        self._slots = self._on_heap((problem.world_size, m, n), problem.dtype)
+        self._flags = self._on_heap((problem.world_size, tiles), torch.int64)
+        self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
+        self.ctx.watchdog.watch(
+            self._flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum"
+        )
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        m, n = self.output.shape
+        self._run(
+            one_shot_kernel,
+            self.config.num_sms,
+            **self._main_loop(a, b),
+            out=Block(self.output, m, n, n),
+            slots_ptr=self._slots,
+            flags_ptr=self._flags,
+            peers=self._peers(),
+            ROWS=min(self.config.comm_rows, self.config.block_m),
+            WORLD_SIZE=self.problem.world_size,
+        )
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=FusedSequential.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.NONE,
+    summary="one kernel, one-shot: each program stores its partial tile to every rank, then adds all ranks'",
+    build=FusedSequential,
+    unsupported_reason=FusedSequential.unsupported_reason,
+)

@@ -1,0 +1,30 @@
+"""What the two-shot variants of GEMM + all-reduce share on the host: reduce-scatter whose sums go to every rank."""
+
+from __future__ import annotations
+
+import torch
+
+from ..common.arguments import Block
+from ..gemm_reduce_scatter.operator import GemmReduceScatter
+
+FAMILY = "gemm_all_reduce"
+
+
+class TwoShot(GemmReduceScatter):
+    """Mixed into an operator of GEMM + reduce-scatter: its output is the whole sum, on every rank's heap.
+
+    A rank sums its shard of rows and stores it to all ranks, so every rank has the same bits. The ready signal covers
+    the output too, and the call ends when all peers' sums have arrived.
+    """
+
+    family = FAMILY
+
+    @property
+    def destinations(self) -> int:  # type: ignore[override]
+        return self.problem.world_size
+
+    def _open_output(self) -> tuple[torch.Tensor, Block]:
+        output = self._on_heap((self.problem.m, self.problem.n), self.problem.dtype)
+        start, stop = self.problem.rows(self.rank)
+        corner = output[start:] if stop > start else output  # a rank without rows stores nothing
+        return output, Block(corner, stop - start, self.problem.n, self.problem.n)

@@ -1,0 +1,25 @@
+"""GEMM + all-reduce: sizes, shards, work, and bytes on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..gemm_reduce_scatter.problem import GemmReduceScatterProblem
+
+
+@dataclass(frozen=True)
+class GemmAllReduceProblem(GemmReduceScatterProblem):
+    """C (m, n) = A (m, k) @ B (k, n): A and B are cut along k, C is whole on every rank.
+
+    A rank multiplies its slices of k, which gives a partial C, and receives the sum over ranks. Where the sum is made
+    by shards of rows, `rows` and `shard_shape` are a rank's.
+    """
+
+    def c_shape(self, rank: int) -> tuple[int, int]:
+        """(m, n) on every rank."""
+        return self.m, self.n
+
+    @property
+    def wire_bytes(self) -> int:
+        """What a rank receives at least: the peers' parts of its shard, and the sums of theirs."""
+        return 2 * super().wire_bytes

@@ -1,0 +1,27 @@
+"""GEMM + all-reduce in one kernel with two roles: most programs compute and sum, the others push partial tiles.
+
+Two-shot, for large M: as GEMM + reduce-scatter, `workgroup_specialized`, and every sum is stored to all ranks.
+"""
+
+from __future__ import annotations
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..gemm_reduce_scatter import workgroup_specialized
+from .operator import FAMILY, TwoShot
+
+
+class WorkgroupSpecialized(TwoShot, workgroup_specialized.WorkgroupSpecialized):
+    """See the module."""
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=WorkgroupSpecialized.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_PROGRAMS,
+    sync=Sync.TILE_FLAG,
+    summary="one kernel; some programs push partial tiles, the others compute, sum and store to every rank",
+    build=WorkgroupSpecialized,
+    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
+)
