@@ -49,7 +49,6 @@ FAMILIES = {
     "all_gather_gemm": Family(own_a=_rows, own_b=_columns, own_output=_columns),
     "gemm_all_reduce": Family(own_a=_columns, own_b=_rows, own_output=_all, sums_partials=True),
     "gemm_reduce_scatter": Family(own_a=_columns, own_b=_rows, own_output=_rows, sums_partials=True),
-    "gemm_all_reduce": Family(own_a=_columns, own_b=_rows, own_output=_all, sums_partials=True),
 }
 
 

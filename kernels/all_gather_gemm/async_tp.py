@@ -17,7 +17,7 @@ class AsyncTp(AsyncTpOperator[AllGatherGemmProblem]):
     family = FAMILY
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        _, (output,) = torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, self._group_name)
+        _, (output,) = torch.ops.symm_mem.fused_all_gather_matmul(a.contiguous(), [b], 0, self._group_name)
         return output
 
 

@@ -14,7 +14,7 @@ P = TypeVar("P", bound=Problem)
 
 
 class AsyncTpOperator(LibraryOperator[P]):
-    """An operator of ``torch.ops.symm_mem``, which allocates its output in every call."""
+    """An operator of ``torch.ops.symm_mem``, which allocates its output in every call and takes a contiguous A only."""
 
     variant = "async_tp"
 

@@ -17,7 +17,7 @@ class AsyncTp(AsyncTpOperator[GemmReduceScatterProblem]):
     family = FAMILY
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, "sum", 0, self._group_name)
+        return torch.ops.symm_mem.fused_matmul_reduce_scatter(a.contiguous(), b, "sum", 0, self._group_name)
 
 
 VARIANT = Variant(
