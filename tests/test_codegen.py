@@ -138,6 +138,7 @@ def test_operands_are_read_by_descriptors_or_sixteen_bytes_at_a_time(case: Case)
 def test_main_loop_is_pipelined(case: Case) -> None:
     for kernel in multiplying(case):
         stages = kernel.config.num_stages
+        assert stages >= 2
         if TARGETS[case.target].is_nvidia:
             # Each stage has its operands in shared memory; ordinary multiplies have taken the oldest into registers.
             # Without pipelining there would be room for one.
