@@ -182,7 +182,7 @@ class StubContext(HeapTensors):
 
 
 @contextlib.contextmanager
-def _recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
+def recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
     """Launch nothing; yield the list that kernels and their arguments go to."""
     launches: list[tuple[JITFunction, dict[str, Any]]] = []
 
@@ -195,7 +195,7 @@ def _recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
 
 def compile_case(case: Case) -> list[Compiled]:
     """Make the operator, call it once, and return every kernel it launched, compiled."""
-    with _recorded_launches() as launches:
+    with recorded_launches() as launches:
         operator = get_variant(case.family, case.variant).build(StubContext(case), make_problem(case))
         if case.pointers:
             operator.config = replace(operator.config, descriptors=False)

@@ -1,0 +1,81 @@
+"""What families promise beyond right outputs: the same bits in every run and on every rank, and a whole gathered A."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from checking import make_data
+from families import FAMILIES, FUSED, make_problem, name
+from ranks import Ranks, context
+
+from iris_kernels.all_gather_gemm import all_gather_gemm
+from overlap_taxonomy import Variant, get_variant
+
+SUMMING = [variant for variant in FUSED if FAMILIES[variant.family].sums_partials]
+GATHERING = [v for v in FUSED if v.family == "all_gather_gemm" and v.name != "fused_sequential"]  # it gathers nothing
+CALLS = 100
+
+
+def digests(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+    """Make the same call often; return the different outputs that came, as digests."""
+    ctx = context()
+    problem = make_problem(family, 40, 35, 24, world_size, torch.bfloat16)
+    operator = get_variant(family, variant).build(ctx, problem)
+    data = make_data(family, problem, rank, 1, ctx.get_device())
+    found = set()
+    for _ in range(CALLS):
+        output = operator(data.a, data.b).contiguous().cpu()
+        found.add(hashlib.sha256(output.view(torch.int16).numpy().tobytes()).hexdigest())
+    operator.close()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("variant", SUMMING, ids=name)
+def test_sums_have_the_same_bits_in_every_run(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    found = ranks(2).call(digests, variant.family, variant.name)
+    assert [len(of_rank) for of_rank in found] == [1, 1]
+    if variant.family == "gemm_all_reduce":
+        assert found[0] == found[1]  # replicas must not drift apart
+
+
+def errors(rank: int, world_size: int, family: str, variant: str) -> tuple[float, float]:
+    """Return the sums of squared errors of a variant and of the vendor's pieces on the same data, over this rank."""
+    ctx = context()
+    problem = make_problem(family, 96, 64, 256, world_size, torch.bfloat16)
+    data = make_data(family, problem, rank, 2, ctx.get_device())
+    squares = []
+    for which in (variant, "library"):
+        operator = get_variant(family, which).build(ctx, problem)
+        output = operator(data.a, data.b).to(data.expected.dtype)
+        squares.append(float((output - data.expected).square().sum()))
+        operator.close()
+    return squares[0], squares[1]
+
+
+@pytest.mark.parametrize("variant", SUMMING, ids=name)
+def test_sums_are_no_worse_than_the_vendors(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    found = ranks(4).call(errors, variant.family, variant.name)
+    assert sum(own for own, _ in found) <= sum(vendor for _, vendor in found)
+
+
+def gather(rank: int, world_size: int, variant: str, n: int) -> bool:
+    """Return whether every call gave the whole A of that call."""
+    ctx = context()
+    problem = make_problem("all_gather_gemm", 7, n, 40, world_size, torch.float16)
+    whole = []
+    for call in range(3):
+        data = make_data("all_gather_gemm", problem, rank, call, ctx.get_device())
+        _, gathered = all_gather_gemm(ctx, data.a, data.b, variant=variant, return_gathered=True)
+        shards = [make_data("all_gather_gemm", problem, peer, call, ctx.get_device()).a for peer in range(world_size)]
+        whole.append(torch.equal(gathered.clone(), torch.cat(shards)))
+    ctx.operators.popitem()[1].close()
+    return all(whole)
+
+
+@pytest.mark.parametrize("n", [1, 40])  # with one column a rank has nothing to multiply, and must wait all the same
+@pytest.mark.parametrize("variant", GATHERING, ids=name)
+def test_the_gathered_operand_is_whole(ranks: Callable[[int], Ranks], variant: Variant, n: int) -> None:
+    assert ranks(2).call(gather, variant.name, n) == [True, True]
