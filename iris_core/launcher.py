@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -209,9 +210,12 @@ def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int) -> None:
                 answer = pickle.dumps((True, fn(origin.rank, origin.world_size, *args)))
             except BaseException as error:
                 answer = _pickled_error(error)
+            sys.stdout.flush()  # what a rank printed comes before what its caller prints next
             pipe.send_bytes(answer)
     # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
     # or for a process group's threads: a peer may be gone.
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)
 
 

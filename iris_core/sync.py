@@ -73,11 +73,12 @@ def _report(flag_ptr, seen, expected, watchdog_ptr):
     aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
     reports = tl.load(watchdog_ptr + WATCHDOG_REPORT_ADDRESS).to(tl.pointer_type(tl.int64))
     row = reports + 1 + (pid % REPORT_ROWS) * REPORT_WORDS
-    tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
-    tl.store(row + 2, tl.cast(expected, tl.int64))
-    tl.store(row + 3, tl.cast(seen, tl.int64))
-    tl.store(row + 4, tl.cast(pid, tl.int64))
-    tl.store(row, tl.where(aborted, ABORTED, EXPIRED).to(tl.int64))
+    if tl.load(row, volatile=True) == 0:  # a program's first failure says why, its later ones only follow
+        tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
+        tl.store(row + 2, tl.cast(expected, tl.int64))
+        tl.store(row + 3, tl.cast(seen, tl.int64))
+        tl.store(row + 4, tl.cast(pid, tl.int64))
+        tl.store(row, tl.where(aborted, ABORTED, EXPIRED).to(tl.int64))
     tl.store(reports, tl.cast(1, tl.int64))
     tl.store(watchdog_ptr + WATCHDOG_ABORT, tl.cast(1, tl.int64))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import re
 import subprocess
 import tempfile
@@ -49,7 +50,8 @@ TARGETS = {
 }
 
 
-HEAP_SIZE = 1 << 30  # bytes a rank, the context's default
+HEAP_SIZE = 2 << 30  # bytes a rank; addresses only
+_NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 
 
 @dataclass(frozen=True)
@@ -133,13 +135,14 @@ class StubContext(HeapTensors):
         self.backend = mock.Mock(device=torch.device("cpu"), open_window=self._open_window)
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
         self.watchdog = mock.Mock(words=self.zeros(3, dtype=torch.int64))
-        self.peer_view = self.heap.peer_view
+        self.peer_view, self.free = self.heap.peer_view, self.heap.free
         self.operators: dict[Any, Any] = {}
         self.debug = False
 
     def _open_window(self, group: Any, size: int) -> tuple[torch.Tensor, int]:
         smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window
-        return torch.empty(max(size * group.world_size, smallest), dtype=torch.uint8), size
+        memory = mmap.mmap(-1, max(size * group.world_size, smallest), flags=mmap.MAP_PRIVATE | _NO_RESERVE)
+        return torch.frombuffer(memory, dtype=torch.uint8), size
 
     def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return self.heap.allocate(shape, dtype)
@@ -262,5 +265,5 @@ def _amd_resources(code: str) -> tuple[int, int]:
         assert found, f"{name} is not in the assembly"
         return int(found.group(1))
 
-    spilled = value("vgpr_spill_count") + value("sgpr_spill_count")
-    return value("TotalNumVgprs"), value("ScratchSize") + 4 * spilled
+    # Scalar registers spill into lanes of vector registers, not into memory.
+    return value("TotalNumVgprs"), value("ScratchSize") + 4 * value("vgpr_spill_count")

@@ -109,7 +109,9 @@ def default_config(
     config = replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     if is_amd:
         return replace(config, num_stages=2, descriptors=False)
-    return replace(config, descriptors=int(arch.removeprefix("sm_")) >= 90)
+    generation = int(arch.removeprefix("sm_"))
+    # From sm_100 on accumulators lie in tensor memory: read in halves, they and what is added to them fit registers.
+    return replace(config, descriptors=generation >= 90, epilogue_subtiles=2 if generation >= 100 else 1)
 
 
 def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:

@@ -195,7 +195,9 @@ class FusedOperator(Operator[P]):
         loads = _loads(operands) if config.descriptors else POINTERS.value
         if loads != POINTERS.value:
             operands = {name: _descriptor(name, matrix, loads, config) for name, matrix in operands.items()}
-        self.config = replace(config, descriptors=loads != POINTERS.value)  # reports show what ran
+        else:  # reports show what ran; addresses take registers that the epilogue of a wide tile then lacks
+            subtiles = 2 if config.block_n > 128 else config.epilogue_subtiles
+            self.config = replace(config, descriptors=False, epilogue_subtiles=subtiles)
         gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))
         return {**operands, "gemm": gemm, "TILE": self._tile(loads)}
 

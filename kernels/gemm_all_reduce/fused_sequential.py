@@ -9,6 +9,8 @@ reset. Pattern: arXiv 2511.12500, section 4 ("fused sequential").
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -67,9 +69,11 @@ class FusedSequential(FusedOperator[GemmAllReduceProblem]):
 
     def default_config(self) -> GemmConfig:
         problem = self.problem
-        return default_config(
+        config = default_config(
             self.ctx.get_arch(), self.ctx.get_cu_count(), m=problem.m, n=problem.n, dtype=problem.dtype
         )
+        # A wide tile is stored to all ranks in halves: a whole one and its addresses do not fit the registers.
+        return replace(config, epilogue_subtiles=2) if config.block_n == 256 else config
 
     def _open_buffers(self) -> None:
         problem = self.problem

@@ -7,6 +7,8 @@ Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,7 @@ import triton.language as tl
 from iris_core import translate
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.gemm import part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
 from ..common.partials import own_partial, partial_tile, shard_tiles
@@ -57,6 +60,10 @@ class BulkSynchronous(GemmReduceScatter):
     variant = "bulk_synchronous"
     keeps_partials = False
 
+    def default_config(self) -> GemmConfig:
+        # All ranks' partials of a piece are in registers at once: a smaller piece.
+        return replace(super().default_config(), comm_rows=16)
+
     def _open_buffers(self) -> None:
         super()._open_buffers()
         self._partials = self._slots  # on the heap, where the peers pull from
@@ -65,7 +72,7 @@ class BulkSynchronous(GemmReduceScatter):
         config = self.config
         self._run(gemm_kernel, config.num_sms, **self._multiply_arguments(a, b))
         arguments = {**self._push_arguments(), "out": self._out, "DESTINATIONS": self.destinations}
-        self._run(pull_kernel, config.num_sms, num_warps=config.comm_warps, **arguments)
+        self._run(pull_kernel, config.num_sms, **arguments)
         return self.output
 
 
