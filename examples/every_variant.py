@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 import iris_core
-from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
+from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 from overlap_taxonomy import list_variants
 
-FAMILIES = {family.FAMILY: family for family in (gemm_all_scatter, all_gather_gemm, gemm_reduce_scatter)}
+MODULES = (gemm_all_scatter, all_gather_gemm, gemm_reduce_scatter, gemm_all_reduce)
+FAMILIES = {family.FAMILY: family for family in MODULES}
 CALLS = 3
 TOLERANCE = 1e-2  # relative, over all elements; one rounding to bf16 makes about 2e-3
 
@@ -31,8 +32,9 @@ def shards(family, problem, rank, a, b):
     if family == "all_gather_gemm":  # A by rows, B by columns; C by columns
         columns = b[:, slice(*problem.columns(rank))]
         return (a[slice(*problem.rows(rank))], columns), (a, columns)
-    inner = slice(*problem.inner(rank))  # both along k; C by rows
-    return (a[:, inner], b[inner]), (a[slice(*problem.rows(rank))], b)
+    inner = slice(*problem.inner(rank))  # both along k; C by rows, or whole
+    rows = slice(None) if family == "gemm_all_reduce" else slice(*problem.rows(rank))
+    return (a[:, inner], b[inner]), (a[rows], b)
 
 
 def worst_error(ctx, variant, problem):
