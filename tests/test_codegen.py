@@ -67,8 +67,8 @@ AMD_EDGES = {
 # Where the stores are that move no tile: words of the handshake and of failed waits.
 HANDSHAKE_FILES = {"sync.py", "handshake.py", "device.py"}
 
-# Bytes of a thread. A tile that is too large for its registers spills hundreds.
-FEW_WORDS = 64
+# Bytes of a thread. Exact fp32 keeps its whole tile in registers; the assembler may park a word of the handshake.
+FEW_WORDS = 16
 
 compile_once = functools.cache(compile_case)
 
@@ -156,12 +156,9 @@ def test_main_loop_is_pipelined(case: Case) -> None:
 
 
 @every_case()
-def test_tiles_stay_in_registers(case: Case) -> None:
-    """Where it is fastest. Elsewhere, and where an epilogue sums, a few words may be parked outside the main loop."""
+def test_nothing_spills(case: Case) -> None:
     for kernel in compile_once(case):
-        sums = kernel.arguments & {"staging", "slots_ptr"}
-        in_registers = case.target == "sm_90" and case.dtype != torch.float32 and not sums
-        assert kernel.scratch_bytes <= (0 if in_registers else FEW_WORDS), kernel.name
+        assert kernel.scratch_bytes <= (FEW_WORDS if case.dtype == torch.float32 else 0), kernel.name
         assert "__local_depot" not in kernel.code, kernel.name  # arrays that PTX itself keeps in memory
 
 

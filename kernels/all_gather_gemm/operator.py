@@ -9,7 +9,7 @@ import torch
 from iris_core import Context
 
 from ..common.arguments import Block, Gemm
-from ..common.config import GemmConfig, default_config
+from ..common.config import GemmConfig
 from ..common.operator import FusedOperator
 from .problem import AllGatherGemmProblem
 from .shards import Shard
@@ -30,7 +30,6 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
     """
 
     family = FAMILY
-    comm_share = 0.0  # the part of the SMs that only communicates
 
     def __init__(
         self,
@@ -44,14 +43,7 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
         super().__init__(ctx, problem, config)
 
     def default_config(self) -> GemmConfig:
-        return default_config(
-            self.ctx.get_arch(),
-            self.ctx.get_cu_count(),
-            m=self.problem.m,
-            n=self.problem.b_shape(0)[1],  # the largest block's, so that all ranks choose alike
-            dtype=self.problem.dtype,
-            comm_share=self.comm_share,
-        )
+        return self._config_for(self.problem.m, self.problem.b_shape(0)[1])  # the largest block of columns
 
     def _open_buffers(self) -> None:
         problem = self.problem

@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from iris_core import Context, HeapExhausted
 
 from .arguments import Gemm, Peers, Tile
-from .config import GemmConfig, invalid_reason
+from .config import GemmConfig, default_config, invalid_reason
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
 from .handshake import describe_state, state_words
 from .problem import Problem
@@ -128,6 +128,7 @@ class FusedOperator(Operator[P]):
 
     config: GemmConfig
     output: torch.Tensor
+    comm_share = 0.0  # the part of the SMs that only communicates
 
     @abstractmethod
     def default_config(self) -> GemmConfig: ...
@@ -151,6 +152,17 @@ class FusedOperator(Operator[P]):
     def close(self) -> None:
         self.ctx.barrier()
         self._free_buffers()
+
+    def _config_for(self, m: int, n: int) -> GemmConfig:
+        """Return what to start from for an (m, n) output of a rank's GEMM; the same on all ranks."""
+        return default_config(
+            self.ctx.get_arch(),
+            self.ctx.get_cu_count(),
+            m=m,
+            n=n,
+            dtype=self.problem.dtype,
+            comm_share=self.comm_share,
+        )
 
     def _on_heap(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a zeroed heap buffer that ends with this operator."""

@@ -19,7 +19,7 @@ from iris_core import signal, translate, wait
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
-from ..common.config import GemmConfig, default_config
+from ..common.config import GemmConfig
 from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.operator import FusedOperator
@@ -68,10 +68,7 @@ class FusedSequential(FusedOperator[GemmAllReduceProblem]):
     variant = "fused_sequential"
 
     def default_config(self) -> GemmConfig:
-        problem = self.problem
-        config = default_config(
-            self.ctx.get_arch(), self.ctx.get_cu_count(), m=problem.m, n=problem.n, dtype=problem.dtype
-        )
+        config = self._config_for(self.problem.m, self.problem.n)
         # A wide tile is stored to all ranks in halves: a whole one and its addresses do not fit the registers.
         return replace(config, epilogue_subtiles=2) if config.block_n == 256 else config
 

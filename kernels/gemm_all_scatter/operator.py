@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..common.arguments import Block
-from ..common.config import GemmConfig, default_config
+from ..common.config import GemmConfig
 from ..common.operator import FusedOperator
 from .problem import GemmAllScatterProblem
 
@@ -18,17 +18,9 @@ class GemmAllScatter(FusedOperator[GemmAllScatterProblem]):
     """An operator whose output is the whole C (m, n) on every rank's heap."""
 
     family = FAMILY
-    comm_share = 0.0  # the part of the SMs that only communicates
 
     def default_config(self) -> GemmConfig:
-        return default_config(
-            self.ctx.get_arch(),
-            self.ctx.get_cu_count(),
-            m=self.problem.m,
-            n=self.problem.b_shape(0)[1],  # the largest block's, so that all ranks choose alike
-            dtype=self.problem.dtype,
-            comm_share=self.comm_share,
-        )
+        return self._config_for(self.problem.m, self.problem.b_shape(0)[1])  # the largest block of columns
 
     def _open_buffers(self) -> None:
         m, n = self.problem.m, self.problem.n

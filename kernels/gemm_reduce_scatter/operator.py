@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..common.arguments import Block
-from ..common.config import GemmConfig, default_config
+from ..common.config import GemmConfig
 from ..common.operator import FusedOperator
 from ..common.partials import Staging
 from .problem import GemmReduceScatterProblem
@@ -19,19 +19,11 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
     """An operator whose output is this rank's rows of the sum of all ranks' products."""
 
     family = FAMILY
-    comm_share = 0.0  # the part of the SMs that only communicates
     keeps_partials = True  # whether partial tiles are stored here before they are sent
     destinations = 1  # how many ranks a sum is stored to
 
     def default_config(self) -> GemmConfig:
-        return default_config(
-            self.ctx.get_arch(),
-            self.ctx.get_cu_count(),
-            m=self.problem.m,
-            n=self.problem.n,
-            dtype=self.problem.dtype,
-            comm_share=self.comm_share,
-        )
+        return self._config_for(self.problem.m, self.problem.n)
 
     def _open_buffers(self) -> None:
         problem, device = self.problem, self.ctx.get_device()
