@@ -1,17 +1,19 @@
-"""What families promise beyond right outputs: the same bits in every run and on every rank, and a whole gathered A."""
+"""What families promise beyond right outputs: the same bits every time and everywhere, a whole gathered A, refusals."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable
 
 import pytest
 import torch
 from checking import make_data
 from families import FAMILIES, FUSED, make_problem, name
-from ranks import Ranks, context
+from ranks import Ranks, context, raised
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
+from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
 
 SUMMING = [variant for variant in FUSED if FAMILIES[variant.family].sums_partials]
@@ -59,6 +61,44 @@ def errors(rank: int, world_size: int, family: str, variant: str) -> tuple[float
 def test_sums_are_no_worse_than_the_vendors(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     found = ranks(4).call(errors, variant.family, variant.name)
     assert sum(own for own, _ in found) <= sum(vendor for _, vendor in found)
+
+
+def ask_for_sums_in(rank: int, world_size: int, family: str, wrong_on: list[int]) -> tuple[str, str]:
+    """Ask for sums in fp16 on some ranks; return the error, after which the ranks must still agree."""
+    ctx = context()
+    call = getattr(importlib.import_module(f"iris_kernels.{family}"), family)
+    a, b = torch.ones(4, 3, device=ctx.get_device()), torch.ones(3, 5, device=ctx.get_device())
+    dtype = torch.float16 if rank in wrong_on else torch.float32
+    error = raised(call, ctx, a, b, accumulation_dtype=dtype)
+    ctx.barrier()
+    return error
+
+
+@pytest.mark.parametrize("wrong_on", [[0, 1], [1]], ids=["everywhere", "on one rank"])
+@pytest.mark.parametrize("family", ["gemm_reduce_scatter", "gemm_all_reduce"])
+def test_sums_in_another_dtype_are_refused(ranks: Callable[[int], Ranks], family: str, wrong_on: list[int]) -> None:
+    for kind, message in ranks(2).call(ask_for_sums_in, family, wrong_on):
+        assert kind == "ValueError"
+        assert "torch.float16" in message
+        assert "torch.float32" in message
+
+
+def call_another_shape(rank: int, world_size: int) -> tuple[str, str]:
+    """In debug mode, call with a known shape on rank 0 and with a new one on the others; return the error."""
+    ctx = context()
+    a, b = torch.ones(4, 6, device=ctx.get_device()), torch.ones(6, 5, device=ctx.get_device())
+    gemm_all_scatter(ctx, a, b)
+    ctx.debug = True
+    error = raised(gemm_all_scatter, ctx, a if rank == 0 else torch.ones(8, 6, device=ctx.get_device()), b)
+    ctx.debug = False
+    ctx.operators.popitem()[1].close()
+    return error
+
+
+def test_in_debug_mode_other_shapes_are_refused_on_every_rank(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(call_another_shape):
+        assert kind == "ValueError"
+        assert "rank 1" in message
 
 
 def gather(rank: int, world_size: int, variant: str, n: int) -> bool:

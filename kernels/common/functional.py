@@ -23,6 +23,7 @@ def operator_for(
     variant: str,
     problem_type: type[Problem],
     config: GemmConfig | None = None,
+    accumulation_dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Operator[Any]:
     """Return the context's operator for these operands; the first time, make it, which is collective.
@@ -31,11 +32,18 @@ def operator_for(
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what it cannot do.
         HeapExhausted: the heap has no room for the operator's buffers.
     """
-    key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, config, tuple(sorted(options.items())))
+    asked = (config, accumulation_dtype, *sorted(options.items()))
+    key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, asked)
+    if ctx.debug:
+        ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])
     if key not in ctx.operators:
         with ctx.group.together(f"make {family}/{variant}"):
             build = get_variant(family, variant).build
             _check_matrices(a, b)
+            if accumulation_dtype != torch.float32:
+                raise ValueError(
+                    f"accumulation_dtype is {accumulation_dtype}; partial sums are accumulated in {torch.float32} alone"
+                )
         ctx.operators[key] = build(ctx, _problem(ctx, a, b, problem_type), config, **options)
     return ctx.operators[key]
 

@@ -32,6 +32,7 @@ def gemm_all_reduce(
     *,
     variant: str = "workgroup_specialized",
     config: GemmConfig | None = None,
+    accumulation_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
 
@@ -47,6 +48,7 @@ def gemm_all_reduce(
         b: (this rank's slice of k, n).
         variant: the overlap pattern; "fused_sequential" is one-shot, for small m.
         config: tunables; None for the defaults.
+        accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
         C (m, n), of a's dtype.
@@ -56,7 +58,16 @@ def gemm_all_reduce(
             cannot do.
         HeapExhausted: the heap has no room for the partial sums.
     """
-    operator = operator_for(ctx, a, b, family=FAMILY, variant=variant, problem_type=GemmAllReduceProblem, config=config)
+    operator = operator_for(
+        ctx,
+        a,
+        b,
+        family=FAMILY,
+        variant=variant,
+        problem_type=GemmAllReduceProblem,
+        config=config,
+        accumulation_dtype=accumulation_dtype,
+    )
     return operator(a, b)
 
 

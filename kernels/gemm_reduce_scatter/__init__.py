@@ -43,6 +43,7 @@ def gemm_reduce_scatter(
     *,
     variant: str = "workgroup_specialized",
     config: GemmConfig | None = None,
+    accumulation_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return this rank's rows of the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
 
@@ -57,6 +58,7 @@ def gemm_reduce_scatter(
         b: (this rank's slice of k, n).
         variant: the overlap pattern.
         config: tunables; None for the defaults.
+        accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
         C (this rank's rows of m, as torch.chunk cuts them, n), of a's dtype.
@@ -67,7 +69,14 @@ def gemm_reduce_scatter(
         HeapExhausted: the heap has no room for the peers' partial sums.
     """
     operator = operator_for(
-        ctx, a, b, family=FAMILY, variant=variant, problem_type=GemmReduceScatterProblem, config=config
+        ctx,
+        a,
+        b,
+        family=FAMILY,
+        variant=variant,
+        problem_type=GemmReduceScatterProblem,
+        config=config,
+        accumulation_dtype=accumulation_dtype,
     )
     return operator(a, b)
 
