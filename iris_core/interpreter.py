@@ -26,7 +26,8 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-_interpreted: dict[int, InterpretedFunction] = {}  # by identity: a kernel's own hash reads the source of all it calls
+# By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
+_interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
 
 
 def is_enabled() -> bool:
@@ -63,9 +64,9 @@ def let_others_run() -> None:
 
 
 def _as_interpreted(kernel: JITFunction) -> InterpretedFunction:
-    if id(kernel) not in _interpreted:
-        _interpreted[id(kernel)] = InterpretedFunction(kernel.fn)
-    return _interpreted[id(kernel)]
+    if kernel.fn not in _interpreted:
+        _interpreted[kernel.fn] = InterpretedFunction(kernel.fn)
+    return _interpreted[kernel.fn]
 
 
 def _run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -124,7 +124,7 @@ class Operator(ABC, Generic[P]):
 
 
 class FusedOperator(Operator[P]):
-    """An operator that runs our kernels: its output is on the heap, its calls are numbered (handshake.py)."""
+    """An operator that runs our kernels: what peers write is on the heap, its calls are numbered (handshake.py)."""
 
     config: GemmConfig
     output: torch.Tensor
