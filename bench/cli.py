@@ -1,4 +1,4 @@
-"""The command ``iris-bench``: list, run, table, plot."""
+"""The command ``iris-bench``: list, run, table, plot; check is in a file of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from iris_core import PeerError
 
 from . import plot as plots
 from . import report, sweep
+from .check_cli import check
 from .measure import Job
 from .ranks import (
     LaunchedRanks,
@@ -33,6 +34,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.command()(check)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 

@@ -68,7 +68,7 @@ def make_plan(
     is_cpu = device == "cpu"
     finished = {record.key for record in done if record.status == "ok" and (record.time_us is not None or not timed)}
     jobs = []
-    selected = _select_variants(_select_families(families), variants)
+    selected = select_variants(select_families(families), variants)
     for family, names in selected.items():
         for shape in parse_shapes(shapes, collective=FAMILIES[family].collective, world_size=world_size):
             wanted = [
@@ -187,7 +187,8 @@ def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[
     return records
 
 
-def _select_families(text: str) -> list[str]:
+def select_families(text: str) -> list[str]:
+    """Return the families that a command line names: "all", or names separated by commas; ValueError for others."""
     known = [family for family in list_families() if family in FAMILIES]
     if text == "all":
         return known
@@ -198,7 +199,8 @@ def _select_families(text: str) -> list[str]:
     return names
 
 
-def _select_variants(families: Sequence[str], text: str) -> dict[str, list[str]]:
+def select_variants(families: Sequence[str], text: str) -> dict[str, list[str]]:
+    """Return the variants that a command line names, by family; ValueError for what no family has."""
     known = {family: [variant.name for variant in list_variants(family)] for family in families}
     if text == "all":
         return known

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from .host_group import HostGroup, random_address
+
+if TYPE_CHECKING:
+    from .checker.node import Node
 
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
@@ -24,6 +30,7 @@ class Origin:
         local_rank: the number of the GPU it should take.
         address: the name of the ranks' host group.
         started_by: what told us, for messages.
+        node: the simulated host that this rank is on, if it is.
     """
 
     rank: int
@@ -31,15 +38,33 @@ class Origin:
     local_rank: int
     address: str
     started_by: str
+    node: Node | None = None
 
 
 _launched: Origin | None = None
+_node: Node | None = None
+
+
+@contextlib.contextmanager
+def simulated(node: Node) -> Iterator[None]:
+    """Make the ranks that take turns in this process those of a simulated host."""
+    global _node
+    _node = node
+    try:
+        yield
+    finally:
+        _node = None
 
 
 def set_launched(origin: Origin) -> None:
     """Say that `iris_core.launch` started this process as `origin`."""
     global _launched
     _launched = origin
+
+
+def simulated_host() -> Node | None:
+    """Return the simulated host whose ranks take turns in this process, if it has one."""
+    return _node
 
 
 def timeout_s() -> float:
@@ -77,6 +102,8 @@ def find_origin() -> Origin:
     Raises:
         ImportError: started by mpirun, and mpi4py is not installed.
     """
+    if _node is not None:
+        return _node.origin()
     if _launched is not None:
         return _launched
     if dist.is_available() and dist.is_initialized():
@@ -96,6 +123,8 @@ def connect(origin: Origin) -> HostGroup:
 
     The host waits twice as long as a kernel: where a peer's kernel waits in vain, its report comes first.
     """
+    if origin.node is not None:
+        return origin.node.join(origin.rank)
     return HostGroup(origin.rank, origin.world_size, origin.address, timeout_s=2 * timeout_s())
 
 

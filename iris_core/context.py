@@ -12,7 +12,7 @@ import torch.distributed as dist
 from . import bootstrap, interpreter
 from .allocator import first_difference
 from .backends import make_backend
-from .backends.base import Stream
+from .backends.base import Backend, Stream
 from .creation import Device, HeapTensors
 from .errors import AllocationMismatch
 from .heap import SymmetricHeap
@@ -21,7 +21,7 @@ from .watchdog import Watchdog
 
 DEFAULT_HEAP_SIZE = 1 << 30
 
-_open_context: Context | None = None
+_of_process: dict[int, Context] = {}  # this process's context, by rank; a simulated host keeps its ranks' own
 
 
 class Context(HeapTensors):
@@ -50,11 +50,12 @@ class Context(HeapTensors):
 
     def _open(self, heap_size: int, device: str) -> None:
         with self.group.together("choose a device"):
-            name, index = _choose_backend(device, self._origin)
-            self.backend = make_backend(name, index)
+            self.backend = _make_backend(device, self._origin)
         self._check_devices_differ()
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
-        self.watchdog = Watchdog(self.heap, self.backend, rank=self.get_rank(), timeout_s=bootstrap.timeout_s())
+        self.watchdog = Watchdog(
+            self.heap, self.backend, rank=self.get_rank(), timeout_s=0.0 if self._origin.node else bootstrap.timeout_s()
+        )
         self._barrier_state = self.zeros(self.get_num_ranks() + 1, dtype=torch.int64)
         self.watchdog.watch(self._barrier_state, lambda peer: f"rank {peer} at a device barrier")
         self.barrier()
@@ -199,14 +200,13 @@ class Context(HeapTensors):
 
     def close(self) -> None:
         """Leave: release the heap. Its tensors must not be used after this. Collective."""
-        global _open_context
         self.barrier()
         if self._owns_distributed:
             dist.destroy_process_group()
         self.backend.close_window()
         self.group.close()
-        if _open_context is self:
-            _open_context = None
+        contexts = self._origin.node.contexts if self._origin.node else _of_process
+        contexts.pop(self.get_rank(), None)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -267,14 +267,21 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto") -> Context:
         ValueError: the device or the heap size makes no sense, or there are more ranks than GPUs.
         PeerError: a rank did not start.
     """
-    global _open_context
-    if _open_context is not None:
+    node = bootstrap.simulated_host()
+    if _of_process if node is None else node.rank in node.contexts:
         raise RuntimeError("this process has a context already; close() it before making another")
     bootstrap.asked_device(device)
     if not isinstance(heap_size, int) or heap_size <= 0:
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
-    _open_context = Context(heap_size, device)
-    return _open_context
+    context = Context(heap_size, device)
+    (_of_process if node is None else node.contexts)[context.get_rank()] = context
+    return context
+
+
+def _make_backend(device: str, origin: bootstrap.Origin) -> Backend:
+    if origin.node is not None:
+        return origin.node.backend(origin.rank)
+    return make_backend(*_choose_backend(device, origin))
 
 
 def _choose_backend(device: str, origin: bootstrap.Origin) -> tuple[str, int]:

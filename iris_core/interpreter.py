@@ -10,13 +10,14 @@ others go on, as they do on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import triton
@@ -56,8 +57,60 @@ def enable() -> None:
     GridExecutor.__call__ = _run_grid
 
 
+class Machine(Protocol):
+    """What runs kernels in place of this module: the race checker's simulated host."""
+
+    def launch(
+        self, name: str, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], given: Any
+    ) -> None:
+        """Queue a grid of programs, each ``fn(**arguments)``; `given` are the launch's own arguments."""
+
+    def poll(self) -> None:
+        """Let others go on: the running program polls."""
+
+
+@contextlib.contextmanager
+def simulated(machine: Machine) -> Iterator[None]:
+    """Hand all launches of this process to a machine, whose programs, of several kernels, may then run in turns.
+
+    Raises:
+        RuntimeError: there is one already.
+    """
+    global _machine
+    if _machine is not None:
+        raise RuntimeError("this process is simulating a host already")
+    with _kept(JITFunction, "run", "__call__"), _kept(InterpretedFunction, "__call__"), _kept(GridExecutor, "__call__"):
+        was_enabled = is_enabled()
+        enable()
+        scope = triton_interpreter._patch_lang(_EVERY_MODULE)
+        _machine = machine
+        try:
+            yield
+        finally:
+            _machine = None
+            scope.restore()
+            triton.knobs.runtime.interpret = was_enabled
+
+
+@contextlib.contextmanager
+def _kept(owner: type, *names: str) -> Iterator[None]:
+    """Put an object's attributes back afterwards."""
+    before = {name: vars(owner).get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
 def let_others_run() -> None:
     """Give the turn to the grid's next program, and to other processes."""
+    if _machine is not None:
+        _machine.poll()
+        return
     os.sched_yield()
     if _running is not None:
         _running.next_turn()
@@ -109,6 +162,7 @@ class _Grid:
 
 
 _running: _Grid | None = None
+_machine: Machine | None = None
 _EVERY_MODULE = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})  # kernels use one, Triton's own functions both
 
 
@@ -116,19 +170,17 @@ def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
     """Stand in for `GridExecutor.__call__`: the same steps, but the programs take turns."""
     global _running
     kwargs = {name: value for name, value in kwargs.items() if name in self.arg_names}  # without num_warps and the like
+    if _machine is not None:
+        arguments, shape = _bound(self, args, kwargs)
+        _machine.launch(self.fn.__name__, self.fn, arguments, shape, (args, kwargs))
+        return
     host_args, host_kwargs = self._init_args_hst(args, kwargs)
     for hook in self.pre_run_hooks:
         hook(*host_args, **host_kwargs)
     scope = triton_interpreter._patch_lang(_EVERY_MODULE)
     outer = _running
     try:
-        arguments = inspect.getcallargs(self.fn, *host_args, **host_kwargs)
-        arguments = {
-            name: value if name in self.constexprs else triton_interpreter._implicit_cvt(value)
-            for name, value in arguments.items()
-        }
-        shape = self.grid(arguments) if callable(self.grid) else self.grid
-        shape = (*shape, 1, 1)[:3]
+        arguments, shape = _bound(self, host_args, host_kwargs)
         triton_interpreter.interpreter_builder.set_grid_dim(*shape)
         _running = _Grid(self.fn, arguments, shape)
         _running.run()
@@ -138,3 +190,13 @@ def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
         _running = outer
         scope.restore()
     self._restore_args_dev(args, host_args, kwargs, host_kwargs)
+
+
+def _bound(executor: GridExecutor, args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return what each program of a launch is called with, and the shape of the grid."""
+    arguments = {
+        name: value if name in executor.constexprs else triton_interpreter._implicit_cvt(value)
+        for name, value in inspect.getcallargs(executor.fn, *args, **kwargs).items()
+    }
+    shape = executor.grid(arguments) if callable(executor.grid) else executor.grid
+    return arguments, (*shape, 1, 1)[:3]

@@ -89,13 +89,15 @@ class Watchdog:
             "gave up after another wait failed" if reason == ABORTED.value else f"waited {self._timeout_s:g} s in vain"
         )
         more = f"; {len(failed) - 1} more programs gave up too" if len(failed) > 1 else ""
+        flag = self.find(address) or f"the flag at address {address:#x}"
         return (
-            f"rank {self._rank}: program {program} {why} for {self._name(address)}: "
+            f"rank {self._rank}: program {program} {why} for {flag}: "
             f"expected at least {expected}, saw {seen}{more} (limit: IRIS_TIMEOUT_S)"
         )
 
-    def _name(self, address: int) -> str:
+    def find(self, address: int) -> str | None:
+        """Return what the word at an address stands for, if it is watched."""
         for region in self._regions:
             if region.start <= address < region.stop:
                 return region.describe((address - region.start) // region.itemsize)
-        return f"the flag at address {address:#x}"
+        return None

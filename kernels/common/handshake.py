@@ -29,12 +29,12 @@ def state_words(world_size: int) -> int:
 
 
 def describe_state(world_size: int, word: int) -> str:
-    """Say what a word of an operator's state stands for, for the report of a failed wait."""
+    """Say what a word of an operator's state stands for, for reports."""
     if word < world_size:
         return f"rank {word} to be ready (its call has not started)"
     if word < 2 * world_size:
         return f"rank {word - world_size} to be done (its data has not arrived)"
-    return "a word that no wait should be on"
+    return "the number of calls completed" if word == 2 * world_size else "the count of programs that are through"
 
 
 @triton.jit

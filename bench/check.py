@@ -1,0 +1,98 @@
+"""Our kernels under the race checker: what each variant is put through, and on which problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from iris_core import iris
+from iris_core.checker import Report, check
+from iris_kernels.common.config import GemmConfig
+from overlap_taxonomy import Variant, get_variant
+
+from .correctness import Expectation
+from .families import FAMILIES
+from .inputs import Draw
+from .shapes import Shape
+from .sweep import DTYPES, select_families, select_variants
+
+CALLS = 3  # each buffer is used again, and again after that by a rank that may be a call ahead
+_HEAP_BYTES = 1 << 20
+# Small tiles, three programs and two panels: several tiles a program and a program without any among them.
+_CONFIG = GemmConfig(
+    16, 16, 16, group_m=1, num_warps=4, num_stages=1, num_sms=3, comm_sms=1, comm_rows=8, panels=2, descriptors=False
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant on one problem."""
+
+    variant: Variant
+    shape: Shape
+    world_size: int
+    dtype: str  # as torch names it
+
+    def problem(self) -> Any:
+        """Return the family's problem; ValueError where the sizes make none."""
+        shape = self.shape
+        return FAMILIES[self.variant.family].problem(
+            m=shape.m, n=shape.n, k=shape.k, world_size=self.world_size, dtype=getattr(torch, self.dtype)
+        )
+
+    def unsupported_reason(self) -> str | None:
+        """Return why the variant cannot be checked, or None."""
+        return self.variant.unsupported_reason(self.problem(), _CONFIG)
+
+
+def make_cases(families: str, variants: str, *, world_size: int, dtype: str, shape: Shape | None = None) -> list[Case]:
+    """Return what the command line asks for; baselines, which are not our kernels, are left out.
+
+    Raises:
+        ValueError: a name, a dtype or a size that is unknown or makes no sense.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    if world_size < 1:
+        raise ValueError(f"--world-size {world_size} makes no sense; it takes a positive number")
+    chosen = [
+        get_variant(family, name)
+        for family, names in select_variants(select_families(families), variants).items()
+        for name in names
+    ]
+    ours = [variant for variant in chosen if not variant.is_baseline]
+    if not ours:
+        raise ValueError(f"--variant {variants}: the vendor's own code cannot be checked, only our kernels")
+    # Uneven shards, tiles that reach past the end, several of them a program.
+    shape = shape or Shape(20 * world_size + 5, 20 * world_size + 2, 10 * world_size)
+    return [Case(variant, shape, world_size, DTYPES[dtype]) for variant in ours]
+
+
+def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Report:
+    """Check one variant."""
+    return check(exercise, case.world_size, args=(case, calls, seed), schedules=schedules, seed=seed)
+
+
+def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> None:
+    """Call an operator several times on fresh data over poisoned outputs, with nothing between the calls.
+
+    Raises:
+        AssertionError: an output is wrong.
+    """
+    ctx = iris(_HEAP_BYTES, "cpu")
+    family, problem = FAMILIES[case.variant.family], case.problem()
+    operator = case.variant.build(ctx, problem, _CONFIG)
+    outputs = []
+    for call in range(calls):
+        operator.output.fill_(float("nan"))
+        operands = family.operands(problem, rank, Draw(seed, problem, call, ctx.get_device()))
+        outputs.append(operator(*operands).clone())
+    for call, output in enumerate(outputs):
+        blocks = family.blocks(problem, rank, Draw(seed, problem, call, ctx.get_device()))
+        expectation = Expectation(blocks, shape=family.output_shape(problem, rank), dtype=problem.dtype)
+        verdict = expectation.judge(output)
+        assert verdict.correct, f"{operator}, call {call + 1}, rank {rank}: {verdict.reason}"
+    operator.close()
+    ctx.close()

@@ -1,0 +1,211 @@
+"""Bugs that the race checker must find: our kernels with one thing wrong each.
+
+A bug takes the place of a device function of ours, or of a stream's method, wherever that is used, and an operator is
+put through what `check` does to sound ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from iris_core import signal, sync, translate, wait
+from iris_core.checker import Report
+from iris_core.checker.device import CheckedStream
+from iris_kernels.common import handshake
+from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
+from iris_kernels.gemm_all_scatter import tiles
+from overlap_taxonomy import get_variant
+
+from .check import Case, run_case
+from .shapes import Shape
+
+WORLD_SIZE = 2
+
+
+@triton.jit
+def relaxed_signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
+    """`signal` without its release."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flag_ptr, value, sem="relaxed", scope=scope)
+
+
+@triton.jit
+def stored_signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
+    """`signal` by an ordinary store."""
+    tl.debug_barrier()
+    tl.store(flag_ptr, tl.cast(value, tl.int64))
+
+
+@triton.jit
+def one_threads_signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
+    """`signal` without the barrier before it."""
+    tl.atomic_xchg(flag_ptr, value, sem="release", scope=scope)
+
+
+@triton.jit
+def signal_in_gpu(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
+    """`signal` whatever the scope, within its GPU."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flag_ptr, value, sem="release", scope="gpu")
+
+
+@triton.jit
+def relaxed_wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
+    """`wait` without its acquire."""
+    if tl.load(flag_ptr, volatile=True) < expected:
+        sync._poll(flag_ptr, expected, watchdog_ptr)
+    tl.atomic_add(flag_ptr, 0, sem="relaxed", scope=scope)
+
+
+@triton.jit
+def wait_in_gpu(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
+    """`wait` whatever the scope, within its GPU."""
+    if tl.load(flag_ptr, volatile=True) < expected:
+        sync._poll(flag_ptr, expected, watchdog_ptr)
+    tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu")
+
+
+@triton.jit
+def flag_before_data(
+    first,
+    step,
+    epoch,
+    a,
+    b,
+    gemm,
+    block,
+    peers,
+    flags_ptr,
+    ANNOUNCE: tl.constexpr,
+    DESTINATIONS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`compute_tiles` that announces a tile and then stores it."""
+    for tile in tl.range(first, num_tiles(block, TILE), step, num_stages=1):
+        row, col = tile_origin(tile, block, TILE)
+        acc = matmul_tile(a, b, gemm, block, row, col, row, TILE)
+        signal(flags_ptr + tile, epoch, scope="gpu")
+        store_tile(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def no_wait_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
+    """`wait_ready` that does not wait."""
+
+
+@triton.jit
+def begin_last_call(peers, WORLD_SIZE: tl.constexpr):
+    """`begin_call` that gives the number of the call before."""
+    epoch = tl.maximum(tl.load(peers.state_ptr + 2 * WORLD_SIZE), 1)
+    if tl.program_id(0) == 0:
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            signal(translate(peers.state_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+    return epoch
+
+
+@triton.jit
+def begin_after_peers(peers, WORLD_SIZE: tl.constexpr):
+    """`begin_call` that is ready when all peers are."""
+    epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
+    for distance in tl.static_range(1, WORLD_SIZE):
+        wait(peers.state_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
+    if tl.program_id(0) == 0:
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            signal(translate(peers.state_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+    return epoch
+
+
+@triton.jit
+def finish_unawaited(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
+    """`finish_call` that does not wait for the peers' data."""
+    if handshake._is_last(peers, epoch, num_programs, WORLD_SIZE):
+        done_ptr = peers.state_ptr + WORLD_SIZE
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            signal(translate(done_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+        tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+
+
+@triton.jit
+def relaxed_arrival(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
+    """`_is_last` without its edges."""
+    tl.debug_barrier()
+    arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="relaxed", scope="sys") + 1
+    return arrived == epoch * num_programs
+
+
+def _forget(stream: CheckedStream, *_: Any) -> None:
+    """A stream that does not wait."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug.
+
+    Args:
+        name: what is wrong.
+        original, bug: what is replaced, by what; a function of ours, or a method's name on `CheckedStream`.
+        family, variant: the operator that is run with it.
+    """
+
+    name: str
+    original: Any
+    bug: Any
+    family: str = "gemm_all_scatter"
+    variant: str = "fused_sequential"
+
+    def run(self, *, schedules: int, seed: int) -> Report:
+        """Return what the checker says of the operator with the bug."""
+        case = Case(get_variant(self.family, self.variant), Shape(45, 42, 20), WORLD_SIZE, "bfloat16")
+        with _planted(self.original, self.bug):
+            return run_case(case, schedules=schedules, seed=seed)
+
+
+PLANTED = (
+    Planted("a missing release: the flag is relaxed", sync.signal, relaxed_signal),
+    Planted("a missing release: the flag is a plain store", sync.signal, stored_signal),
+    Planted("a release of one thread's stores alone", sync.signal, one_threads_signal, variant="producer_consumer"),
+    Planted("a relaxed acquire", sync.wait, relaxed_wait),
+    Planted("a flag before the data", tiles.compute_tiles, flag_before_data, variant="producer_consumer"),
+    Planted("no ready signal: peers push when they like", handshake.wait_ready, no_wait_ready),
+    Planted("an epoch reused", handshake.begin_call, begin_last_call),
+    Planted("a wrong scope: a release that peers are not in", sync.signal, signal_in_gpu),
+    Planted("a wrong scope: an acquire that peers are not in", sync.wait, wait_in_gpu, "gemm_reduce_scatter"),
+    Planted("a cyclic wait: every rank is ready when the others are", handshake.begin_call, begin_after_peers),
+    Planted("a call that ends before the peers' data are there", handshake.finish_call, finish_unawaited),
+    Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
+    Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),
+    Planted("a stream that nothing waits for", "current_waits", _forget, variant="producer_consumer"),
+    Planted(
+        "a stream that does not wait for the call before", "wait_for_current", _forget, "all_gather_gemm", "copy_engine"
+    ),
+)
+
+
+@contextlib.contextmanager
+def _planted(original: Any, bug: Any) -> Iterator[None]:
+    """Put a bug in the place of what it replaces, in every module that has it."""
+    if isinstance(original, str):
+        places: list[tuple[Any, str]] = [(CheckedStream, original)]
+        original = getattr(CheckedStream, original)
+    else:
+        modules = [module for name, module in sys.modules.items() if name.startswith(("iris_core", "iris_kernels"))]
+        places = [(module, name) for module in modules for name, value in vars(module).items() if value is original]
+    assert places, "what the bug replaces is not there"
+    for owner, name in places:
+        setattr(owner, name, bug)
+    try:
+        yield
+    finally:
+        for owner, name in places:
+            setattr(owner, name, original)

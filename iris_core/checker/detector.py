@@ -1,0 +1,123 @@
+"""Sees every access to device memory and finds pairs that nothing orders.
+
+Two accesses to one byte race if one writes, they are by different agents, neither happens before the other, and they
+are not both atomic (or volatile) in a scope that holds both. Which accesses a run makes may depend on its schedule;
+whether two that it makes are ordered does not depend on which came first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton
+
+from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases
+from .shadow import Access, Conflict, Shadow
+
+_FRAMES_SHOWN = 4
+# Frames of these are how a kernel is run, not what it says.
+_MACHINERY = tuple(
+    str(Path(str(path)).resolve())
+    for path in (
+        Path(triton.__file__).parent,
+        Path(torch.__file__).parent,
+        Path(__file__).parent,
+        Path(__file__).parent.parent / "interpreter.py",
+        Path(__file__).parent.parent / "intrinsics.py",
+    )
+)
+_SCOPES = {WEAK: "", GPU: " in its GPU", SYSTEM: " in the system"}
+
+Frame = tuple[str, int, str]  # file, line, function
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to one byte, at least one of them a write, that nothing orders."""
+
+    where: str
+    earlier: str
+    later: str
+    schedule: str
+
+    def __str__(self) -> str:
+        return f"race at {self.where}, schedule {self.schedule}:\n  {self.earlier}\n  {self.later}"
+
+
+class Detector:
+    """Follows what happens before what, over all ranks.
+
+    Args:
+        describe: says what lies at an address.
+    """
+
+    def __init__(self, describe: Callable[[int], str]) -> None:
+        self._describe = describe
+        self.clocks = Clocks()
+        self.releases = Releases(self.clocks)
+        self.accesses = 0
+        self._shadow = Shadow(self.clocks)
+        self._sites: dict[tuple[Frame, ...], int] = {}
+        self._frames: list[tuple[Frame, ...]] = []
+        self._ours: dict[str, bool] = {}
+        self.conflicts: dict[tuple[int, int], tuple[str, Conflict]] = {}  # by both sites, with what lies there
+
+    def access(
+        self, agent: Agent, addresses: np.ndarray, itemsize: int, site: int, *, write: bool, strength: int = WEAK
+    ) -> None:
+        """Record an access to items at these addresses."""
+        if not addresses.size:
+            return
+        self.accesses += 1
+        in_bytes = (addresses.astype(np.int64).reshape(-1, 1) + np.arange(itemsize)).reshape(-1)
+        stamp = self.clocks.stamp(agent, by_one_thread=write and strength != WEAK)
+        access = Access(agent, stamp, site, strength, write)
+        for conflict in self._shadow.access(in_bytes, access):
+            key = (conflict.earlier.site, conflict.later.site)
+            if key not in self.conflicts:
+                self.conflicts[key] = (self._describe(conflict.address), conflict)
+        if write and strength == WEAK:
+            self.releases.overwritten(int(in_bytes.min()), int(in_bytes.max()) + 1)
+
+    def site(self) -> int:
+        """Return a number for the caller's place in the source: the innermost lines that are not machinery."""
+        frame = sys._getframe(1)
+        found: list[Frame] = []
+        while frame is not None and len(found) < _FRAMES_SHOWN:
+            name = frame.f_code.co_filename
+            if self._is_shown(name):
+                found.append((name, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back  # type: ignore[assignment]
+        key = tuple(found)
+        if key not in self._sites:
+            self._sites[key] = len(self._frames)
+            self._frames.append(key)
+        return self._sites[key]
+
+    def describe_site(self, site: int) -> str:
+        """Return a site as text: innermost line first, then who called."""
+        return ", called from ".join(f"{_shown(name)}:{line} ({fn})" for name, line, fn in self._frames[site])
+
+    def describe_access(self, access: Access) -> str:
+        """Return an access as text."""
+        kind = "write" if access.is_write else "read"
+        strength = f"atomic{_SCOPES.get(access.strength, '')} " if access.strength != WEAK else ""
+        return f"{strength}{kind} by {access.agent.name} at {self.describe_site(access.site)}"
+
+    def _is_shown(self, file: str) -> bool:
+        if file not in self._ours:
+            self._ours[file] = not file.startswith(("<frozen", *_MACHINERY))
+        return self._ours[file]
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

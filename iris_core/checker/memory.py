@@ -1,0 +1,212 @@
+"""Puts the checker between kernels and memory: the interpreter's memory operations, and torch's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton._C.libtriton import ir
+from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+from .clocks import CTA, GPU, SYSTEM, WEAK
+
+if TYPE_CHECKING:
+    from .node import Node
+
+_SCOPE_OF = {ir.MEM_SYNC_SCOPE.CTA: CTA, ir.MEM_SYNC_SCOPE.GPU: GPU, ir.MEM_SYNC_SCOPE.SYSTEM: SYSTEM}
+_ACQUIRES = (ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
+_RELEASES = (ir.MEM_SEMANTIC.RELEASE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
+# Operations that end only when the device has: the host knows afterwards what its stream did.
+_TO_HOST = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::item")
+
+
+@contextlib.contextmanager
+def kernels_watched(node: Node) -> Iterator[None]:
+    """Send every memory operation of interpreted kernels past the checker."""
+    operations = _Operations(node)
+    names = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_barrier")
+    for name in names:  # on the instance: its class keeps the originals
+        setattr(interpreter_builder, name, getattr(operations, name))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(interpreter_builder, name)
+
+
+@contextlib.contextmanager
+def host_reads_watched(node: Node) -> Iterator[None]:
+    """Let the host see a tensor as numbers only when its stream has got there: these go past torch's dispatcher."""
+    names = ("tolist", "numpy", "__array__")
+    originals = {name: getattr(torch.Tensor, name) for name in names}
+
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if node.scheduler.current is not None and node.knows(tensor):
+                tensor.clone()
+                node.stream_reached()
+            return original(tensor, *args, **kwargs)
+
+        return read
+
+    for name, original in originals.items():
+        setattr(torch.Tensor, name, watched(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch.Tensor, name, original)
+
+
+class _Operations:
+    """The interpreter's memory operations, each first told to the checker. Signatures are the interpreter's."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._original = type(interpreter_builder)
+
+    def create_masked_load(
+        self, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: bool
+    ) -> Any:
+        site = self._node.detector.site()
+        addresses = _selected(ptrs, mask)
+        if is_volatile:
+            self._node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
+        else:
+            self._node.scheduler.at_access()
+        # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
+        strength = SYSTEM if is_volatile else WEAK
+        self._node.detector.access(self._agent, addresses, _itemsize(ptrs), site, write=False, strength=strength)
+        return self._original.create_masked_load(
+            interpreter_builder, ptrs, mask, other, cache_modifier, eviction_policy, is_volatile
+        )
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, cache_modifier: Any, eviction_policy: Any) -> Any:
+        self._node.scheduler.at_access()
+        site = self._node.detector.site()
+        self._node.detector.access(self._agent, _selected(ptrs, mask), _itemsize(ptrs), site, write=True)
+        return self._original.create_masked_store(
+            interpreter_builder, ptrs, value, mask, cache_modifier, eviction_policy
+        )
+
+    def create_atomic_rmw(self, operation: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        def act() -> Any:
+            return self._original.create_atomic_rmw(interpreter_builder, operation, ptr, value, mask, sem, scope)
+
+        return self._atomic(ptr, _selected(ptr, mask), sem, scope, act, lambda old, new: True)
+
+    def create_atomic_cas(self, ptr: Any, compare: Any, value: Any, sem: Any, scope: Any) -> Any:
+        def act() -> Any:
+            return self._original.create_atomic_cas(interpreter_builder, ptr, compare, value, sem, scope)
+
+        def swapped(old: np.ndarray, new: np.ndarray) -> bool:
+            return bool((old == compare.data).any())
+
+        return self._atomic(ptr, _selected(ptr, None), sem, scope, act, swapped)
+
+    def create_barrier(self) -> None:
+        self._node.detector.clocks.pass_barrier(self._agent)
+
+    @property
+    def _agent(self) -> Any:
+        task = self._node.scheduler.current
+        assert task is not None
+        return task.agent
+
+    def _atomic(
+        self,
+        ptr: Any,
+        addresses: np.ndarray,
+        sem: Any,
+        scope: Any,
+        act: Callable[[], Any],
+        writes: Callable[[np.ndarray, np.ndarray], bool],
+    ) -> Any:
+        node, agent, strength = self._node, self._agent, _SCOPE_OF[scope]
+        site = node.detector.site()
+        node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
+        node.detector.access(agent, addresses, _itemsize(ptr), site, write=True, strength=strength)
+        old = act()
+        new = self._read(ptr)
+        if (new != old.data).any():
+            node.scheduler.changed()
+        for address in addresses.tolist():
+            if sem in _RELEASES and writes(old.data, new):
+                node.detector.releases.release(agent, address, strength)
+            if sem in _ACQUIRES:
+                node.detector.releases.acquire(agent, address, strength)
+        return old
+
+    def _read(self, ptr: Any) -> np.ndarray:
+        everything = TensorHandle(np.ones_like(ptr.data, dtype=bool), tl.int1)
+        return self._original.create_masked_load(interpreter_builder, ptr, everything, None, None, None, True).data
+
+
+def _selected(ptrs: Any, mask: Any) -> np.ndarray:
+    if mask is None:
+        return ptrs.data.reshape(-1)
+    mask = getattr(mask, "data", mask)  # block pointers come with a bare array
+    return ptrs.data[np.broadcast_to(mask, ptrs.data.shape)].reshape(-1)
+
+
+def _itemsize(ptrs: Any) -> int:
+    return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+
+
+class TorchWatched(TorchDispatchMode):
+    """Sends torch's operations on memory that kernels also use past the checker, in the order of the rank's stream."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._node = node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        task = self._node.scheduler.current
+        if task is None or _is_view(func):
+            return func(*args, **kwargs)
+        schema = func._schema.arguments
+        given = [*zip(schema, args, strict=False)]
+        given += [(argument, kwargs[argument.name]) for argument in schema if argument.name in kwargs]
+        touched = [
+            (tensor, argument.alias_info is not None and argument.alias_info.is_write)
+            for argument, value in given
+            for tensor in (value if isinstance(value, (list, tuple)) else [value])
+            if isinstance(tensor, torch.Tensor) and self._node.knows(tensor)
+        ]
+        if not touched:
+            return func(*args, **kwargs)
+        site = self._node.detector.site() if task.site is None else task.site
+        with self:  # torch takes the mode off in here, and other tasks' operations come through it meanwhile
+            agent = self._node.next_in_stream()
+        for tensor, writes in touched:
+            self._node.detector.access(agent, addresses_of(tensor), tensor.element_size(), site, write=writes)
+        result = func(*args, **kwargs)
+        self._node.scheduler.changed()
+        if func._schema.name in _TO_HOST:
+            self._node.stream_reached()
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation only makes another name for the same memory."""
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def addresses_of(tensor: torch.Tensor) -> np.ndarray:
+    """Return the address of every element."""
+    offsets = np.zeros(1, dtype=np.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = (offsets[:, None] + np.arange(size) * stride).reshape(-1)
+    return start_of(tensor) + offsets * tensor.element_size()
+
+
+def start_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor starts; unlike data_ptr() also for one without elements."""
+    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()

@@ -1,0 +1,138 @@
+"""Running a program of all ranks under the checker."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import bootstrap, interpreter
+from .detector import Race
+from .memory import TorchWatched, host_reads_watched, kernels_watched
+from .node import Node
+from .scheduler import Schedule, Stuck, Task, make_schedules
+
+DEFAULT_SCHEDULES = 4
+
+
+@dataclass
+class Report:
+    """What was found.
+
+    Attributes:
+        races: pairs of accesses that nothing orders, each once.
+        deadlocks: who waits for what where no rank can go on, by schedule.
+        errors: what ranks raised, by schedule.
+        schedules: how many were run.
+        accesses: memory operations followed, over all of them.
+        seconds: how long it took.
+    """
+
+    races: list[Race] = field(default_factory=list)
+    deadlocks: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    schedules: int = 0
+    accesses: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not (self.races or self.deadlocks or self.errors)
+
+    @property
+    def found_ordering_fault(self) -> bool:
+        """Whether a race or a deadlock was found, whatever the outputs were."""
+        return bool(self.races or self.deadlocks)
+
+    def __str__(self) -> str:
+        found = [*map(str, self.races), *self.deadlocks, *self.errors]
+        return "\n".join(found) or f"no race in {self.schedules} schedules, {self.accesses:,} accesses"
+
+
+def check(
+    fn: Callable[..., Any],
+    world_size: int,
+    *,
+    args: Sequence[Any] = (),
+    schedules: int = DEFAULT_SCHEDULES,
+    seed: int = 0,
+) -> Report:
+    """Run ``fn(rank, world_size, *args)`` on all ranks, in this process, and look for races, deadlocks and errors.
+
+    `fn` makes its context with `iris_core.iris`, as on a GPU; its kernels are interpreted. Nothing real is shared and
+    nothing waits by the clock. Programs, streams and hosts take turns in an order that the seed decides, a different
+    one each schedule.
+
+    Args:
+        fn: what every rank does.
+        world_size: number of ranks.
+        args: further arguments of `fn`.
+        schedules: how many orders of turns to try.
+        seed: of the random ones.
+
+    Returns:
+        What was found. A rank's own exception is among it, unless it comes from outside `fn`.
+
+    Raises:
+        ValueError: no ranks or no schedules were asked for.
+        RuntimeError: this process has a context, or is checking already.
+    """
+    if world_size < 1 or schedules < 1:
+        raise ValueError(f"world_size is {world_size} and schedules {schedules}; both take at least 1")
+    report = Report()
+    start = time.perf_counter()
+    for schedule in make_schedules(schedules, seed):
+        _run(fn, world_size, args, schedule, report)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _run(fn: Callable[..., Any], world_size: int, args: Sequence[Any], schedule: Schedule, report: Report) -> None:
+    node = Node(world_size, schedule)
+    scheduler = node.scheduler
+    with contextlib.ExitStack() as watched:
+        watched.enter_context(bootstrap.simulated(node))
+        watched.enter_context(interpreter.simulated(node))
+        watched.enter_context(kernels_watched(node))
+        watched.enter_context(host_reads_watched(node))
+        watched.enter_context(TorchWatched(node))
+        hosts = [
+            scheduler.spawn(node.hosts[rank], f"rank {rank}'s host", functools.partial(fn, rank, world_size, *args))
+            for rank in range(world_size)
+        ]
+        try:
+            scheduler.run(
+                until=lambda: all(host.greenlet.dead for host in hosts) and all(queue.is_idle for queue in node.queues)
+            )
+        except Stuck:
+            report.deadlocks.append(_describe_deadlock(node, schedule))
+        except Exception as error:
+            report.errors.append(f"schedule {schedule.name}: {type(error).__name__}: {error}")
+        finally:
+            scheduler.end()
+    report.schedules += 1
+    report.accesses += node.detector.accesses
+    known = {(race.earlier, race.later) for race in report.races}
+    for where, conflict in node.detector.conflicts.values():
+        earlier, later = map(node.detector.describe_access, (conflict.earlier, conflict.later))
+        if (earlier, later) not in known:
+            report.races.append(Race(where, earlier, later, schedule.name))
+
+
+def _describe_deadlock(node: Node, schedule: Schedule) -> str:
+    waiting = [text for task in node.scheduler.tasks if (text := _describe_wait(node, task))]
+    return "\n  ".join([f"deadlock, schedule {schedule.name}: nobody can go on", *waiting])
+
+
+def _describe_wait(node: Node, task: Task) -> str | None:
+    """Say what a task waits for; None for a stream with nothing to do."""
+    if task.ready is not None:
+        return f"{task.name} waits for {task.waits_for}" if task.waits_for else None
+    if task.last_look is None:
+        return None
+    address, site = task.last_look
+    return f"{task.name} waits for {node.describe(address)} at {node.detector.describe_site(site)}"

@@ -1,0 +1,185 @@
+"""Who goes on next: tasks that take turns as greenlets, in an order that a seed decides and can repeat."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import greenlet
+
+from .clocks import Agent
+
+_POLLS_IN_VAIN = 100  # of every task since anything last changed: then nothing ever will
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of turns.
+
+    The task of the highest priority goes on until it waits, polls, or its priority changes.
+
+    Args:
+        name: for reports.
+        order: "first": tasks made first go first; "last": the other way round; "random".
+        change: probability that a task falls behind all others at an atomic or a poll; a tenth of it at other accesses.
+        seed: of all that is random.
+    """
+
+    name: str
+    order: str
+    change: float
+    seed: int
+
+
+def make_schedules(count: int, seed: int) -> list[Schedule]:
+    """Return this many schedules: in order, reversed, then random ones, coarse and fine."""
+    fixed = [Schedule("in order", "first", 0.0, seed), Schedule("reversed", "last", 0.0, seed)]
+    drawn = [
+        Schedule(f"random, seed {seed + index}", "random", (0.02, 0.3)[index % 2], seed + index)
+        for index in range(count - len(fixed))
+    ]
+    return [*fixed, *drawn][:count]
+
+
+class Task:
+    """Something that runs on its own: a rank's host, a stream, a program."""
+
+    def __init__(
+        self, agent: Agent, name: str, run: Callable[[], None], parent: greenlet.greenlet, priority: float
+    ) -> None:
+        self.agent = agent
+        self.name = name
+        self.priority = priority
+        self.greenlet = greenlet.greenlet(run, parent)
+        self.enter: Callable[[], None] | None = None  # called before each of its turns
+        self.ready: Callable[[], bool] | None = None  # what it waits for,
+        self.waits_for = ""  # and in words
+        self.site: int | None = None  # where what it does was queued
+        self.polls = 0
+        self.polls_since = -1
+        self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag
+
+
+class Stuck(Exception):
+    """No task can ever go on."""
+
+
+class Scheduler:
+    """Runs tasks until none is left."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._random = random.Random(schedule.seed)
+        self._main = greenlet.getcurrent()
+        self._lowest = 0.0
+        self._changes = 0
+        self._failure: BaseException | None = None
+        self._ended = False
+        self.tasks: list[Task] = []
+        self.current: Task | None = None
+
+    def spawn(self, agent: Agent, name: str, fn: Callable[[], Any]) -> Task:
+        """Add a task, which runs at its first turn."""
+
+        def run() -> None:
+            try:
+                fn()
+            except greenlet.GreenletExit:
+                pass
+            except BaseException as error:
+                self._failure = self._failure or error
+
+        count = len(self.tasks)
+        priority = {"first": -count, "last": count, "random": self._random.random()}[self._schedule.order]
+        task = Task(agent, name, run, self._main, float(priority))
+        self.tasks.append(task)
+        return task
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Give turns until `until()`.
+
+        Raises:
+            Stuck: nobody can go on.
+            Whatever a task raised.
+        """
+        while not until():
+            ready = [task for task in self.tasks if task.ready is None or task.ready()]
+            if not ready or all(self._polls_in_vain(task) for task in ready):
+                raise Stuck
+            task = max(ready, key=lambda task: task.priority)
+            task.ready = None
+            self.current = task
+            if task.enter is not None:
+                task.enter()
+            task.greenlet.switch()
+            self.current = None
+            if task.greenlet.dead:
+                self.tasks.remove(task)
+                self.changed()
+            if self._failure is not None:
+                raise self._failure
+
+    def end(self) -> None:
+        """End all tasks, wherever they are."""
+        self._ended = True
+        for task in self.tasks:
+            task.greenlet.throw(greenlet.GreenletExit)
+        self.tasks.clear()
+
+    def changed(self) -> None:
+        """Say that something changed that others may wait for."""
+        self._changes += 1
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Hold the current task until `ready()`, for `what` in words."""
+        if not ready():
+            assert self.current is not None
+            self.current.ready, self.current.waits_for = ready, what
+            self._give_turn()
+
+    def look(self, address: int, site: int) -> None:
+        """Say that the current task looked at a flag, and let others go on now and then."""
+        assert self.current is not None
+        self.current.last_look = (address, site)
+        self._count_poll()
+        self.maybe_switch(self._schedule.change)
+
+    def poll(self) -> None:
+        """Let the others go on first: the current task polls."""
+        self._count_poll()
+        self._fall_behind()
+
+    def at_access(self) -> None:
+        """Let others go on, rarely: the current task is about to touch memory."""
+        self.changed()
+        self.maybe_switch(self._schedule.change / 10)
+
+    def maybe_switch(self, probability: float) -> None:
+        """With some probability, let the others go on first."""
+        if probability and self._random.random() < probability:
+            self._fall_behind()
+
+    def _count_poll(self) -> None:
+        task = self.current
+        assert task is not None
+        if task.polls_since != self._changes:
+            task.polls, task.polls_since = 0, self._changes
+        task.polls += 1
+        if task.polls > _POLLS_IN_VAIN:  # a loop without a pause must not keep the others from their turns
+            self._fall_behind()
+
+    def _polls_in_vain(self, task: Task) -> bool:
+        return task.polls_since == self._changes and task.polls >= _POLLS_IN_VAIN
+
+    def _fall_behind(self) -> None:
+        assert self.current is not None
+        self._lowest = min(self._lowest, min(task.priority for task in self.tasks)) - 1.0
+        self.current.priority = self._lowest
+        self._give_turn()
+
+    def _give_turn(self) -> None:
+        if self._ended:
+            raise greenlet.GreenletExit
+        self._main.switch()

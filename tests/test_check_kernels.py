@@ -1,0 +1,84 @@
+"""Every kernel of ours is free of races, and the checker finds every bug that is planted in one."""
+
+from __future__ import annotations
+
+import pytest
+from families import FUSED, name
+from typer.testing import CliRunner
+
+from iris_bench.check import Case, make_cases, run_case
+from iris_bench.cli import app
+from iris_bench.planted import PLANTED, Planted
+from overlap_taxonomy import Variant
+
+
+def case_of(variant: Variant, world_size: int) -> Case:
+    (case,) = make_cases(variant.family, variant.name, world_size=world_size, dtype="bf16")
+    return case
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_no_kernel_of_ours_has_a_race(variant: Variant) -> None:
+    report = run_case(case_of(variant, 2), schedules=3, seed=0)
+    assert report.ok, report
+    assert report.schedules == 3
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_nor_with_three_ranks(variant: Variant) -> None:
+    report = run_case(case_of(variant, 3), schedules=1, seed=1, calls=2)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_planted_bugs_are_found(planted: Planted) -> None:
+    report = planted.run(schedules=4, seed=0)
+    assert report.found_ordering_fault, report
+    sound = run_case(case_of_planted(planted), schedules=1, seed=0)
+    assert sound.ok, sound  # the bug is gone again
+
+
+def case_of_planted(planted: Planted) -> Case:
+    (case,) = make_cases(planted.family, planted.variant, world_size=2, dtype="bf16")
+    return case
+
+
+def test_the_command_says_what_it_checked() -> None:
+    result = CliRunner().invoke(
+        app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--schedules", "2"]
+    )
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 without a fault" in result.output
+
+
+def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    racy = next(planted for planted in PLANTED if "relaxed acquire" in planted.name)
+    monkeypatch.setattr("iris_bench.check_cli.run_case", lambda *_, **options: racy.run(schedules=1, seed=0))
+    result = CliRunner().invoke(app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential"])
+    assert result.exit_code == 1
+    assert "write by rank 1" in result.output
+    assert "0 of 1 without a fault" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--family", "gemm"], "unknown family 'gemm'"),
+        (["--variant", "library"], "only our kernels"),
+        (["--world-size", "0"], "--world-size 0"),
+        (["--schedules", "0"], "--schedules 0"),
+        (["--dtype", "int8"], "unknown dtype 'int8'"),
+        (["--shape", "3x4"], "3x4"),
+    ],
+)
+def test_bad_usage_is_refused(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["check", *arguments])
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_planted_bugs_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_bench.planted.PLANTED", PLANTED[:1])
+    result = CliRunner().invoke(app, ["check", "--planted", "--schedules", "1"])
+    assert result.exit_code == 0, result.output
+    assert result.output.rstrip().endswith("found 1 of 1")

@@ -1,0 +1,234 @@
+"""The race checker on small programs: what it must find, and what it must not take for a race."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import iris_core
+from iris_core import iris
+from iris_core.checker import Report, check
+
+HEAP_BYTES = 1 << 20
+BLOCK = 16
+
+
+@triton.jit
+def send_kernel(
+    data_ptr, flag_ptr, rank, peer, heap_bases, BLOCK: tl.constexpr, SEM: tl.constexpr, SCOPE: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK)
+    iris_core.store(data_ptr + offsets, offsets + 1, rank, peer, heap_bases)
+    tl.debug_barrier()
+    iris_core.atomic_xchg(flag_ptr, 1, rank, peer, heap_bases, sem=SEM, scope=SCOPE)
+
+
+@triton.jit
+def receive_kernel(data_ptr, flag_ptr, out_ptr, BLOCK: tl.constexpr, SEM: tl.constexpr):
+    while tl.atomic_cas(flag_ptr, 1, 0, sem=SEM, scope="sys") != 1:  # no pause: the checker must cope
+        pass
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(data_ptr + offsets))
+
+
+def message(rank: int, world_size: int, send_sem: str, scope: str, receive_sem: str) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    data = ctx.zeros(BLOCK, dtype=torch.int32)
+    flag = ctx.zeros(1, dtype=torch.int32)
+    ctx.barrier()
+    if rank == 0:
+        send_kernel[(1,)](data, flag, 0, 1, ctx.get_heap_bases(), BLOCK, send_sem, scope)
+    else:
+        out = torch.zeros(BLOCK, dtype=torch.int32)
+        receive_kernel[(1,)](data, flag, out, BLOCK, receive_sem)
+        assert out.tolist() == list(range(1, BLOCK + 1))
+    ctx.close()
+
+
+def test_a_message_with_release_and_acquire_is_no_race() -> None:
+    report = check(message, 2, args=("release", "sys", "acquire"), schedules=6)
+    assert report.ok, report
+    assert report.accesses > 0
+    assert report.schedules == 6
+
+
+@pytest.mark.parametrize(
+    ("send_sem", "scope", "receive_sem"),
+    [("relaxed", "sys", "acquire"), ("release", "gpu", "acquire"), ("release", "sys", "relaxed")],
+)
+def test_a_message_without_an_edge_is_a_race(send_sem: str, scope: str, receive_sem: str) -> None:
+    report = check(message, 2, args=(send_sem, scope, receive_sem))
+    found = "\n".join(map(str, report.races))
+    assert "(send_kernel)" in found
+    assert "(receive_kernel)" in found
+    assert "write by rank 0, program 0" in found
+    assert "test_checker.py:" in found
+
+
+def two_writers(rank: int, world_size: int, apart: bool) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    data = ctx.zeros(2, dtype=torch.bfloat16)
+    ctx.barrier()
+    ctx.peer_view(data)[0, rank if apart else 0] = rank
+    ctx.close()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_writes_race_by_the_byte(apart: bool) -> None:
+    report = check(two_writers, 2, args=(apart,))
+    assert report.ok == apart, report
+    assert apart or "byte 0 of (2,) of torch.bfloat16, on rank 0's heap" in str(report.races[0])
+
+
+def meet_between(rank: int, world_size: int, how: str) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    data = ctx.zeros(1, dtype=torch.int32)
+    ctx.barrier()
+    if rank == 0:
+        ctx.peer_view(data)[1, 0] = 7
+    if how == "barrier":
+        ctx.barrier()
+    elif how == "device barrier":
+        ctx.device_barrier()
+    elif how == "hosts alone":  # the device may be far behind its host
+        ctx.group.barrier()
+    if rank == 1:
+        data.clone()
+    ctx.close()
+
+
+@pytest.mark.parametrize("how", ["barrier", "device barrier", "hosts alone", "nothing"])
+def test_barriers_order_and_hosts_alone_do_not(how: str) -> None:
+    report = check(meet_between, 2, args=(how,))
+    assert report.ok == (how in ("barrier", "device barrier")), report
+
+
+@triton.jit
+def fill_kernel(data_ptr, value, BLOCK: tl.constexpr):
+    tl.store(data_ptr + tl.arange(0, BLOCK), tl.cast(value, tl.int32))
+
+
+def two_streams(rank: int, world_size: int, waits: bool) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    data = torch.zeros(BLOCK, dtype=torch.int32)
+    beside = ctx.make_stream()
+    fill_kernel[(1,)](data, 1, BLOCK)
+    if waits:
+        beside.wait_for_current()
+    with beside.as_current():
+        fill_kernel[(1,)](data, 2, BLOCK)
+    ctx.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_streams_are_ordered_by_their_waits_alone(waits: bool) -> None:
+    report = check(two_streams, 1, args=(waits,))
+    assert report.ok == waits, report
+    assert waits or "stream 1" in str(report)
+
+
+@triton.jit
+def count_kernel(count_ptr, data_ptr):
+    if tl.atomic_add(count_ptr, 1, sem="relaxed", scope="gpu") == 1:
+        tl.store(data_ptr, tl.load(data_ptr) + 1)
+
+
+def count_in_gpu(rank: int, world_size: int) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    count_kernel[(4,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+    ctx.close()
+
+
+def test_atomics_do_not_race_with_each_other() -> None:
+    assert check(count_in_gpu, 1).ok
+
+
+def never_signalled(rank: int, world_size: int) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    flag = ctx.zeros(1, dtype=torch.int32)
+    out = ctx.zeros(BLOCK, dtype=torch.int32)
+    receive_kernel[(1,)](out, flag, out, BLOCK, "acquire")
+    ctx.close()
+
+
+def absent(rank: int, world_size: int) -> None:
+    if rank == 0:
+        iris(HEAP_BYTES, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [(never_signalled, "program 0, of receive_kernel waits for byte 0 of (1,)"), (absent, "the other ranks' hosts")],
+)
+def test_who_waits_in_a_deadlock_is_said(fn: Callable[..., None], words: str) -> None:
+    report = check(fn, 2)
+    assert len(report.deadlocks) == report.schedules
+    assert words in report.deadlocks[0]
+    assert not report.races
+
+
+def fails(rank: int, world_size: int) -> None:
+    iris(HEAP_BYTES, "cpu")
+    if rank == 1:
+        raise KeyError("not there")
+
+
+def test_what_a_rank_raises_is_reported_and_the_next_check_is_not_disturbed() -> None:
+    assert "KeyError: 'not there'" in check(fails, 2).errors[0]
+    assert check(count_in_gpu, 1).ok
+
+
+def test_a_report_repeats_itself() -> None:
+    def found() -> Report:
+        return check(message, 2, args=("relaxed", "sys", "acquire"), schedules=5, seed=7)
+
+    first, second = found(), found()
+    assert first.races == second.races
+    assert first.accesses == second.accesses
+
+
+@pytest.mark.parametrize(("world_size", "schedules"), [(0, 1), (1, 0)])
+def test_nonsense_is_refused(world_size: int, schedules: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        check(count_in_gpu, world_size, schedules=schedules)
+
+
+MARKED = """
+import pytest, torch, triton, triton.language as tl
+
+@triton.jit
+def put(data_ptr, rank, OWN: tl.constexpr):
+    tl.store(data_ptr + (rank if OWN else 0), rank)
+
+@pytest.mark.race_check(world_size=3)
+@pytest.mark.parametrize("own", [True, False])
+def test_put(iris_ctx, own):
+    data = iris_ctx.zeros(3, dtype=torch.int32)
+    iris_ctx.barrier()
+    put[(1,)](iris_ctx.peer_view(data)[0], iris_ctx.get_rank(), own)
+
+def test_unmarked():
+    pass
+"""
+
+
+def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["iris_core.checker.pytest_plugin"]')
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert "1 failed, 2 passed" in run.stdout, run.stdout
+    assert "test_put[False]" in run.stdout
+    assert "write by rank 1, program 0" in run.stdout
