@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from iris_core import bootstrap
 
@@ -18,9 +19,10 @@ PROGRAMS = Path(__file__).parent / "programs"
 UNSET = ("TRITON_INTERPRET", "IRIS_DEVICE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def run(*command: str | Path) -> str:
+def run(*command: str | Path, on_gpus: bool = False) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in UNSET}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
+    if not on_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     environment["GLOO_SOCKET_IFNAME"] = "lo"
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -34,8 +36,16 @@ def free_port() -> int:
 
 
 def test_the_documentations_first_example_runs_unchanged() -> None:
-    output = run(sys.executable, PROGRAMS / "first_example.py", str(free_port()))
+    output = run(sys.executable, PROGRAMS / "first_example.py", str(free_port()), "cpu")
     assert sorted(output.splitlines()) == ["rank 0 has seen 0", "rank 1 has seen 4096"]
+
+
+@pytest.mark.gpu
+def test_the_documentations_first_example_runs_unchanged_on_gpus() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs; there are {torch.cuda.device_count()}")
+    output = run(sys.executable, PROGRAMS / "first_example.py", str(free_port()), "cuda", on_gpus=True)
+    assert {"rank 0 has seen 0", "rank 1 has seen 4096"} <= set(output.splitlines())
 
 
 def test_torchrun() -> None:

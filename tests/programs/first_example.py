@@ -1,6 +1,7 @@
-"""The first example of the Iris documentation, with its import changed, on host memory; and a look at the result.
+"""The first example of the Iris documentation, with its import changed; and a look at the result.
 
-Rank 0 stores ones into rank 1's buffer. The ranks are started by torch.multiprocessing.spawn.
+Rank 0 stores ones into rank 1's buffer. The ranks are started by torch.multiprocessing.spawn. On GPUs everything else
+is the documentation's; on host memory the device and the process group are "cpu" and "gloo".
 """
 
 import sys
@@ -25,14 +26,17 @@ def kernel(buffer, buffer_size: tl.constexpr, block_size: tl.constexpr, heap_bas
     iris.store(buffer + offsets, 1, source_rank, target_rank, heap_bases_ptr, mask=mask)
 
 
-def _worker(rank, world_size, port):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=world_size, rank=rank)
+def _worker(rank, world_size, port, device):
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", world_size=world_size, rank=rank)
     heap_size = 2**30
     iris_ctx = iris.iris(heap_size)
     cur_rank = iris_ctx.get_rank()
     buffer_size = 4096
     block_size = 1024
-    buffer = iris_ctx.zeros(buffer_size, device="cpu", dtype=torch.float32)
+    buffer = iris_ctx.zeros(buffer_size, device=device, dtype=torch.float32)
     if cur_rank == 0:
         grid = lambda meta: (triton.cdiv(buffer_size, meta["block_size"]),)  # noqa: E731
         kernel[grid](buffer, buffer_size, block_size, iris_ctx.get_heap_bases())
@@ -44,4 +48,4 @@ def _worker(rank, world_size, port):
 
 
 if __name__ == "__main__":
-    mp.spawn(_worker, args=(2, int(sys.argv[1])), nprocs=2, join=True)
+    mp.spawn(_worker, args=(2, int(sys.argv[1]), sys.argv[2]), nprocs=2, join=True)
