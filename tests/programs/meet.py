@@ -1,5 +1,7 @@
 """Ranks that something else started find each other, write to the next rank, and say who they are."""
 
+import sys
+
 import torch
 
 import iris_core
@@ -18,4 +20,4 @@ ctx.close()
 again = iris_core.iris(1 << 20, device="cpu")
 assert (again.get_rank(), again.get_num_ranks()) == (rank, world_size)
 again.close()
-print(f"rank {rank} of {world_size} has met the others", flush=True)
+sys.stdout.write(f"rank {rank} of {world_size} has met the others\n")  # in one piece, also under torchrun's python -u
