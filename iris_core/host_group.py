@@ -1,43 +1,48 @@
 """What the ranks of one host say to each other outside kernels: gather, barrier, passing file descriptors.
 
-A star of Unix sockets around rank 0. Their names are abstract (no file to leave behind) and random, the peer's user
-is checked, messages are JSON (nothing received is executed), and a rank that dies is seen at once as an end of file.
+A star around rank 0: the others say something, it answers all. A message names what its rank is doing, so ranks that do
+different things hear of it, and an epoch, the number of times that the ranks have met again after a failure: what was
+said before is dropped after, so it does not matter where in the conversation each rank failed. A rank that dies is seen
+at once, as an end of file.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
-import secrets
-import socket
-import struct
-import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from .errors import AllocationMismatch, HeapExhausted, PeerError
+from .links import MESSAGE_LIMIT_BYTES, Link, MalformedMessage, accept_all, connect, random_address
 
-CONNECT_TIMEOUT_S = 180.0  # a rank imports torch before it connects, several at a time on few cores
-_HEADER = struct.Struct("!Q")
-_REPORTED = "reported"  # key of a hub's message that replaces the answer: what went wrong, and where
+__all__ = ["HostGroup", "random_address"]
+
+# What a rank that is not rank 0 waits longer: rank 0 knows who is missing, and should be the one to say so.
+_LONGER = 1.25
+# What a message is, where not the name of what a rank is doing.
+_ANSWER = "answer"
+_FAILED = "failed"  # instead of an answer: what went wrong, and whether that is final
+_REJOIN = "reset"
+_GAVE_UP = "give up"  # its value says why
 # What a peer's failure is raised as on the other ranks, when it is one of these.
 _SAME_TYPE = {t.__name__: t for t in (ValueError, TypeError, HeapExhausted, AllocationMismatch, NotImplementedError)}
-
-
-def random_address() -> str:
-    """Return a fresh name for a group, to be given to all its ranks."""
-    return f"iris-{secrets.token_hex(16)}"
 
 
 class HostGroup:
     """The ranks of one context, on one host.
 
+    After a `PeerError` every call raises the same again, until all ranks have called `rejoin`.
+
     Args:
         rank, world_size: this rank and the number of ranks.
         address: the group's name, from `random_address`, the same on every rank.
         timeout_s: limit of each operation in seconds; 0 for none.
+
+    Attributes:
+        failure: what the calls raise since one has failed, or None.
+        is_lost: whether that is final: a rank has gone.
 
     Raises:
         PeerError: a rank did not connect, died, or did not answer within the limit.
@@ -47,32 +52,56 @@ class HostGroup:
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._links: dict[int, socket.socket] = {}
+        self.failure: str | None = None
+        self.is_lost = False
+        self._epoch = 0
+        self._early: dict[int, Any] = {}  # messages of ranks that wait in `rejoin`, for this one's call of it
+        self._links: dict[int, Link] = {}
         if rank == 0:
-            self._accept(address)
+            self._links = accept_all(address, world_size, timeout_s=timeout_s)
         else:
-            self._connect(address)
+            self._links[0] = connect(address, rank, world_size, timeout_s=timeout_s * _LONGER)
 
-    def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's `value` (anything JSON can hold), by rank."""
-        if self.rank != 0:
-            self._send(0, value)
-            return self._receive(0)
-        values = [value, *(self._receive(peer) for peer in range(1, self.world_size))]
-        for peer in range(1, self.world_size):
-            self._send(peer, values)
-        return values
+    def all_gather(self, value: Any, what: str = "gather values") -> list[Any]:
+        """Return every rank's `value` (anything JSON can hold), by rank; `what` says what for, for messages.
+
+        Raises:
+            PeerError: a rank died, did not answer within the limit, or has given up.
+            ValueError: the ranks do different things, or the value is too large; in the first case on every rank.
+        """
+        self.check()
+        size = len(json.dumps(value))
+        if size > MESSAGE_LIMIT_BYTES // 2:
+            raise ValueError(f"a value of {size:,} bytes to {what}; at most {MESSAGE_LIMIT_BYTES // 2:,} can be sent")
+        said = self._meet(self._epoch, what, value)
+        doing = [one for one, _ in said]
+        if len(set(doing)) > 1:
+            listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(doing))
+            raise ValueError(f"the ranks do different things together: {listed}")
+        return [value for _, value in said]
 
     def broadcast(self, value: Any, root: int) -> Any:
         """Return `root`'s `value`."""
-        return self.all_gather(value if self.rank == root else None)[root]
+        return self.all_gather(value if self.rank == root else None, f"hear rank {root}")[root]
+
+    def agree(self, what: str, value: Any) -> None:
+        """Raise on every rank unless all ranks give the same value.
+
+        Raises:
+            ValueError: the values differ; names every rank's.
+        """
+        values = self.all_gather(value, f"compare {what}")
+        if any(other != values[0] for other in values):
+            listed = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
+            raise ValueError(f"{what} must be the same on all ranks: {listed}")
 
     def barrier(self) -> None:
         """Return when every rank has called this."""
-        self.all_gather(None)
+        self.all_gather(None, "meet")
 
     def exchange_fds(self, fd: int | None) -> list[int]:
         """Give every rank a copy of this rank's descriptor, or nothing; return copies of all that came, by rank."""
+        self.check()
         own = [] if fd is None else [fd]
         if self.rank != 0:
             self._send_fds(0, own)
@@ -100,8 +129,8 @@ class HostGroup:
             failure = error
         said = None if failure is None else [type(failure).__name__, str(failure)]
         try:
-            answers = self.all_gather(said)
-        except PeerError:
+            answers = self.all_gather(said, what)
+        except (PeerError, ValueError):
             if failure is not None:  # it says more than that a peer has given up waiting for this rank
                 raise failure from None
             raise
@@ -112,116 +141,129 @@ class HostGroup:
             peer, (kind, message) = failures[0]
             raise _SAME_TYPE.get(kind, PeerError)(f"rank {peer} failed to {what}: {message}")
 
+    def rejoin(self) -> None:
+        """Meet all ranks again after a failure, wherever each of them failed; what was said before is forgotten.
+
+        Raises:
+            PeerError: a rank has gone, or did not call this within the limit.
+        """
+        if self.is_lost:
+            self.check()
+        self._meet(self._epoch + 1, _REJOIN, None)
+        self._epoch += 1
+        self.failure = None
+
+    def give_up(self, why: str) -> None:
+        """Tell the ranks, also those that wait for this one, that it will meet nobody before `rejoin`."""
+        if self.failure is None:
+            with contextlib.suppress(PeerError):
+                if self.rank != 0:
+                    self._send(0, [self._epoch, _GAVE_UP, why])
+                self._fail(why)
+
+    def check(self) -> None:
+        """Raise if an earlier call has failed.
+
+        Raises:
+            PeerError: what it failed of.
+        """
+        if self.failure is not None:
+            raise PeerError(self.failure)
+
     def close(self) -> None:
         """Leave the group."""
         for link in self._links.values():
             link.close()
         self._links.clear()
 
-    # Connecting ------------------------------------------------------------------------------------------------
+    # Messages: [epoch, what the rank does, value], from rank 0 [epoch, _ANSWER, messages] or [epoch, _FAILED, why] ---
 
-    def _accept(self, address: str) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind("\0" + address)
-            listener.listen(self.world_size)
-            deadline = time.monotonic() + CONNECT_TIMEOUT_S
-            while len(self._links) < self.world_size - 1:
-                listener.settimeout(max(0.0, deadline - time.monotonic()))
-                try:
-                    link, _ = listener.accept()
-                except (TimeoutError, BlockingIOError):
-                    missing = sorted(set(range(1, self.world_size)) - set(self._links))
-                    raise PeerError(f"rank(s) {missing} did not start within {CONNECT_TIMEOUT_S:.0f} s") from None
-                if not _same_user(link):
-                    link.close()
-                    continue
-                link.settimeout(self._limit)
-                (peer,) = _HEADER.unpack(self._read(link, _HEADER.size, peer=-1))
-                self._links[peer] = link
+    def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
+        """Return what each rank does, and its value."""
+        if self.rank != 0:
+            self._send(0, [epoch, what, value])
+            return self._answer(epoch)
+        said = [[what, value], *(self._said(peer, epoch, what) for peer in range(1, self.world_size))]
+        for peer in range(1, self.world_size):
+            self._send(peer, [epoch, _ANSWER, said])
+        return said
 
-    def _connect(self, address: str) -> None:
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    def _answer(self, epoch: int) -> Any:
         while True:
-            link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                link.connect("\0" + address)
-                break
-            except ConnectionRefusedError:  # rank 0 is not there yet
-                link.close()
-                if time.monotonic() > deadline:
-                    raise PeerError(f"rank 0 did not start within {CONNECT_TIMEOUT_S:.0f} s") from None
-                time.sleep(0.02)
-        if not _same_user(link):
-            link.close()
-            raise PeerError("the group's address is held by another user")
-        link.settimeout(self._limit)
-        link.sendall(_HEADER.pack(self.rank))
-        self._links[0] = link
+            answered, kind, value = self._receive(0)
+            if kind == _FAILED and (answered == epoch or value[1]):
+                self._fail(value[0], final=value[1])
+            if answered == epoch:
+                return value
+            # Else it answers what this rank has given up since.
 
-    # Messages --------------------------------------------------------------------------------------------------
+    def _said(self, peer: int, epoch: int, what: str) -> list[Any]:
+        while True:
+            message = self._early.pop(peer, None) or self._receive(peer)
+            if message[0] > epoch:
+                self._early[peer] = message
+                self._fail(f"rank {peer} has given up and waits in reset()")
+            if message[1] == _REJOIN and what != _REJOIN:
+                continue  # it gave up waiting in `rejoin`, tried again, and the first time was answered after all
+            if message[0] == epoch and message[1] == _GAVE_UP:
+                self._fail(f"rank {peer} has given up: {message[2]}")
+            if message[0] == epoch:
+                return message[1:]
+            if message[1] not in (_REJOIN, _GAVE_UP):  # it waits for an answer that rank 0 will not give
+                self._send(peer, [message[0], _FAILED, ["rank 0 has given up and waits in reset()", False]])
 
-    @property
-    def _limit(self) -> float | None:
-        return self.timeout_s or None
-
-    def _send(self, peer: int, value: Any) -> None:
-        data = json.dumps(value).encode()
+    def _send(self, peer: int, message: Any) -> None:
         try:
-            self._links[peer].sendall(_HEADER.pack(len(data)) + data)
+            self._links[peer].send(message)
+        except TimeoutError:
+            self._fail(f"rank {peer} took no message within {self.timeout_s:g} s", final=True)
         except OSError:
             self._lost(peer, "left")
 
     def _receive(self, peer: int) -> Any:
-        link = self._links[peer]
-        (size,) = _HEADER.unpack(self._read(link, _HEADER.size, peer))
-        value = json.loads(self._read(link, size, peer))
-        if isinstance(value, dict) and _REPORTED in value:
-            raise PeerError(value[_REPORTED])
-        return value
-
-    def _read(self, link: socket.socket, size: int, peer: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            try:
-                piece = link.recv(size - len(data))
-            except TimeoutError:
-                self._lost(peer, f"did not answer within {self.timeout_s:g} s (IRIS_TIMEOUT_S)")
-            except OSError:
-                piece = b""
-            if not piece:
-                self._lost(peer, "left")
-            data += piece
-        return bytes(data)
+        try:
+            message = self._links[peer].receive()
+        except TimeoutError:
+            self._late(peer)
+        except EOFError:
+            self._lost(peer, "left")
+        except MalformedMessage as error:
+            self._lost(peer, str(error))
+        if not (isinstance(message, list) and len(message) == 3 and isinstance(message[0], int)):
+            self._lost(peer, "sent a message that is none of ours")
+        return message
 
     def _send_fds(self, peer: int, fds: list[int]) -> None:
-        # Not socket.send_fds: it ignores its address argument and cannot send an empty list.
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self._links[peer].sendmsg([bytes([len(fds)])], rights)
+            self._links[peer].send_fds(fds)
         except OSError:
             self._lost(peer, "left")
 
     def _receive_fds(self, peer: int) -> list[int]:
         try:
-            count, fds, _, _ = socket.recv_fds(self._links[peer], 1, self.world_size)
-        except OSError:
-            count, fds = b"", []
-        if not count or len(fds) != count[0]:
-            self._lost(peer, "left while passing descriptors")
-        return fds
+            return self._links[peer].receive_fds(self.world_size)
+        except TimeoutError:
+            self._late(peer)
+        except EOFError:
+            self._lost(peer, "left")
+        except MalformedMessage as error:
+            self._lost(peer, str(error))
+
+    # Failures --------------------------------------------------------------------------------------------------
+
+    def _late(self, peer: int) -> NoReturn:
+        hint = "" if self.rank == 0 else "; it may be waiting for another rank"
+        self._fail(f"rank {peer} did not answer within {self.timeout_s:g} s (twice the limit of a wait){hint}")
 
     def _lost(self, peer: int, how: str) -> NoReturn:
-        """Raise; rank 0 first tells those who still wait for its answer."""
-        message = f"rank {peer} {how}" if peer >= 0 else f"a rank {how} while connecting"
-        for other, link in self._links.items():
-            if self.rank == 0 and other != peer:
-                data = json.dumps({_REPORTED: message}).encode()
+        self._fail(f"rank {peer} {how}", final=True, gone=peer)
+
+    def _fail(self, why: str, *, final: bool = False, gone: int = 0) -> NoReturn:
+        """Raise, from now on; rank 0 first tells those who wait for its answer, now or later."""
+        if self.failure is None or final:
+            self.failure, self.is_lost = why, self.is_lost or final
+        for peer, link in self._links.items():
+            if self.rank == 0 and peer not in (gone, 0):
                 with contextlib.suppress(OSError):
-                    link.sendall(_HEADER.pack(len(data)) + data)
-        raise PeerError(message)
-
-
-def _same_user(link: socket.socket) -> bool:
-    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    return uid == os.getuid()
+                    link.send([self._epoch, _FAILED, [why, final]])
+        raise PeerError(why)
