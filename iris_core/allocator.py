@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from .errors import HeapExhausted
 
@@ -82,6 +83,14 @@ class OffsetAllocator:
             if start <= offset < start + size:
                 return f"byte {offset - start} of {self._what[start]}"
         return f"byte {offset}, which is free"
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return all there is to know of the allocations, for `restore`."""
+        return dict(self._free), dict(self._used), list(self.history), self._digest.copy()
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Undo all calls since the snapshot was taken; a snapshot is for one use."""
+        self._free, self._used, self.history, self._digest = snapshot
 
     def agreed(self) -> None:
         """Forget the calls so far: all ranks made the same ones."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 DEFAULT_TIMEOUT_S = 30.0
+LONGEST_TIMEOUT_S = 1e6  # eleven days; far below what nanoseconds or a socket's timeout can hold
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -67,19 +68,22 @@ def simulated_host() -> Node | None:
     return _node
 
 
-def timeout_s() -> float:
-    """Return the limit of every wait in seconds, from ``IRIS_TIMEOUT_S``; 0 means none.
+def timeout_s(asked: float | None = None) -> float:
+    """Return the limit of every wait in seconds: `asked`, or where that is None ``IRIS_TIMEOUT_S``; 0 means none.
 
     Raises:
-        ValueError: the variable is not a number of seconds.
+        ValueError: it is not a number of seconds.
     """
-    text = os.environ.get("IRIS_TIMEOUT_S", str(DEFAULT_TIMEOUT_S))
+    name = "IRIS_TIMEOUT_S" if asked is None else "timeout_s"
+    given = os.environ.get("IRIS_TIMEOUT_S", str(DEFAULT_TIMEOUT_S)) if asked is None else asked
     try:
-        value = float(text)
-    except ValueError:
+        value = float(given)
+    except (TypeError, ValueError):
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"IRIS_TIMEOUT_S is {text!r}; it takes a number of seconds, 0 for no limit")
+    if not 0 <= value <= LONGEST_TIMEOUT_S:
+        raise ValueError(
+            f"{name} is {given!r}; it takes a number of seconds up to {LONGEST_TIMEOUT_S:.0f}, 0 for no limit"
+        )
     return value
 
 
@@ -118,14 +122,14 @@ def find_origin() -> Origin:
     return Origin(0, 1, 0, random_address(), "nothing (a world of one rank)")
 
 
-def connect(origin: Origin) -> HostGroup:
-    """Connect the ranks of one host.
+def connect(origin: Origin, timeout_s: float) -> HostGroup:
+    """Connect the ranks of one host; `timeout_s` is the limit of a wait in a kernel.
 
-    The host waits twice as long as a kernel: where a peer's kernel waits in vain, its report comes first.
+    The host waits twice as long: where a peer's kernel waits in vain, its report comes first.
     """
     if origin.node is not None:
         return origin.node.join(origin.rank)
-    return HostGroup(origin.rank, origin.world_size, origin.address, timeout_s=2 * timeout_s())
+    return HostGroup(origin.rank, origin.world_size, origin.address, timeout_s=2 * timeout_s)
 
 
 _stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context

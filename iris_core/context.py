@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from . import bootstrap, interpreter
-from .allocator import first_difference
 from .backends import make_backend
 from .backends.base import Backend, Stream
 from .creation import Device, HeapTensors
-from .errors import AllocationMismatch
 from .heap import SymmetricHeap
 from .kernels import barrier_kernel
+from .meeting import Meeting
+from .process_group import make_process_group
 from .watchdog import Watchdog
 
 DEFAULT_HEAP_SIZE = 1 << 30
@@ -24,24 +24,29 @@ DEFAULT_HEAP_SIZE = 1 << 30
 _of_process: dict[int, Context] = {}  # this process's context, by rank; a simulated host keeps its ranks' own
 
 
-class Context(HeapTensors):
+class Context(HeapTensors, Meeting):
     """One rank's handle on the heap, its peers, and what they do together. Make it with `iris_core.iris`.
+
+    When a wait has failed on any rank, or a rank did not come to something collective, whatever could give wrong data
+    raises the same error on every rank, until all have called `reset`.
 
     Attributes:
         heap: the symmetric heap.
         watchdog: bounds every wait of this rank's kernels.
         group: the ranks, outside kernels.
         operators: operators made for this context, by whoever made them; they end with it.
+        timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         debug: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
-    def __init__(self, heap_size: int, device: str) -> None:
+    def __init__(self, heap_size: int, device: str, timeout_s: float) -> None:
         self._origin = bootstrap.find_origin()
         self.debug = os.environ.get("IRIS_DEBUG", "0") not in ("", "0")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
         self._owns_distributed = False
-        self.group = bootstrap.connect(self._origin)
+        self.timeout_s = timeout_s
+        self.group = bootstrap.connect(self._origin, timeout_s)
         try:
             self._open(heap_size, device)
         except BaseException:
@@ -52,10 +57,10 @@ class Context(HeapTensors):
         with self.group.together("choose a device"):
             self.backend = _make_backend(device, self._origin)
         self._check_devices_differ()
+        asked = {"heap_size": heap_size, "device": self.backend.name, "timeout_s": self.timeout_s, "IRIS_DEBUG": self.debug}
+        self.group.agree("what the ranks ask of their context", asked)
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
-        self.watchdog = Watchdog(
-            self.heap, self.backend, rank=self.get_rank(), timeout_s=0.0 if self._origin.node else bootstrap.timeout_s()
-        )
+        self.watchdog = Watchdog(self.group, self.heap, self.backend, timeout_s=self.timeout_s)
         self._barrier_state = self.zeros(self.get_num_ranks() + 1, dtype=torch.int64)
         self.watchdog.watch(self._barrier_state, lambda peer: f"rank {peer} at a device barrier")
         self.barrier()
@@ -87,7 +92,12 @@ class Context(HeapTensors):
         return self.heap.bases
 
     def get_watchdog(self) -> torch.Tensor:
-        """Return the words that `wait` and `barrier` of the device API take as `watchdog_ptr`."""
+        """Return the words that `wait` and `barrier` of the device API take as `watchdog_ptr`.
+
+        Raises:
+            TimeoutError, PeerError: see `check`.
+        """
+        self.check()
         return self.watchdog.words
 
     def is_interpreted(self) -> bool:
@@ -101,8 +111,11 @@ class Context(HeapTensors):
 
         Raises:
             ValueError: it is not on the heap, is only part of a buffer, or was freed before.
+            TimeoutError, PeerError: see `check`.
         """
+        self.check()
         self.heap.free(buffer)
+        self.watchdog.unwatch(buffer)
 
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one strided tensor, shape ``(world_size, *tensor.shape)``.
@@ -117,26 +130,17 @@ class Context(HeapTensors):
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
         if device is not None and not _same_device(torch.device(device), self.get_device()):
             raise ValueError(f"device {str(device)!r} is not the heap's; it is on {str(self.get_device())!r}")
+        self.check()
         return self.heap.allocate(shape, dtype)
 
     # Together --------------------------------------------------------------------------------------------------
 
-    def barrier(self) -> None:
-        """Wait for this rank's device, then for all ranks.
+    def device_barrier(self) -> None:
+        """Queue a barrier of all ranks on the current stream; the host does not wait.
 
         Raises:
-            TimeoutError: a wait in one of this rank's kernels passed its limit.
-            AllocationMismatch: the ranks allocated or freed in different orders; names the first difference.
-            PeerError: a rank died, or raised one of the above.
+            TimeoutError, PeerError: see `check`.
         """
-        with self.group.together("reach the barrier"):
-            self.backend.synchronize()
-            self.watchdog.check()
-        self._compare_allocations()
-
-    def device_barrier(self) -> None:
-        """Queue a barrier of all ranks on the current stream; the host does not wait."""
-        self.watchdog.check()
         barrier_kernel[(1,)](
             self._barrier_state,
             self.get_rank(),
@@ -161,10 +165,12 @@ class Context(HeapTensors):
         """
         if not 0 <= source_rank < self.get_num_ranks():
             raise ValueError(f"source_rank {source_rank} is not one of the {self.get_num_ranks()} ranks")
+        self.check()
         is_source = self.get_rank() == source_rank
         is_tensor = is_source and isinstance(value, torch.Tensor)
         said = [list(value.shape), str(value.dtype).removeprefix("torch.")] if is_tensor else value
-        is_tensor, said = self.group.broadcast([is_tensor, said], source_rank)
+        with self.explained():
+            is_tensor, said = self.group.broadcast([is_tensor, said], source_rank)
         if not is_tensor:
             return said
         shape, dtype = said[0], getattr(torch, said[1])
@@ -177,36 +183,35 @@ class Context(HeapTensors):
         self.free(staging)
         return result
 
-    def agree(self, what: str, value: Any) -> None:
-        """Raise on every rank unless all ranks give the same value (anything JSON holds); collective.
-
-        Raises:
-            ValueError: the values differ; names every rank's.
-        """
-        values = self.group.all_gather(value)
-        if any(other != values[0] for other in values):
-            listed = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
-            raise ValueError(f"{what} must be the same on all ranks: {listed}")
-
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""
-        return self.backend.make_stream()
+        return self.backend.make_stream(self.timeout_s, self.watchdog.stream_gave_up)
 
     def process_group(self) -> dist.ProcessGroup:
         """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call."""
         if self._process_group is None:
-            self._process_group = self._make_process_group()
+            device = None if self.is_interpreted() else self.get_device()
+            self._process_group, self._owns_distributed = make_process_group(self.group, device)
         return self._process_group
 
     def close(self) -> None:
-        """Leave: release the heap. Its tensors must not be used after this. Collective."""
-        self.barrier()
-        if self._owns_distributed:
-            dist.destroy_process_group()
-        self.backend.close_window()
-        self.group.close()
-        contexts = self._origin.node.contexts if self._origin.node else _of_process
-        contexts.pop(self.get_rank(), None)
+        """Leave: release the heap. Its tensors must not be used after this. Collective, unless `check` raises.
+
+        Raises:
+            What `barrier` raises, if a rank fails at this; the heap is released all the same.
+        """
+        try:
+            if self.watchdog.failure is None and self.group.failure is None:
+                self.barrier()
+            else:
+                self.watchdog.abort()
+        finally:
+            if self._owns_distributed:
+                dist.destroy_process_group()
+            self.backend.close_window()
+            self.group.close()
+            contexts = self._origin.node.contexts if self._origin.node else _of_process
+            contexts.pop(self.get_rank(), None)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -218,37 +223,8 @@ class Context(HeapTensors):
                 f"({len(set(names))}); start at most that many ranks, or use device='cpu'"
             )
 
-    def _compare_allocations(self) -> None:
-        allocator = self.heap.allocator
-        if len(set(self.group.all_gather(allocator.digest))) > 1:
-            difference = first_difference(self.group.all_gather(allocator.history))
-            raise AllocationMismatch(
-                f"the ranks allocated differently since the last barrier: {difference}; allocation and free are "
-                "collective, every rank must make the same calls in the same order"
-            )
-        allocator.agreed()
 
-    def _make_process_group(self) -> dist.ProcessGroup:
-        backend = "gloo" if self.is_interpreted() else "nccl"
-        if dist.is_initialized():
-            world = dist.group.WORLD
-            assert world is not None
-            return world if dist.get_backend() == backend else dist.new_group(backend=backend)
-        store = None
-        if self.get_rank() == 0:
-            store = dist.TCPStore("127.0.0.1", 0, self.get_num_ranks(), is_master=True, wait_for_workers=False)
-        port = self.group.broadcast(store.port if store else 0, 0)
-        store = store or dist.TCPStore("127.0.0.1", port, self.get_num_ranks(), is_master=False)
-        device_id = None if self.is_interpreted() else self.get_device()
-        dist.init_process_group(
-            backend, store=store, rank=self.get_rank(), world_size=self.get_num_ranks(), device_id=device_id
-        )
-        self._owns_distributed = True
-        assert dist.group.WORLD is not None
-        return dist.group.WORLD
-
-
-def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto") -> Context:
+def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s: float | None = None) -> Context:
     """Make this process's context; collective over all ranks.
 
     The ranks are those of whatever started the process: `iris_core.launch`, an initialised ``torch.distributed``,
@@ -258,13 +234,16 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto") -> Context:
         heap_size: bytes of symmetric heap a rank.
         device: "cuda" (NVIDIA or AMD GPUs), "cpu" (shared memory, kernels interpreted), or "auto": the GPUs if there
             are any and Triton is not told to interpret.
+        timeout_s: limit of a wait in a kernel, in seconds; ranks wait for each other on the host twice as long. 0 for
+            none; None for ``IRIS_TIMEOUT_S``, or 30.
 
     Returns:
         The context. `Context.close` ends it; a process has one at a time.
 
     Raises:
         RuntimeError: this process has a context already, or the machine lacks what the device needs.
-        ValueError: the device or the heap size makes no sense, or there are more ranks than GPUs.
+        ValueError: the device, the heap size or the limit makes no sense or is not the same on all ranks, or there are
+            more ranks than GPUs.
         PeerError: a rank did not start.
     """
     node = bootstrap.simulated_host()
@@ -273,7 +252,8 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto") -> Context:
     bootstrap.asked_device(device)
     if not isinstance(heap_size, int) or heap_size <= 0:
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
-    context = Context(heap_size, device)
+    # On a simulated host nothing waits by the clock: it sees when nobody can go on.
+    context = Context(heap_size, device, bootstrap.timeout_s(timeout_s) if node is None else 0.0)
     (_of_process if node is None else node.contexts)[context.get_rank()] = context
     return context
 

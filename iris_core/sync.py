@@ -16,10 +16,11 @@ from .intrinsics import clock_ns, pause
 # Layout of a watchdog block (int64 words on the device); watchdog.py has the host's half.
 WATCHDOG_TIMEOUT_NS = tl.constexpr(0)  # 0: no limit
 WATCHDOG_ABORT = tl.constexpr(1)  # nonzero: a wait has failed here or on a peer, stop waiting
-WATCHDOG_REPORT_ADDRESS = tl.constexpr(2)  # host memory that receives the report
-WATCHDOG_WORDS = tl.constexpr(3)
+WATCHDOG_REPORT_ADDRESS = tl.constexpr(2)  # host memory that receives this rank's reports
+WATCHDOG_NOTICE_ADDRESS = tl.constexpr(3)  # the word there that says, to all ranks, that there is any
+WATCHDOG_WORDS = tl.constexpr(4)
 
-# A report: one word that says there is any, then a row a program (modulo REPORT_ROWS: two failing programs do not mix).
+# Reports: a row a program (modulo REPORT_ROWS: two failing programs do not mix). reports.py has the host's half.
 REPORT_WORDS = tl.constexpr(6)
 REPORT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)
@@ -72,14 +73,16 @@ def _report(flag_ptr, seen, expected, watchdog_ptr):
     pid = tl.program_id(0)
     aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
     reports = tl.load(watchdog_ptr + WATCHDOG_REPORT_ADDRESS).to(tl.pointer_type(tl.int64))
-    row = reports + 1 + (pid % REPORT_ROWS) * REPORT_WORDS
+    notice = tl.load(watchdog_ptr + WATCHDOG_NOTICE_ADDRESS).to(tl.pointer_type(tl.int64))
+    row = reports + (pid % REPORT_ROWS) * REPORT_WORDS
     if tl.load(row, volatile=True) == 0:  # a program's first failure says why, its later ones only follow
         tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
         tl.store(row + 2, tl.cast(expected, tl.int64))
         tl.store(row + 3, tl.cast(seen, tl.int64))
         tl.store(row + 4, tl.cast(pid, tl.int64))
+        tl.store(row + 5, clock_ns())
         tl.store(row, tl.where(aborted, ABORTED, EXPIRED).to(tl.int64))
-    tl.store(reports, tl.cast(1, tl.int64))
+    tl.store(notice, tl.cast(1, tl.int64))
     tl.store(watchdog_ptr + WATCHDOG_ABORT, tl.cast(1, tl.int64))
 
 

@@ -1,10 +1,8 @@
-"""The host's half of bounded waits: sets the limit, reads the report of a failed wait, says what it waited for.
-
-The report lies in host memory that the device writes, so looking for one costs a load, not a synchronisation.
-"""
+"""The host's half of bounded waits: sets the limit, hears of failed waits, says what they waited for, starts again."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,92 +10,150 @@ import torch
 
 from .backends.base import Backend
 from .heap import SymmetricHeap
+from .host_group import HostGroup
+from .reports import Report, ReportBoard
 from .sync import (
-    ABORTED,
-    REPORT_ROWS,
-    REPORT_WORDS,
+    EXPIRED,
     WATCHDOG_ABORT,
+    WATCHDOG_NOTICE_ADDRESS,
     WATCHDOG_REPORT_ADDRESS,
     WATCHDOG_TIMEOUT_NS,
     WATCHDOG_WORDS,
 )
 
+UNTIL_RESET = "the context cannot be used until every rank has called its reset()"
 
-class _Region(NamedTuple):
-    start: int
-    stop: int
-    itemsize: int
+
+class Watched(NamedTuple):
+    """Flags that kernels wait on, and what is said of them."""
+
+    flags: torch.Tensor
     describe: Callable[[int], str]
+    call_of: Callable[[int, int], int] | None
+
+    def name(self, address: int, expected: int | None = None) -> str | None:
+        """Say what a word at an address stands for, if it is one of these; in which call if `expected` is known."""
+        word, rest = divmod(address - self.flags.data_ptr(), self.flags.element_size())
+        if rest or not 0 <= word < self.flags.numel():
+            return None
+        call = f", in call {self.call_of(word, expected)}" if self.call_of and expected is not None else ""
+        return f"{self.describe(word)}{call}"
 
 
 class Watchdog:
-    """Watches the waits of one rank's kernels.
+    """Watches the waits of one rank's kernels; making one is collective.
 
     Args:
+        group: all ranks.
         heap: the symmetric heap; the watchdog's words lie there, where peers can write them.
+        backend: whose kernels wait.
         timeout_s: limit of a wait in seconds; 0 for none.
+
+    Attributes:
+        words: what `wait` of the device API takes as `watchdog_ptr`.
+        failure: what `check` raises since a wait of any rank has failed, or None.
     """
 
-    def __init__(self, heap: SymmetricHeap, backend: Backend, *, rank: int, timeout_s: float) -> None:
-        self._rank = rank
+    def __init__(self, group: HostGroup, heap: SymmetricHeap, backend: Backend, *, timeout_s: float) -> None:
+        self._rank = group.rank
         self._timeout_s = timeout_s
         self._heap = heap
-        self._reports = backend.host_visible(1 + REPORT_ROWS.value * REPORT_WORDS.value)
+        self._backend = backend
+        self._board = ReportBoard(group, backend, heap.base)
+        self.failure: str | None = None
         self.words = heap.allocate((WATCHDOG_WORDS.value,), torch.int64)
         self.words[WATCHDOG_TIMEOUT_NS.value] = int(timeout_s * 1e9)
         self.words[WATCHDOG_ABORT.value] = 0
-        self.words[WATCHDOG_REPORT_ADDRESS.value] = self._reports.data_ptr()
-        self._regions: list[_Region] = []
-        self._peers_told = False
+        self.words[WATCHDOG_REPORT_ADDRESS.value] = self._board.rows_address
+        self.words[WATCHDOG_NOTICE_ADDRESS.value] = self._board.notice_address
+        self.watched: list[Watched] = []
 
-    def watch(self, flags: torch.Tensor, describe: Callable[[int], str]) -> None:
-        """Name the words of `flags` for reports: ``describe(i)`` says what element i stands for."""
-        start = flags.data_ptr()
-        self._regions.append(_Region(start, start + flags.nbytes, flags.element_size(), describe))
+    def watch(
+        self,
+        flags: torch.Tensor,
+        describe: Callable[[int], str],
+        call_of: Callable[[int, int], int] | None = None,
+    ) -> None:
+        """Name the words of `flags` for reports, and have a reset zero them.
+
+        Args:
+            flags: contiguous words.
+            describe: ``describe(i)`` says what element i stands for.
+            call_of: ``call_of(i, expected)`` gives the call in which element i is expected to be that.
+        """
+        self.watched.append(Watched(flags, describe, call_of))
 
     def unwatch(self, flags: torch.Tensor) -> None:
         """Forget the words of `flags`."""
-        self._regions = [region for region in self._regions if region.start != flags.data_ptr()]
+        self.watched = [one for one in self.watched if one.flags.data_ptr() != flags.data_ptr()]
 
     def check(self) -> None:
-        """Raise if a wait of this rank has failed, and make the peers' waits give up.
+        """Raise if a wait of any rank has failed; the first time, make all ranks' waits give up.
 
         Raises:
-            TimeoutError: what waited for what, how long, and what it saw.
+            TimeoutError: what waited for what, how long, and what it saw; the same until the reset.
         """
-        if self._reports[0] == 0:
-            return
-        if not self._peers_told:
-            self._peers_told = True
-            self._abort_peers()
-        raise TimeoutError(self._message())
+        if self.failure is None:
+            if not self._board.has_failed:
+                return
+            self.failure = self._message()
+            self.abort()
+        raise TimeoutError(self.failure)
 
-    def _abort_peers(self) -> None:
-        """Make every wait of the other ranks give up: this rank will not go on."""
-        words = self._heap.peer_view(self.words)
-        for peer in range(len(words)):
-            if peer != self._rank:
-                words[peer, WATCHDOG_ABORT.value] = 1
+    def abort(self) -> None:
+        """Make every wait give up, on all ranks, though their devices are busy."""
+        self._backend.write_words(self._heap.peer_view(self.words)[:, WATCHDOG_ABORT.value], 1)
+
+    def stream_gave_up(self, flag: torch.Tensor, expected: int) -> None:
+        """Report that a stream has waited in vain for a word to be at least `expected`."""
+        now = time.monotonic_ns()
+        self._board.add(Report(EXPIRED.value, now, self._rank, -1, flag.data_ptr(), expected, int(flag.item())))
+
+    def clear(self) -> None:
+        """Zero every watched word and forget the reports; no kernel of any rank may run."""
+        for one in self.watched:
+            one.flags.zero_()
+        self.words[WATCHDOG_ABORT.value] = 0
+        self._board.clear()
 
     def _message(self) -> str:
-        rows = self._reports[1:].view(REPORT_ROWS.value, REPORT_WORDS.value)
-        failed = sorted(row for row in rows.tolist() if row[0] != 0)  # expired waits first
-        if not failed:
-            return f"rank {self._rank}: a wait failed and its report was not complete"
-        reason, address, expected, seen, program, _ = failed[0]
+        reports = self._board.reports()
+        if not reports:
+            return f"a wait of some rank has failed and its report has not arrived; {UNTIL_RESET}"
+        first = reports[0]
+        own = next((report for report in reports if report.rank == self._rank), first)
+        others = sorted({report.rank for report in reports} - {first.rank, self._rank})
+        parts = [f"{self._say(first)} (limit: iris(timeout_s=...) or IRIS_TIMEOUT_S)"]
+        if own is not first:
+            parts.append(f"on this rank, {self._say(own)}")
+        if others:
+            parts.append(f"waits of rank(s) {', '.join(map(str, others))} failed too")
+        return "; ".join([*parts, UNTIL_RESET])
+
+    def _say(self, report: Report) -> str:
         why = (
-            "gave up after another wait failed" if reason == ABORTED.value else f"waited {self._timeout_s:g} s in vain"
+            f"waited {self._timeout_s:g} s in vain"
+            if report.reason == EXPIRED.value
+            else "gave up, as another wait had failed, waiting"
         )
-        more = f"; {len(failed) - 1} more programs gave up too" if len(failed) > 1 else ""
-        flag = self.find(address) or f"the flag at address {address:#x}"
+        who = f"program {report.program}" if report.program >= 0 else "a stream"
         return (
-            f"rank {self._rank}: program {program} {why} for {flag}: "
-            f"expected at least {expected}, saw {seen}{more} (limit: IRIS_TIMEOUT_S)"
+            f"rank {report.rank}: {who} {why} for {self._name(report)}: "
+            f"expected at least {report.expected}, saw {report.seen}"
         )
 
     def find(self, address: int) -> str | None:
-        """Return what the word at an address stands for, if it is watched."""
-        for region in self._regions:
-            if region.start <= address < region.stop:
-                return region.describe((address - region.start) // region.itemsize)
-        return None
+        """Return what the word of this rank's at an address stands for, if it is watched."""
+        names = (one.name(address) for one in self.watched)
+        return next((name for name in names if name), None)
+
+    def _name(self, report: Report) -> str:
+        """Say what a flag stands for. On the heap it stands for the same on every rank; others are their rank's own."""
+        address = report.address
+        offset = address - self._board.heap_base(report.rank)
+        if 0 <= offset < self._heap.stride:
+            address = self._heap.base + offset
+        elif report.rank != self._rank:
+            return f"a flag of rank {report.rank}'s own"
+        names = (one.name(address, report.expected) for one in self.watched)
+        return next((name for name in names if name), f"the flag at address {report.address:#x}")

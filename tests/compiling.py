@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from iris_core.backends.hip import HipBackend
 from iris_core.creation import HeapTensors
 from iris_core.heap import SymmetricHeap
+from iris_core.sync import WATCHDOG_WORDS
 from overlap_taxonomy import get_variant
 
 
@@ -131,10 +132,11 @@ class StubContext(HeapTensors):
 
     def __init__(self, case: Case, heap_size: int = HEAP_SIZE) -> None:
         self._case = case
-        self.group = mock.Mock(rank=case.rank, world_size=case.world_size, together=lambda _: contextlib.nullcontext())
+        self.group = mock.Mock(rank=case.rank, world_size=case.world_size)
+        self.together = self.all_or_nothing = lambda _: contextlib.nullcontext()
         self.backend = mock.Mock(device=torch.device("cpu"), open_window=self._open_window)
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
-        self.watchdog = mock.Mock(words=self.zeros(3, dtype=torch.int64))
+        self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
         self.peer_view, self.free = self.heap.peer_view, self.heap.free
         self.operators: dict[Any, Any] = {}
         self.debug = False
@@ -180,6 +182,9 @@ class StubContext(HeapTensors):
     def barrier(self) -> None:
         pass
 
+    def check(self) -> None:
+        pass
+
     def make_stream(self) -> Any:
         return mock.MagicMock()
 
@@ -203,7 +208,9 @@ def compile_case(case: Case) -> list[Compiled]:
         if case.pointers:
             operator.config = replace(operator.config, descriptors=False)
         operator(*_operands(operator.problem, case))
-    return [compile_kernel(kernel, arguments, case.target, config=operator.config) for kernel, arguments in launches]
+    return [
+        compile_kernel(kernel, arguments, case.target, config=operator.ran_config) for kernel, arguments in launches
+    ]
 
 
 def make_problem(case: Case) -> Any:

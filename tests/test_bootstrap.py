@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,18 @@ def test_the_limit_of_waits_comes_from_the_environment(
     if text is not None:
         monkeypatch.setenv("IRIS_TIMEOUT_S", text)
     assert bootstrap.timeout_s() == seconds
+
+
+def test_an_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_TIMEOUT_S", "7")
+    assert bootstrap.timeout_s(2) == 2.0
+    assert bootstrap.timeout_s(0) == 0.0
+
+
+@pytest.mark.parametrize("asked", [-1, float("nan"), float("inf"), 1e7, "soon", [3]])
+def test_an_argument_that_is_no_number_of_seconds_is_refused(asked: Any) -> None:
+    with pytest.raises(ValueError, match=r"timeout_s is .*takes a number of seconds"):
+        bootstrap.timeout_s(asked)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from checking import fault, make_data
-from families import VARIANTS, make_problem, name
-from ranks import Ranks, context, raised
+from families import FUSED, VARIANTS, make_problem, name
+from ranks import Ranks, close_context, context, raised
 
+from iris_core import HeapExhausted, iris
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
@@ -132,6 +135,94 @@ def test_in_debug_mode_all_ranks_hear_of_one_ranks_mistake(ranks: Callable[[int]
     for kind, message in ranks(2).call(refuse_one_ranks_call):
         assert kind == "ValueError"
         assert "A is torch.float16" in message
+
+
+def call_in_another_order(rank: int, world_size: int) -> tuple[str, str]:
+    ctx = context()
+    problems = [make_problem(FAMILY, m, 8, 8, world_size, DTYPE) for m in (8, 16)]
+    operators = [get_variant(FAMILY, "fused_sequential").build(ctx, problem) for problem in problems]
+    data = [make_data(FAMILY, problem, rank, 0, ctx.get_device()) for problem in problems]
+    ctx.debug = True
+    first = rank  # each rank starts with another operator, whose operands fit it
+    error = raised(operators[first], data[first].a, data[first].b)
+    ctx.debug = False
+    for operator, one in zip(operators, data, strict=True):
+        assert fault(operator(one.a, one.b), one, DTYPE) is None
+        operator.close()
+    return error
+
+
+def test_in_debug_mode_operators_of_one_variant_are_told_apart(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(call_in_another_order):
+        assert kind == "ValueError"
+        for part in ("the operators the ranks call must be the same", "m=8", "m=16"):
+            assert part in message
+
+
+def do_different_things(rank: int, world_size: int) -> tuple[str, str]:
+    ctx = context()
+    error = raised(ctx.agree, "the weather", "fine") if rank else raised(ctx.barrier)
+    ctx.barrier()
+    return error
+
+
+def test_ranks_that_do_different_things_are_told(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(do_different_things):
+        assert kind == "ValueError"
+        for part in ("different things", "rank 0: reach the barrier", "rank 1: compare the weather"):
+            assert part in message
+
+
+def fail_to_make(rank: int, world_size: int, family: str, variant: str, what: str) -> Any:
+    """Rank 1 has no memory for a buffer of its own, or for one on the heap."""
+    ctx = context()
+    problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
+    watched, used = len(ctx.watchdog.watched), ctx.heap.allocator.used_bytes
+    build = get_variant(family, variant).build
+    if what == "heap":
+        broken = mock.patch.object(ctx.heap, "allocate", side_effect=HeapExhausted("none left"))
+    else:
+        broken = mock.patch.object(build, "_open_buffers", side_effect=MemoryError("none left"))
+    with broken if rank == 1 else contextlib.nullcontext():
+        error = raised(build, ctx, problem)
+    assert (len(ctx.watchdog.watched), ctx.heap.allocator.used_bytes) == (watched, used)
+    ctx.barrier()  # the ranks' allocations are alike
+    operator = build(ctx, problem)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    wrong = fault(operator(data.a, data.b), data, DTYPE)
+    operator.close()
+    return error, wrong
+
+
+@pytest.mark.parametrize(("what", "kinds"), [("heap", ("HeapExhausted",) * 2), ("own", ("PeerError", "MemoryError"))])
+@pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential"], ids=name)
+def test_an_allocation_that_fails_on_one_rank_fails_on_all(
+    ranks: Callable[[int], Ranks], variant: Variant, what: str, kinds: tuple[str, str]
+) -> None:
+    results = ranks(2).call(fail_to_make, variant.family, variant.name, what)
+    assert tuple(kind for (kind, _), _ in results) == kinds
+    for (_, message), wrong in results:
+        assert "none left" in message
+        assert wrong is None
+    assert f"rank 1 failed to make {variant.family}/{variant.name}" in results[0][0][1]
+
+
+def ask_differently(rank: int, world_size: int, what: str) -> Any:
+    close_context()
+    asked: dict[str, Any] = {"heap_size": 1 << 20, "timeout_s": 5}
+    if rank == 1:
+        asked[what] = {"heap_size": 3 << 20, "timeout_s": 6.5}[what]
+    return raised(iris, **asked)
+
+
+@pytest.mark.parametrize("what", ["heap_size", "timeout_s"])
+def test_a_context_is_asked_for_alike(ranks: Callable[[int], Ranks], what: str) -> None:
+    pool = ranks(2)
+    for kind, message in pool.call(ask_differently, what):
+        assert kind == "ValueError"
+        assert "what the ranks ask of their context must be the same" in message
+        assert what in message
+    pool.end()
 
 
 def refuse_making(rank: int, world_size: int, family: str, variant: str, asked: str) -> tuple[str, str]:

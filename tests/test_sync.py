@@ -128,10 +128,9 @@ def wait_in_vain(rank: int, world_size: int) -> tuple[str, str]:
 def test_a_wait_in_vain_names_the_flag_and_what_it_saw(impatient: RankPool) -> None:
     waiting, other = impatient.call(wait_in_vain)
     assert waiting[0] == "TimeoutError"
-    for part in ("rank 0", "2 s", "letter 2", "at least 5", "saw 3", "IRIS_TIMEOUT_S"):
+    for part in ("rank 0: program 0", "2 s", "letter 2", "at least 5", "saw 3", "IRIS_TIMEOUT_S", "reset()"):
         assert part in waiting[1]
-    assert other[0] == "PeerError"
-    assert "rank 0" in other[1]
+    assert other == waiting
 
 
 def meet_alone(rank: int, world_size: int) -> tuple[str, str]:
@@ -142,9 +141,10 @@ def meet_alone(rank: int, world_size: int) -> tuple[str, str]:
 
 
 def test_a_device_barrier_that_a_rank_misses_names_it(impatient: RankPool) -> None:
-    _, waiting = impatient.call(meet_alone)
-    assert waiting[0] == "TimeoutError"
-    assert "rank 0 at a device barrier" in waiting[1]
+    for kind, message in impatient.call(meet_alone):
+        assert kind == "TimeoutError"
+        assert "rank 1: program 0" in message
+        assert "rank 0 at a device barrier" in message
 
 
 def call_alone(rank: int, world_size: int, family: str, variant: str) -> tuple[str, str]:
@@ -162,9 +162,17 @@ def call_alone(rank: int, world_size: int, family: str, variant: str) -> tuple[s
 @pytest.mark.parametrize("variant", [v for v in FUSED if v.name in ("fused_sequential", "copy_engine")], ids=name)
 @pytest.mark.parametrize("device", ["cpu"])
 def test_an_operator_that_a_rank_does_not_call_names_it(impatient: RankPool, variant: Variant) -> None:
-    waiting, _ = impatient.call(call_alone, variant.family, variant.name)
-    assert waiting[0] == "TimeoutError"
-    assert f"{variant.family}/{variant.name}: rank 1 to be" in waiting[1]
+    for kind, message in impatient.call(call_alone, variant.family, variant.name):
+        assert kind == "TimeoutError"
+        assert f"{variant.family}/{variant.name}: rank 1 to be ready (its call has not started)" in message
+        for part in (
+            "rank 0: program",
+            "flag ready[1]",
+            "in call 1: expected at least 1, saw 0",
+            "2 s",
+            "IRIS_TIMEOUT_S",
+        ):
+            assert part in message
 
 
 def skip_a_barrier(rank: int, world_size: int) -> Any:

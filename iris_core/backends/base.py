@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -29,7 +30,11 @@ class Stream(ABC):
 
     @abstractmethod
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        """Hold this queue until `flag`, one int32 word of this device, is at least `value`."""
+        """Hold this queue until `flag`, one int32 word of this device, is at least `value`.
+
+        A GPU's queue waits without a limit. So the flag must be one that kernels of this rank, queued before, are sure
+        to bring there: they count on after a wait of theirs has failed.
+        """
 
     @abstractmethod
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -63,8 +68,13 @@ class Backend(ABC):
         """Wait for all work queued on the device."""
 
     @abstractmethod
-    def make_stream(self) -> Stream:
-        """Return a new queue, of high priority where there are priorities."""
+    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
+        """Return a new queue, of high priority where there are priorities.
+
+        Args:
+            timeout_s: limit of `Stream.wait_value` where the host does the waiting; 0 for none.
+            gave_up: called with the flag and the value when it has passed; the queue then goes on.
+        """
 
     @abstractmethod
     def compute_units(self) -> int:
@@ -75,8 +85,12 @@ class Backend(ABC):
         """Return what kernels are compiled for: "sm_90", "gfx942", …, or "cpu"."""
 
     @abstractmethod
-    def host_visible(self, words: int) -> torch.Tensor:
-        """Return zeroed int64 host memory that kernels can write while the host reads."""
+    def share_with_kernels(self, memory: torch.Tensor) -> int:
+        """Let kernels write host memory, whole pages, while the host reads it; return its address in kernels."""
+
+    @abstractmethod
+    def write_words(self, words: torch.Tensor, value: int) -> None:
+        """Set int64 words of any ranks' heaps at once, though kernels that wait for them fill the device."""
 
     @abstractmethod
     def identity(self) -> str:

@@ -78,6 +78,17 @@ class CudaBackend(VmmBackend):
     def _free_range(self, address: int, size: int) -> None:
         _check(cu.cuMemAddressFree(address, size))
 
+    def _register(self, address: int, size: int) -> int:
+        flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+        _check(cu.cuMemHostRegister(address, size, flags))
+        return int(_check(cu.cuMemHostGetDevicePointer(address, 0)))
+
+    def _unregister(self, address: int) -> None:
+        _check(cu.cuMemHostUnregister(address))
+
+    def _create_stream(self) -> int:
+        return int(_check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+
     def stream_wait_value(self, stream: int, address: int, value: int) -> None:
         at_least = cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         _check(cu.cuStreamWaitValue32(stream, address, value, at_least))

@@ -21,6 +21,9 @@ _LOCATION_TYPE_DEVICE = 1
 _ACCESS_READ_WRITE = 3
 _GRANULARITY_RECOMMENDED = 1
 _STREAM_WAIT_VALUE_GEQ = 0
+_STREAM_NON_BLOCKING = 1
+_HOST_REGISTER_PORTABLE = 1
+_HOST_REGISTER_MAPPED = 2
 _MEMCPY_DEVICE_TO_DEVICE = 3
 
 
@@ -116,6 +119,21 @@ class HipBackend(VmmBackend):
 
     def _free_range(self, address: int, size: int) -> None:
         self._call("hipMemAddressFree", c_void_p(address), c_size_t(size))
+
+    def _register(self, address: int, size: int) -> int:
+        flags = c_uint(_HOST_REGISTER_PORTABLE | _HOST_REGISTER_MAPPED)
+        self._call("hipHostRegister", c_void_p(address), c_size_t(size), flags)
+        pointer = c_void_p()
+        self._call("hipHostGetDevicePointer", byref(pointer), c_void_p(address), c_uint(0))
+        return int(pointer.value or 0)
+
+    def _unregister(self, address: int) -> None:
+        self._call("hipHostUnregister", c_void_p(address))
+
+    def _create_stream(self) -> int:
+        stream = c_void_p()
+        self._call("hipStreamCreateWithFlags", byref(stream), c_uint(_STREAM_NON_BLOCKING))
+        return int(stream.value or 0)
 
     def stream_wait_value(self, stream: int, address: int, value: int) -> None:
         self._call(

@@ -1,21 +1,20 @@
 """The heap in shared host memory: every rank a process, kernels run by Triton's interpreter, no GPU.
 
-One anonymous file (memfd) and one mapping of it a rank. It never has a name, so nothing is left behind however the
-ranks end, and no other user can open it.
+All heaps are one anonymous file (shared_memory.py), and one mapping of it a rank.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 
-from .. import bootstrap
 from ..host_group import HostGroup
+from ..shared_memory import share_memory
 from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
 
 EMULATED_COMPUTE_UNITS = 4  # enough for several programs of each role, few enough to interpret
@@ -29,16 +28,8 @@ class ShmBackend(Backend):
 
     def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
-        size = stride * group.world_size
-        own = None
-        if group.rank == 0:
-            own = os.memfd_create("iris_heap", os.MFD_CLOEXEC)
-            os.ftruncate(own, size)
-        (fd,) = group.exchange_fds(own)
-        window = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
-        for done in {fd, own} - {None}:
-            os.close(done)  # type: ignore[arg-type]
-        return window, stride
+        window = share_memory(group, stride * group.world_size, "iris_heap")
+        return torch.frombuffer(window, dtype=torch.uint8), stride
 
     def close_window(self) -> None:
         pass  # unmapped with the last tensor
@@ -46,8 +37,8 @@ class ShmBackend(Backend):
     def synchronize(self) -> None:
         pass
 
-    def make_stream(self) -> Stream:
-        return _ImmediateStream()
+    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
+        return _ImmediateStream(timeout_s, gave_up)
 
     def compute_units(self) -> int:
         return EMULATED_COMPUTE_UNITS
@@ -55,14 +46,21 @@ class ShmBackend(Backend):
     def arch(self) -> str:
         return "cpu"
 
-    def host_visible(self, words: int) -> torch.Tensor:
-        return torch.zeros(words, dtype=torch.int64)
+    def share_with_kernels(self, memory: torch.Tensor) -> int:
+        return memory.data_ptr()
+
+    def write_words(self, words: torch.Tensor, value: int) -> None:
+        words.fill_(value)
 
     def identity(self) -> str:
         return ""
 
 
 class _ImmediateStream(Stream):
+    def __init__(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> None:
+        self._timeout_s = timeout_s
+        self._gave_up = gave_up
+
     def wait_for_current(self) -> None:
         pass
 
@@ -73,11 +71,11 @@ class _ImmediateStream(Stream):
         return contextlib.nullcontext()
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        limit = bootstrap.timeout_s()
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + self._timeout_s
         while flag.item() < value:
-            if limit and time.monotonic() > deadline:
-                raise TimeoutError(f"a stream waited {limit:g} s for a word to reach {value}; it is {flag.item()}")
+            if self._timeout_s and time.monotonic() > deadline:
+                self._gave_up(flag, value)
+                return
             os.sched_yield()
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,7 +28,14 @@ class VmmBackend(Backend):
         self.device = torch.device("cuda", device_index)
         torch.cuda.set_device(self.device)
         torch.zeros(1, device=self.device)  # makes the context that the driver's calls below act in
+        # For `write_words`: copies from pinned memory on a stream of their own, since a kernel that fills would find no
+        # SM free, and torch's streams are a few that all share. All is made and used here, once: a first use can wait
+        # for the device (seen on an H200: making a stream waited 20 s for a kernel that spun).
+        self._writing = torch.cuda.ExternalStream(self._create_stream(), self.device)
+        self._written = torch.zeros(1, dtype=torch.int64).pin_memory()
+        self.write_words(torch.zeros(1, dtype=torch.int64, device=self.device), 0)
         self._handles: list[Any] = []
+        self._shared: list[torch.Tensor] = []
         self._base = 0
         self._stride = 0
         self._window_size = 0
@@ -35,7 +43,7 @@ class VmmBackend(Backend):
     def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
         granularity = max(self._granularity(), STRIDE_ALIGNMENT)
         stride = round_up(heap_size, granularity)
-        with group.together(f"reserve a heap of {stride:,} bytes on {self.device}"):
+        with group.together(f"reserve a heap of {stride:,} bytes on its device"):
             own = self._create(stride)
             exported = self._export(own)
         fds = group.exchange_fds(exported)
@@ -61,18 +69,29 @@ class VmmBackend(Backend):
         if self._handles:
             self._free_range(self._base, self._window_size)
         self._handles = []
+        for memory in self._shared:
+            self._unregister(memory.data_ptr())
+        self._shared = []
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def make_stream(self) -> Stream:
+    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
         return GpuStream(self)
 
     def compute_units(self) -> int:
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
-    def host_visible(self, words: int) -> torch.Tensor:
-        return torch.zeros(words, dtype=torch.int64, pin_memory=True)
+    def share_with_kernels(self, memory: torch.Tensor) -> int:
+        self._shared.append(memory)
+        return self._register(memory.data_ptr(), memory.nbytes)
+
+    def write_words(self, words: torch.Tensor, value: int) -> None:
+        self._written.fill_(value)
+        with torch.cuda.stream(self._writing):
+            for word in words:
+                word.view(1).copy_(self._written, non_blocking=True)
+        self._writing.synchronize()
 
     def identity(self) -> str:
         return str(torch.cuda.get_device_properties(self.device).uuid)
@@ -108,6 +127,16 @@ class VmmBackend(Backend):
 
     @abstractmethod
     def _free_range(self, address: int, size: int) -> None: ...
+
+    @abstractmethod
+    def _register(self, address: int, size: int) -> int:
+        """Pin host memory and map it for kernels; return its address there."""
+
+    @abstractmethod
+    def _unregister(self, address: int) -> None: ...
+
+    @abstractmethod
+    def _create_stream(self) -> int: ...
 
     @abstractmethod
     def stream_wait_value(self, stream: int, address: int, value: int) -> None:

@@ -70,6 +70,9 @@ class ProducerConsumer(AllGatherGemm):
         config = super().default_config()
         return config if config.block_m < 64 else replace(config, comm_rows=64)
 
+    def _parts(self) -> int:
+        return self.config.comm_sms
+
     def _open_buffers(self) -> None:
         super()._open_buffers()
         self._push_stream = self.ctx.make_stream()

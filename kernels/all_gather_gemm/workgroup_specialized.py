@@ -69,6 +69,9 @@ class WorkgroupSpecialized(AllGatherGemm):
             config = replace(config, block_n=128, num_stages=4)
         return config if config.block_m < 64 else replace(config, comm_rows=64)
 
+    def _parts(self) -> int:
+        return self.config.comm_sms
+
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         arguments = {**self._multiply_arguments(a, b), **self._push_arguments(a)}
         self._run(specialized_kernel, self.config.num_sms, **arguments, PARTS=self.config.comm_sms)

@@ -37,7 +37,7 @@ def operator_for(
     if ctx.debug:
         ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])
     if key not in ctx.operators:
-        with ctx.group.together(f"make {family}/{variant}"):
+        with ctx.together(f"make {family}/{variant}"):
             build = get_variant(family, variant).build
             _check_matrices(a, b)
             if accumulation_dtype != torch.float32:
@@ -58,7 +58,8 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
 
 def _problem(ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem]) -> Problem:
     ctx.agree("A's dtype", str(a.dtype))
-    shapes = ctx.group.all_gather([list(a.shape), list(b.shape)])
+    with ctx.explained():
+        shapes = ctx.group.all_gather([list(a.shape), list(b.shape)], "compare shapes")
     a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]
     problem = problem_type.from_shapes(a_shapes, b_shapes, a.dtype)
     for name, given, expected_of in (("A", a_shapes, problem.a_shape), ("B", b_shapes, problem.b_shape)):

@@ -31,10 +31,21 @@ def state_words(world_size: int) -> int:
 def describe_state(world_size: int, word: int) -> str:
     """Say what a word of an operator's state stands for, for reports."""
     if word < world_size:
-        return f"rank {word} to be ready (its call has not started)"
+        return f"rank {word} to be ready (its call has not started), flag ready[{word}]"
     if word < 2 * world_size:
-        return f"rank {word - world_size} to be done (its data has not arrived)"
+        peer = word - world_size
+        return f"rank {peer} to be done (its data has not arrived), flag done[{peer}]"
     return "the number of calls completed" if word == 2 * world_size else "the count of programs that are through"
+
+
+def call_of_state(world_size: int, word: int, expected: int, parts: int) -> int:
+    """Return the call in which a word of an operator's state is expected to be that; `parts`: ¹ above, a call."""
+    return expected if word < world_size else -(-expected // parts)
+
+
+def number_of_call(word: int, expected: int) -> int:
+    """Return the same for flags that hold call numbers."""
+    return expected
 
 
 @triton.jit

@@ -9,12 +9,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from iris_core import Context, HeapExhausted
+from iris_core import Context
 
 from .arguments import Gemm, Peers, Tile
 from .config import GemmConfig, default_config, invalid_reason
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
-from .handshake import describe_state, state_words
+from .handshake import call_of_state, describe_state, number_of_call, state_words
 from .problem import Problem
 
 P = TypeVar("P", bound=Problem)
@@ -43,7 +43,7 @@ class Operator(ABC, Generic[P]):
         self.ctx = ctx
         self.problem = problem
         self.rank = ctx.get_rank()
-        with ctx.group.together(f"make {self}"):
+        with ctx.together(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
                     f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
@@ -54,7 +54,8 @@ class Operator(ABC, Generic[P]):
                 raise ValueError(f"{self} cannot do this: {reason}")
         asked = {name: str(value) for name, value in asdict(problem).items()}
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
-        self._open()
+        with ctx.all_or_nothing(f"make {self}"):
+            self._open()
         ctx.barrier()
 
     @classmethod
@@ -86,12 +87,12 @@ class Operator(ABC, Generic[P]):
 
         Raises:
             ValueError: an operand does not fit the problem.
-            TimeoutError: an earlier call waited in vain for a peer.
+            TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
-        self.ctx.watchdog.check()
+        self.ctx.check()
         if self.ctx.debug:
-            self.ctx.agree("the operators the ranks call", str(self))
-            with self.ctx.group.together(f"call {self}"):
+            self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
+            with self.ctx.together(f"call {self}"):
                 self._check_operands(a, b)
         else:
             self._check_operands(a, b)
@@ -137,13 +138,13 @@ class FusedOperator(Operator[P]):
         world_size = self.problem.world_size
         self._buffers: list[torch.Tensor] = []  # on the heap
         self._watched: list[torch.Tensor] = []  # elsewhere
-        try:
-            self._state = self._on_heap((state_words(world_size),), torch.int64)
-            self._open_buffers()
-        except HeapExhausted:
-            self._free_buffers()
-            raise
-        self.ctx.watchdog.watch(self._state, lambda word: f"{self}: {describe_state(world_size, word)}")
+        self._state = self._on_heap((state_words(world_size),), torch.int64)
+        self._open_buffers()
+        self.ctx.watchdog.watch(
+            self._state,
+            lambda word: f"{self}: {describe_state(world_size, word)}",
+            lambda word, expected: call_of_state(world_size, word, expected, self._parts()),
+        )
 
     @abstractmethod
     def _open_buffers(self) -> None:
@@ -151,7 +152,15 @@ class FusedOperator(Operator[P]):
 
     def close(self) -> None:
         self.ctx.barrier()
-        self._free_buffers()
+        for flags in self._watched:
+            self.ctx.watchdog.unwatch(flags)
+        for buffer in self._buffers:
+            self.ctx.free(buffer)
+        self._buffers, self._watched = [], []
+
+    def _parts(self) -> int:
+        """Return in how many parts a call announces its data to a peer."""
+        return 1
 
     def _config_for(self, m: int, n: int) -> GemmConfig:
         """Return what to start from for an (m, n) output of a rank's GEMM; the same on all ranks."""
@@ -169,28 +178,25 @@ class FusedOperator(Operator[P]):
         self._buffers.append(self.ctx.zeros(shape, dtype=dtype))
         return self._buffers[-1]
 
-    def _free_buffers(self) -> None:
-        for flags in [*self._buffers, *self._watched]:
-            self.ctx.watchdog.unwatch(flags)
-        for buffer in self._buffers:
-            self.ctx.free(buffer)
-        self._buffers, self._watched = [], []
-
     def _run(self, kernel: Any, num_programs: int, *, num_warps: int | None = None, **arguments: Any) -> None:
         """Queue a kernel; `num_warps` where it is not the compute kernels'."""
         config = self.config
         kernel[(num_programs,)](**arguments, num_warps=num_warps or config.num_warps, num_stages=config.num_stages)
 
     def _local_flags(self, count: int, what: str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Return zeroed words that only this rank's kernels use, named in the report of a failed wait."""
+        """Return zeroed words that only this rank's kernels use, named in the report of a failed wait.
+
+        int64 words hold call numbers; others count within a call.
+        """
         flags = torch.zeros(max(count, 1), dtype=dtype, device=self.ctx.get_device())
-        self.ctx.watchdog.watch(flags, lambda word: f"{self}: {what} {word} of this rank")
+        call_of = number_of_call if dtype == torch.int64 else None
+        self.ctx.watchdog.watch(flags, lambda word: f"{self}: {what} {word} of this rank", call_of)
         self._watched.append(flags)
         return flags
 
     def _peers(self) -> Peers:
         """Return what kernels that talk to peers take."""
-        return Peers(self._state, self.rank, self.ctx.get_heap_bases(), self.ctx.get_watchdog())
+        return Peers(self._state, self.rank, self.ctx.get_heap_bases(), self.ctx.watchdog.words)
 
     def _tile(self, loads: int = POINTERS.value) -> Tile:
         """Return the compile-time shape of the work on a tile."""

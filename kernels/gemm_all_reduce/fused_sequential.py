@@ -21,7 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.arguments import Block
 from ..common.config import GemmConfig
 from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
-from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.handshake import begin_call, finish_after_arrivals, number_of_call, wait_ready
 from ..common.operator import FusedOperator
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
@@ -80,7 +80,9 @@ class FusedSequential(FusedOperator[GemmAllReduceProblem]):
         self._flags = self._on_heap((problem.world_size, tiles), torch.int64)
         self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
         self.ctx.watchdog.watch(
-            self._flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum"
+            self._flags,
+            lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum",
+            number_of_call,
         )
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

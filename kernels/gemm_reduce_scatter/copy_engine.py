@@ -89,6 +89,9 @@ class CopyEngine(GemmReduceScatter):
         self._counts = self._local_flags(len(self._panels), "panel", dtype=torch.int32)
         self._copy_stream = self.ctx.make_stream()
 
+    def _parts(self) -> int:
+        return self._num_panels
+
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         multiply = self._multiply_arguments(a, b)
         self._copy_stream.wait_for_current()

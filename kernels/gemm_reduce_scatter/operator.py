@@ -8,6 +8,7 @@ import torch
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
+from ..common.handshake import number_of_call
 from ..common.operator import FusedOperator
 from ..common.partials import Staging
 from .problem import GemmReduceScatterProblem
@@ -35,7 +36,9 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
         self.output, self._out = self._open_output()
         tiles = self._flags.shape[1]
         self.ctx.watchdog.watch(
-            self._flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum"
+            self._flags,
+            lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum",
+            number_of_call,
         )
 
     def _open_output(self) -> tuple[torch.Tensor, Block]:

@@ -1,0 +1,30 @@
+"""torch's process group of the ranks of a context, for what compares with the vendor's collectives."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from .host_group import HostGroup
+
+
+def make_process_group(group: HostGroup, device: torch.device | None) -> tuple[dist.ProcessGroup, bool]:
+    """Return a process group of these ranks, and whether torch.distributed was initialised for it; collective.
+
+    Args:
+        group: the ranks.
+        device: the GPU of this rank, for NCCL or RCCL; None for gloo.
+    """
+    backend = "gloo" if device is None else "nccl"
+    if dist.is_initialized():
+        world = dist.group.WORLD
+        assert world is not None
+        return (world if dist.get_backend() == backend else dist.new_group(backend=backend)), False
+    store = None
+    if group.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, group.world_size, is_master=True, wait_for_workers=False)
+    port = group.broadcast(store.port if store else 0, 0)
+    store = store or dist.TCPStore("127.0.0.1", port, group.world_size, is_master=False)
+    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world_size, device_id=device)
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD, True

@@ -1,0 +1,307 @@
+"""After a failed wait every rank raises, and goes on raising, until all have called reset; then everything works again.
+
+The ranks are processes with a limit of one second. A signal is dropped where a rank calls `signal`, in the interpreter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from checking import fault, make_data, poison
+from families import FUSED, make_problem, name
+from ranks import context, raised
+
+import iris_core
+from iris_core import RankPool
+from iris_kernels.common import handshake
+from overlap_taxonomy import Variant, get_variant
+
+LIMIT_S = 1.0
+SOON_S = 2 * LIMIT_S + 2  # the host waits for twice the limit; the rest is the interpreter's
+DTYPE = torch.bfloat16
+
+# One rank's kernels for every arrangement, and the copy engines, of each family.
+PATTERNS = ("copy_engine", "producer_consumer", "fused_sequential")
+variants = pytest.mark.parametrize("variant", [v for v in FUSED if v.name in PATTERNS], ids=name)
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Callable[..., list[Any]]]:
+    """Ranks that give up soon; fresh ones after a test that failed."""
+    made: list[RankPool] = []
+
+    def call(fn: Callable[..., Any], *args: Any) -> list[Any]:
+        if not made or not made[0]._processes:
+            made[:] = [RankPool(2, "cpu", environment={"IRIS_TIMEOUT_S": str(LIMIT_S)})]
+        return made[0].call(fn, *args)
+
+    yield call
+    for pool in made:
+        pool.close()
+
+
+def dropping(count: int) -> Any:
+    """Lose this rank's next `count` signals of the handshake."""
+    send, left = handshake.signal, [count]
+
+    def drop(*args: Any, **kwargs: Any) -> Any:
+        if left[0] == 0:
+            return send(*args, **kwargs)
+        left[0] -= 1
+        return None
+
+    return mock.patch.object(handshake, "signal", drop)
+
+
+def call_until_it_raises(operator: Any, data: Any) -> tuple[tuple[str, str], float]:
+    """Call an operator and then meet; return what was raised, and after how long."""
+    start = time.monotonic()
+
+    def go_on() -> None:
+        for _ in range(3):
+            operator(data.a, data.b)
+        operator.ctx.barrier()
+
+    return raised(go_on), time.monotonic() - start
+
+
+def check_calls(operator: Any, seed: int) -> str | None:
+    """Call an operator on fresh data over a poisoned output, several times; return what was wrong."""
+    for call in range(3):
+        data = make_data(operator.family, operator.problem, operator.rank, seed + call, operator.ctx.get_device())
+        poison(operator)
+        operator.ctx.barrier()  # no peer pushes before the poison is in
+        if wrong := fault(operator.as_matrix(operator(data.a, data.b)).clone(), data, DTYPE):
+            return f"seed {seed}, call {call}: {wrong}"
+    return None
+
+
+def what_is_refused(ctx: Any, operator: Any, data: Any) -> set[tuple[str, str]]:
+    uses: list[Callable[[], Any]] = [
+        lambda: operator(data.a, data.b),
+        ctx.barrier,
+        ctx.device_barrier,
+        ctx.get_watchdog,
+        lambda: ctx.zeros(3),
+        lambda: ctx.free(operator.output),
+        lambda: ctx.broadcast(1, 0),
+        lambda: get_variant(operator.family, operator.variant).build(ctx, operator.problem),
+    ]
+    return {raised(use) for use in uses}
+
+
+def drop_and_reset(rank: int, world_size: int, family: str, variant: str) -> list[Any]:
+    ctx = context()
+    problem = make_problem(family, 40, 70, 33, world_size, DTYPE)
+    operator = get_variant(family, variant).build(ctx, problem)
+    other = get_variant(family, "bulk_synchronous").build(ctx, problem)
+    results = []
+    for time_around in range(2):
+        assert check_calls(operator, 10 * time_around) is None
+        data = make_data(family, problem, rank, 0, ctx.get_device())
+        ctx.barrier()
+        with dropping(world_size - 1 if rank == 1 else 0):
+            error, seconds = call_until_it_raises(operator, data)
+        refused = what_is_refused(ctx, operator, data)
+        ctx.reset()
+        faults = [check_calls(operator, 100 * time_around + 50), check_calls(other, 100 * time_around + 60)]
+        results.append((error, seconds, refused, faults))
+    operator.close()
+    other.close()
+    return results
+
+
+@variants
+def test_a_dropped_signal_is_reported_by_all_ranks_and_reset_mends_it(
+    impatient: Callable[..., list[Any]], variant: Variant
+) -> None:
+    by_rank = impatient(drop_and_reset, variant.family, variant.name)
+    for rank, results in enumerate(by_rank):
+        for (kind, message), seconds, refused, faults in results:
+            assert kind == "TimeoutError"
+            assert seconds < SOON_S
+            assert variant.name in message
+            for part in ("waited 1 s in vain", "program", "expected at least", "saw", "reset()"):
+                assert part in message
+            if rank == 0:  # the one that was not signalled; its peer's own wait for it may expire first
+                assert f"{variant.family}/{variant.name}: rank 1 to be ready" in message
+                assert "flag ready[1]" in message
+            assert refused == {(kind, message)}  # whatever is tried, the same error
+            assert faults == [None, None]
+    # The report counts calls from the last reset: three good ones, then the one whose signal was lost.
+    for results in by_rank:
+        assert "in call 4: expected at least 4, saw 3" in results[0][0][1]
+
+
+def miss_and_reset(rank: int, world_size: int, family: str, variant: str) -> list[Any]:
+    """Rank 1 leaves a call out, while rank 0 queues several that wait for it."""
+    ctx = context()
+    operator = get_variant(family, variant).build(ctx, make_problem(family, 520, 530, 96, world_size, DTYPE))
+    results = []
+    for time_around in range(2):
+        assert check_calls(operator, 10 * time_around) is None
+        data = make_data(family, operator.problem, rank, 0, ctx.get_device())
+        ctx.barrier()
+        start = time.monotonic()
+        error = call_until_it_raises(operator, data)[0] if rank == 0 else raised(ctx.barrier)
+        seconds = time.monotonic() - start
+        refused = what_is_refused(ctx, operator, data)
+        ctx.reset()
+        results.append((error, seconds, refused, check_calls(operator, 10 * time_around + 5)))
+    operator.close()
+    return results
+
+
+@pytest.mark.gpu
+@variants
+def test_a_missed_call_is_mended_on_gpus(variant: Variant) -> None:
+    """Copy engines: streams wait without a limit, and go on because a kernel that has given up counts its tiles."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    limit_s = 12.0  # more than compiling takes
+    with RankPool(2, "cuda", environment={"IRIS_TIMEOUT_S": str(limit_s)}) as pool:
+        for results in pool.call(miss_and_reset, variant.family, variant.name):
+            for (kind, message), seconds, refused, wrong in results:
+                print(f"{seconds:.2f} s: {message}")
+                assert kind == "TimeoutError"
+                assert f"{variant.family}/{variant.name}: rank 1 to be ready" in message
+                assert "flag ready[1], in call 4: expected at least 4, saw 3" in message or "in call 7" in message
+                assert seconds < 2 * limit_s
+                assert refused == {(kind, message)}
+                assert wrong is None
+
+
+def fail_in_different_places(rank: int, world_size: int, early: int) -> Any:
+    """Rank `early` finds out in a call of an operator, the other as it waits for it at the barrier; then both reset."""
+    ctx = context()
+    family = "gemm_all_scatter"
+    problem = make_problem(family, 16, 16, 16, world_size, DTYPE)
+    operator = get_variant(family, "fused_sequential").build(ctx, problem)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    flag = ctx.zeros(1, dtype=torch.int64)
+    ctx.watchdog.watch(flag, lambda word: "a letter")
+    ctx.barrier()
+    if rank == early:
+        wait_for[(1,)](flag, 1, ctx.get_watchdog())
+        error = raised(operator, data.a, data.b)
+        again = [raised(operator, data.a, data.b)]
+    else:
+        error = raised(ctx.barrier)
+        again = [raised(ctx.barrier), raised(ctx.barrier)]
+    flag.fill_(7)
+    ctx.reset()  # zeroes what is watched
+    state = flag.item()
+    ctx.watchdog.unwatch(flag)
+    ctx.free(flag)
+    wrong = check_calls(operator, 3)
+    operator.close()
+    return error, again, state, wrong
+
+
+@triton.jit
+def wait_for(flag_ptr, expected, watchdog_ptr):
+    iris_core.wait(flag_ptr, expected, watchdog_ptr)
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_ranks_that_fail_in_different_places_meet_again(impatient: Callable[..., list[Any]], early: int) -> None:
+    for error, again, state, wrong in impatient(fail_in_different_places, early):
+        assert error[0] == "TimeoutError"
+        assert f"rank {early}: program 0 waited 1 s in vain for a letter" in error[1]
+        assert set(again) == {error}
+        assert state == 0
+        assert wrong is None
+
+
+def come_late(rank: int, world_size: int, late: int) -> Any:
+    """Rank `late` comes to a barrier when its peer has given up waiting for it there."""
+    ctx = context()
+    ctx.barrier()
+    start = time.monotonic()
+    if rank == late:
+        time.sleep(2 * LIMIT_S + 1.2)
+    error = raised(ctx.barrier)
+    seconds = time.monotonic() - start
+    unusable = raised(ctx.zeros, 1)
+    ctx.reset()
+    ctx.barrier()
+    ctx.free(ctx.zeros(1))
+    return error, seconds, unusable, ctx.broadcast(rank, 1)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_late_rank_is_named_and_reset_mends_it(impatient: Callable[..., list[Any]], late: int) -> None:
+    results = impatient(come_late, late)
+    for (kind, message), _, unusable, heard in results:
+        assert kind == "PeerError"
+        assert "reset()" in message
+        assert unusable == (kind, message)
+        assert heard == 1
+    (_, message), seconds, *_ = results[1 - late]
+    assert f"rank {late} did not answer within 2 s" in message
+    assert seconds < SOON_S
+
+
+def reset_alone(rank: int, world_size: int) -> Any:
+    ctx = context()
+    ctx.barrier()
+    error = raised(ctx.reset) if rank == 1 else None
+    if rank == 0:
+        time.sleep(2.5 * LIMIT_S + 0.5)
+    unusable = raised(ctx.barrier)
+    ctx.reset()
+    ctx.barrier()
+    return error, unusable
+
+
+def test_a_reset_that_a_rank_does_not_come_to_can_be_repeated(impatient: Callable[..., list[Any]]) -> None:
+    (_, at_rank_0), (error, at_rank_1) = impatient(reset_alone)
+    assert error[0] == "PeerError"
+    assert "rank 0 did not answer" in error[1]
+    assert "reset()" in error[1]
+    assert at_rank_1[0] == "PeerError"
+    assert at_rank_0[0] == "PeerError"
+    assert "rank 1 has given up and waits in reset()" in at_rank_0[1]
+
+
+def wait_on_a_stream(rank: int, world_size: int) -> Any:
+    ctx = context()
+    counts = torch.zeros(2, dtype=torch.int32)
+    ctx.watchdog.watch(counts, lambda word: f"panel {word}")
+    ctx.barrier()
+    if rank == 0:
+        ctx.make_stream().wait_value(counts[1], 5)
+    error = raised(ctx.barrier)
+    ctx.watchdog.unwatch(counts)
+    ctx.reset()
+    return error
+
+
+def test_a_streams_wait_in_vain_is_reported_like_a_kernels(impatient: Callable[..., list[Any]]) -> None:
+    (kind, message), at_rank_1 = impatient(wait_on_a_stream)
+    assert kind == at_rank_1[0] == "TimeoutError"
+    assert "rank 0: a stream waited 1 s in vain for panel 1: expected at least 5, saw 0" in message
+    assert "a stream waited 1 s in vain for a flag of rank 0's own" in at_rank_1[1]
+
+
+def reset_when_well(rank: int, world_size: int) -> Any:
+    ctx = context()
+    family = "gemm_reduce_scatter"
+    operator = get_variant(family, "copy_engine").build(ctx, make_problem(family, 8, 8, 8, world_size, DTYPE))
+    wrongs = []
+    for seed in range(2):
+        wrongs.append(check_calls(operator, seed))
+        ctx.barrier()
+        ctx.reset()
+    operator.close()
+    return wrongs
+
+
+def test_a_reset_of_what_is_well_does_no_harm(impatient: Callable[..., list[Any]]) -> None:
+    assert impatient(reset_when_well) == [[None, None]] * 2

@@ -1,0 +1,240 @@
+"""Who may join the ranks of a host, and what they may say: strangers are turned away and keep nobody waiting.
+
+Here the ranks are threads; a stranger is a socket. docs/safety.md says what is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from iris_core import PeerError, links
+from iris_core.host_group import HostGroup, random_address
+from iris_core.shared_memory import share_memory
+
+
+def start(address: str, rank: int, world_size: int, results: dict[Any, Any], body: Callable[[HostGroup], Any]) -> Any:
+    """Be a rank in a thread; what it returned or raised is in `results` afterwards."""
+
+    def be() -> None:
+        group = None
+        try:
+            group = HostGroup(rank, world_size, address, timeout_s=10)
+            results[rank] = body(group)
+        except Exception as error:
+            results[rank] = error
+        finally:
+            if group:
+                group.close()
+
+    thread = threading.Thread(target=be)
+    thread.start()
+    return thread
+
+
+def meet(group: HostGroup) -> list[int]:
+    return group.all_gather(group.rank)
+
+
+def stranger(address: str) -> socket.socket:
+    """Connect to rank 0 as soon as it is there."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            connection.connect("\0" + address)
+            connection.settimeout(20)
+            return connection
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def with_strangers(act: Callable[[str], Any]) -> tuple[dict[Any, Any], Any]:
+    """Start rank 0 of two, let a stranger act, then start rank 1; return what the ranks met with, and the stranger."""
+    address, results = random_address(), {}
+    first = start(address, 0, 2, results, meet)
+    acted = act(address)
+    second = start(address, 1, 2, results, meet)
+    for thread in (first, second):
+        thread.join(30)
+        assert not thread.is_alive()
+    return results, acted
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_waiting() -> None:
+    results, connections = with_strangers(lambda address: [stranger(address) for _ in range(3)])
+    assert results == {0: [0, 1], 1: [0, 1]}
+    for connection in connections:
+        assert connection.recv(1) == b""  # closed once all ranks are there
+        connection.close()
+
+
+def say(*hello: int, part: int = 16) -> Callable[[str], bytes]:
+    def act(address: str) -> bytes:
+        with stranger(address) as connection:
+            connection.sendall(struct.pack("!QQ", *hello)[:part])
+            return connection.recv(1000) if part == 16 else b""
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("hello", "answer"),
+    [
+        ((0, 2), b"there is no rank 0 to join"),
+        ((2, 2), b"there is no rank 2 to join"),
+        ((2**64 - 1, 2), b"there is no rank"),
+        ((1, 3), b"it counts 3 ranks, rank 0 counts 2"),
+    ],
+)
+def test_a_rank_that_does_not_exist_is_turned_away(hello: tuple[int, int], answer: bytes) -> None:
+    results, heard = with_strangers(say(*hello))
+    assert results == {0: [0, 1], 1: [0, 1]}
+    assert answer in heard
+
+
+def test_half_a_greeting_is_forgotten() -> None:
+    results, _ = with_strangers(say(1, 2, part=9))
+    assert results == {0: [0, 1], 1: [0, 1]}
+
+
+def test_a_rank_that_is_taken_is_turned_away() -> None:
+    address, results = random_address(), {}
+    first = start(address, 0, 3, results, meet)
+    second = start(address, 1, 3, results, meet)
+    time.sleep(0.3)  # rank 1 is in
+    impostor: dict[Any, Any] = {}
+    start(address, 1, 3, impostor, meet).join(30)
+    third = start(address, 2, 3, results, meet)
+    for thread in (first, second, third):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert results == {0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]}
+    assert isinstance(impostor[1], PeerError)
+    assert "rank 0 turned rank 1 away: rank 1 has connected already" in str(impostor[1])
+
+
+def test_another_users_process_is_not_let_in() -> None:
+    address, results = random_address(), {}
+    with mock.patch.object(links, "_same_user", return_value=False), mock.patch.object(links, "CONNECT_TIMEOUT_S", 1.0):
+        first = start(address, 0, 2, results, meet)
+        # Closed at once: what is sent may find it so.
+        with stranger(address) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(struct.pack("!QQ", 1, 2))
+            assert connection.recv(1) == b""
+        first.join(30)
+    assert "rank(s) [1] did not start within 1 s" in str(results[0])
+
+
+def test_nor_is_one_joined_that_holds_the_address() -> None:
+    address = random_address()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other,
+        mock.patch.object(links, "_same_user", return_value=False),
+    ):
+        other.bind("\0" + address)
+        other.listen(1)
+        with pytest.raises(PeerError, match="held by another user"):
+            HostGroup(1, 2, address, timeout_s=1)
+        with pytest.raises(PeerError, match="held by another process"):
+            HostGroup(0, 2, address, timeout_s=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_start_is_named(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(PeerError, match=r"rank\(s\) \[1\] did not start" if rank == 0 else "rank 0 did not start"):
+        HostGroup(rank, 2, random_address(), timeout_s=1)
+    assert time.monotonic() - began < 5
+
+
+MESSAGES = {
+    "too large": (struct.pack("!Q", 1 << 60), "announced a message of 1,152,921,504,606,846,976 bytes; the limit is"),
+    "no JSON": (struct.pack("!Q", 4) + b"\xff{]x", "that are not JSON"),
+    "nested": (struct.pack("!Q", 100_000) + b"[" * 100_000, "that are not JSON (RecursionError)"),
+    "another shape": (struct.pack("!Q", 2) + b"42", "none of ours"),
+    "another epoch": (struct.pack("!Q", 13) + b'["x", "y", 1]', "none of ours"),
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_malformed_message_is_an_error_that_names_its_rank(message: str) -> None:
+    """Neither memory nor time goes into it, and no rank goes on as if nothing had been said."""
+    data, expected = MESSAGES[message]
+    address, results = random_address(), {}
+    first = start(address, 0, 3, results, meet)
+    third = start(address, 2, 3, results, meet)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with stranger(address) as connection:
+        connection.sendall(struct.pack("!QQ", 1, 3))
+        assert b"welcome" in connection.recv(100)
+        connection.sendall(data)
+        for thread in (first, third):
+            thread.join(30)
+            assert not thread.is_alive()
+    assert isinstance(results[0], PeerError)
+    assert str(results[0]).startswith("rank 1 ")
+    assert expected in str(results[0])
+    assert str(results[2]) in (str(results[0]), "rank 0 left")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+def test_a_value_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    import iris_core.host_group
+
+    monkeypatch.setattr(iris_core.host_group, "MESSAGE_LIMIT_BYTES", 1000)
+    group = HostGroup(0, 1, random_address(), timeout_s=1)
+    with pytest.raises(ValueError, match="a value of 602 bytes to gather values; at most 500 can be sent"):
+        group.all_gather("x" * 600)
+    group.close()
+
+
+def test_descriptors_of_a_malformed_message_are_closed() -> None:
+    ours, theirs = socket.socketpair()
+    link = links.Link(ours, timeout_s=5)
+    before = len(os.listdir("/proc/self/fd"))
+    socket.send_fds(theirs, [bytes([2])], [theirs.fileno()])  # says two, sends one
+    with pytest.raises(links.MalformedMessage, match="sent 1 file descriptors and said 2"):
+        link.receive_fds(3)
+    assert len(os.listdir("/proc/self/fd")) == before
+    theirs.close()
+    link.close()
+
+
+def test_a_message_that_comes_in_pieces_is_whole_though_the_first_wait_for_it_failed() -> None:
+    ours, theirs = socket.socketpair()
+    link = links.Link(ours, timeout_s=0.1)
+    data = struct.pack("!Q", 7) + b'["all"]'
+    theirs.sendall(data[:11])
+    with pytest.raises(TimeoutError):
+        link.receive()
+    theirs.sendall(data[11:])
+    assert link.receive() == ["all"]
+    theirs.close()
+    link.close()
+
+
+def test_shared_memory_has_no_name_and_no_descriptor_is_left() -> None:
+    group = HostGroup(0, 1, random_address(), timeout_s=1)
+    before, files = len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    memory = share_memory(group, 4096, "iris_test")
+    maps = Path("/proc/self/maps").read_text()
+    assert "/memfd:iris_test (deleted)" in maps
+    assert set(os.listdir("/dev/shm")) == files
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # Python's mmap keeps a copy of its own
+    memory.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    group.close()
