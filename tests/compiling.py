@@ -204,9 +204,11 @@ def recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
 def compile_case(case: Case) -> list[Compiled]:
     """Make the operator, call it once, and return every kernel it launched, compiled."""
     with recorded_launches() as launches:
-        operator = get_variant(case.family, case.variant).build(StubContext(case), make_problem(case))
+        build = get_variant(case.family, case.variant).build
+        operator = build(StubContext(case), make_problem(case))
         if case.pointers:
-            operator.config = replace(operator.config, descriptors=False)
+            config = replace(operator.config, descriptors=False)
+            operator = build(StubContext(case), make_problem(case), config)
         operator(*_operands(operator.problem, case))
     return [
         compile_kernel(kernel, arguments, case.target, config=operator.ran_config) for kernel, arguments in launches

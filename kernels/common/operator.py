@@ -31,6 +31,10 @@ class Operator(ABC, Generic[P]):
         problem: sizes, dtype and number of ranks.
         config: tunables; None for the defaults of this device.
 
+    Attributes:
+        config: the configuration.
+        ran_config: what the last call ran with, where its operands did not allow for all of it.
+
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
         HeapExhausted: the heap has no room for the output.
@@ -56,6 +60,7 @@ class Operator(ABC, Generic[P]):
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.all_or_nothing(f"make {self}"):
             self._open()
+        self.ran_config = self.config
         ctx.barrier()
 
     @classmethod
@@ -198,9 +203,9 @@ class FusedOperator(Operator[P]):
         """Return what kernels that talk to peers take."""
         return Peers(self._state, self.rank, self.ctx.get_heap_bases(), self.ctx.watchdog.words)
 
-    def _tile(self, loads: int = POINTERS.value) -> Tile:
+    def _tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
-        config = self.config
+        config = config or self.config
         return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
 
     def _main_loop(self, a: torch.Tensor, b: torch.Tensor, gathered: torch.Tensor | None = None) -> dict[str, Any]:
@@ -213,11 +218,12 @@ class FusedOperator(Operator[P]):
         loads = _loads(operands) if config.descriptors else POINTERS.value
         if loads != POINTERS.value:
             operands = {name: _descriptor(name, matrix, loads, config) for name, matrix in operands.items()}
-        else:  # reports show what ran; addresses take registers that the epilogue of a wide tile then lacks
+        else:  # addresses take registers that the epilogue of a wide tile then lacks
             subtiles = 2 if config.block_n > 128 else config.epilogue_subtiles
-            self.config = replace(config, descriptors=False, epilogue_subtiles=subtiles)
+            config = replace(config, descriptors=False, epilogue_subtiles=subtiles)
+        self.ran_config = config
         gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))
-        return {**operands, "gemm": gemm, "TILE": self._tile(loads)}
+        return {**operands, "gemm": gemm, "TILE": self._tile(loads, config)}
 
 
 def _loads(operands: dict[str, torch.Tensor]) -> int:
