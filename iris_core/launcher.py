@@ -23,6 +23,7 @@ from .host_group import random_address
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _GRACE_S = 3.0  # between asking a rank to end and killing it
+_DYING_S = 0.5  # between a process's closing its sockets and its end
 _environment_lock = threading.Lock()
 
 
@@ -111,14 +112,23 @@ class RankPool:
                 assert isinstance(pipe, Connection)
                 rank = ranks.pop(pipe)
                 try:
+                    # Pickles, because only processes that this one started hold the pipes' other ends.
                     succeeded, answer = pickle.loads(pipe.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
                 if not succeeded:
                     error, text = answer
-                    raise error from RankError(f"rank {rank} of {self.world_size} raised:\n{text}")
+                    cause = RankError(f"rank {rank} of {self.world_size} raised:\n{text}")
+                    if isinstance(error, (PeerError, TimeoutError)) and (dead := self._dead_rank()) is not None:
+                        raise PeerError(f"rank {dead} {self._how_ended(dead)}; rank {rank}: {error}") from cause
+                    raise error from cause
                 results[rank] = answer
         return [results[rank] for rank in range(self.world_size)]
+
+    def _dead_rank(self) -> int | None:
+        """Return a rank whose process has ended, or ends soon: a peer may see its socket close before this one does."""
+        wait([process.sentinel for process in self._processes], timeout=_DYING_S)
+        return next((rank for rank, process in enumerate(self._processes) if not process.is_alive()), None)
 
     def _how_ended(self, rank: int) -> str:
         process = self._processes[rank]
@@ -147,7 +157,7 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
 
     Raises:
         ValueError: an unknown device, a world size below one, or more ranks than GPUs.
-        PeerError: a rank's process died.
+        PeerError: a rank's process died; says which and how, also where a peer that missed it raised first.
         Whatever the first failing rank raised; the other ranks are ended.
     """
     with RankPool(world_size, device) as pool:

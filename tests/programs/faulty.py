@@ -1,0 +1,58 @@
+"""Ranks of which rank 1 dies, raises or stands still while its peers wait for it; they write down what they met with.
+
+Arguments: the fault ("killed", "raises", "stopped"), where the peers wait ("barrier", "operator"), and a folder.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import iris_core
+from iris_kernels.gemm_all_scatter import Problem
+from overlap_taxonomy import get_variant
+
+fault, place, folder = sys.argv[1:]
+ctx = iris_core.iris(1 << 20, device="cpu")
+rank, world_size = ctx.get_rank(), ctx.get_num_ranks()
+problem = Problem(16, 16, 16, world_size, torch.float32)
+operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, problem)
+a, b = torch.ones(16, 16), torch.ones(problem.b_shape(rank))
+ctx.barrier()
+Path(folder, f"ready{rank}").touch()
+if rank == 1:
+    time.sleep(0.5)  # the peers wait
+    if fault == "raises":
+        raise KeyError("a mistake of its own")
+    os.kill(os.getpid(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+
+
+def raised(*steps):
+    try:
+        for step in steps:
+            step()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def sockets():
+    links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+    inodes = {os.readlink(link)[8:-1] for link in links if os.path.lexists(link) and "socket:" in os.readlink(link)}
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return sum(row[6] in inodes for row in rows)
+
+
+start = time.monotonic()
+waits = [lambda: operator(a, b)] * (place == "operator") + [ctx.barrier]
+kind, message = raised(*waits)
+seconds = time.monotonic() - start
+reset = raised(ctx.reset) if fault != "stopped" else None
+closed = raised(ctx.close)
+said = {"kind": kind, "message": message, "seconds": seconds, "reset": reset, "closed": closed, "sockets": sockets()}
+Path(folder, f"said{rank}").write_text(json.dumps(said))
+os._exit(0)

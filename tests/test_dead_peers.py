@@ -1,0 +1,176 @@
+"""A rank that dies, raises, or stands still: its peers hear of it within the limit, and nothing is left behind.
+
+The ranks are started by `launch`, and by nothing of ours, as torchrun would, where the peers' own errors count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from families import make_problem
+from test_bootstrap import free_port
+from test_launch import names_of_sockets, shared_files
+
+from iris_core import PeerError, RankError, RankPool, iris
+from overlap_taxonomy import get_variant
+
+FAULTY = Path(__file__).parent / "programs" / "faulty.py"
+LIMIT_S = 2.0
+MOST_S = 2 * LIMIT_S + 1  # the host waits twice as long as a kernel
+START_S = 60.0
+
+
+class Ranks:
+    """Processes that nothing of ours started; each says in a file what it met with."""
+
+    def __init__(self, folder: Path, fault: str, place: str, world_size: int = 3) -> None:
+        self.folder = folder
+        environment = os.environ | {
+            "IRIS_TIMEOUT_S": str(LIMIT_S),
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, FAULTY, fault, place, folder],
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+            )
+            for rank in range(world_size)
+        ]
+
+    def wait_until_ready(self) -> None:
+        """Return when all ranks have met and are about to meet again."""
+        deadline = time.monotonic() + START_S
+        while len(list(self.folder.glob("ready*"))) < len(self.processes):
+            assert time.monotonic() < deadline
+            assert all(process.poll() in (None, -signal.SIGKILL) for process in self.processes)
+            time.sleep(0.05)
+
+    def said(self, rank: int) -> dict[str, Any]:
+        """Return what a rank has met with."""
+        self.processes[rank].wait(START_S)
+        return json.loads((self.folder / f"said{rank}").read_text())
+
+    def end(self) -> None:
+        """End those that have not ended."""
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        ("killed", "barrier"),
+        ("killed", "operator"),
+        ("raises", "barrier"),
+        ("stopped", "barrier"),
+        ("stopped", "operator"),
+    ],
+)
+def test_the_peers_of_a_rank_that_is_gone_hear_of_it(tmp_path: Path, fault: str, place: str) -> None:
+    before = set(os.listdir("/dev/shm"))
+    ranks = Ranks(tmp_path, fault, place)
+    try:
+        ranks.wait_until_ready()
+        pids = {process.pid for process in ranks.processes if process.poll() is None}
+        sockets, files = names_of_sockets(pids), shared_files(pids)
+        for rank in (0, 2):
+            said = ranks.said(rank)
+            print(fault, place, rank, said)
+            assert said["seconds"] < MOST_S
+            if place == "barrier":
+                assert said["kind"] == "PeerError"
+                how = "did not answer within 4 s" if fault == "stopped" else "left"
+                # Who comes late may find that rank 0, which heard of it first, has gone as well.
+                assert f"rank 1 {how}" in said["message"] or "rank 0 left" in said["message"]
+                assert ("reset()" in said["message"]) == (fault == "stopped") or "rank 0 left" in said["message"]
+            else:
+                assert said["kind"] in ("TimeoutError", "PeerError")
+                if said["kind"] == "TimeoutError":
+                    assert "gemm_all_scatter/fused_sequential: rank 1 to be ready" in said["message"]
+            if fault != "stopped":
+                assert said["reset"][0] == "PeerError"
+                assert "final" in said["reset"][1]
+            assert said["sockets"] == 0  # closed with the context
+    finally:
+        ranks.end()
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    assert not {name for name in sockets if name.startswith("@iris-")} & {row[7] for row in rows if len(row) > 7}
+    assert not [file for file in files if Path(file).exists()]
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "iris" in name]
+
+
+def break_in(rank: int, world_size: int, fault: str, place: str) -> None:
+    ctx = iris(1 << 20)
+    operator = get_variant("gemm_all_scatter", "fused_sequential").build(
+        ctx, make_problem("gemm_all_scatter", 16, 16, 16, world_size, torch.float32)
+    )
+    a, b = torch.ones(16, 16), torch.ones(operator.problem.b_shape(rank))
+    ctx.barrier()
+    if rank == 1:
+        time.sleep(0.3)  # the peers wait
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        raise KeyError("a mistake of rank 1's own")
+    if place == "operator":
+        operator(a, b)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize(
+    ("fault", "place", "error", "part"),
+    [
+        ("killed", "barrier", PeerError, "rank 1 was killed by SIGKILL"),
+        ("killed", "operator", PeerError, "rank 1 was killed by SIGKILL"),
+        ("raises", "barrier", KeyError, "a mistake of rank 1's own"),
+        ("stopped", "operator", TimeoutError, "rank 1 to be ready"),
+    ],
+)
+def test_launch_names_the_rank_at_fault_and_ends_all(fault: str, place: str, error: Any, part: str) -> None:
+    with RankPool(2, "cpu", environment={"IRIS_TIMEOUT_S": str(LIMIT_S)}) as pool:
+        pids = pool.call(pid_of)
+        descriptors = len(os.listdir("/proc/self/fd"))
+        start = time.monotonic()
+        with pytest.raises(error) as caught:
+            pool.call(break_in, fault, place)
+        seconds = time.monotonic() - start
+        print(f"{fault}, {place}: {seconds:.2f} s: {caught.value}")
+        assert part in str(caught.value)
+        assert seconds < MOST_S + 2  # making the context and the operator is in it
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+
+
+def pid_of(rank: int, world_size: int) -> int:
+    return os.getpid()
+
+
+def raise_late(rank: int, world_size: int) -> None:
+    """Rank 0 raises of what a peer's death did; the death itself is seen a little later."""
+    if rank == 0:
+        raise PeerError("rank 1 left")
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_death_is_preferred_to_what_a_peer_says_of_it() -> None:
+    with RankPool(2, "cpu") as pool, pytest.raises(PeerError, match=r"^rank 1 was killed by SIGKILL; rank 0: ") as got:
+        pool.call(raise_late)
+    assert isinstance(got.value.__cause__, RankError)
