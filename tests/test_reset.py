@@ -139,6 +139,32 @@ def test_a_dropped_signal_is_reported_by_all_ranks_and_reset_mends_it(
         assert "in call 4: expected at least 4, saw 3" in results[0][0][1]
 
 
+def corrupt_and_reset(rank: int, world_size: int, by: int) -> Any:
+    """Rank 0 counts its calls wrongly from now on."""
+    ctx = context()
+    family = "gemm_all_scatter"
+    operator = get_variant(family, "fused_sequential").build(ctx, make_problem(family, 40, 70, 33, world_size, DTYPE))
+    assert check_calls(operator, 1) is None
+    ctx.barrier()
+    if rank == 0:
+        operator._state[2 * world_size] += by
+    data = make_data(family, operator.problem, rank, 0, ctx.get_device())
+    error, seconds = call_until_it_raises(operator, data)
+    ctx.reset()
+    wrong = check_calls(operator, 5)
+    operator.close()
+    return error, seconds, wrong
+
+
+@pytest.mark.parametrize("by", [-2, 5])
+def test_a_wrong_call_number_is_found_and_reset_mends_it(impatient: Callable[..., list[Any]], by: int) -> None:
+    for (kind, message), seconds, wrong in impatient(corrupt_and_reset, by):
+        assert kind == "TimeoutError"
+        assert "gemm_all_scatter/fused_sequential: rank" in message
+        assert seconds < SOON_S
+        assert wrong is None
+
+
 def miss_and_reset(rank: int, world_size: int, family: str, variant: str) -> list[Any]:
     """Rank 1 leaves a call out, while rank 0 queues several that wait for it."""
     ctx = context()
