@@ -57,7 +57,12 @@ class Context(HeapTensors, Meeting):
         with self.group.together("choose a device"):
             self.backend = _make_backend(device, self._origin)
         self._check_devices_differ()
-        asked = {"heap_size": heap_size, "device": self.backend.name, "timeout_s": self.timeout_s, "IRIS_DEBUG": self.debug}
+        asked = {
+            "heap_size": heap_size,
+            "device": self.backend.name,
+            "timeout_s": self.timeout_s,
+            "IRIS_DEBUG": self.debug,
+        }
         self.group.agree("what the ranks ask of their context", asked)
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
         self.watchdog = Watchdog(self.group, self.heap, self.backend, timeout_s=self.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -134,7 +135,7 @@ class CheckedBackend(ShmBackend):
     def synchronize(self) -> None:
         self._node.synchronize(self._rank)
 
-    def make_stream(self) -> Stream:
+    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
         return CheckedStream(self._node, self._rank)
 
 
@@ -145,13 +146,16 @@ class CheckedGroup(HostGroup):
         self.rank = rank
         self.world_size = node.world_size
         self.timeout_s = 0.0
+        self.failure: str | None = None
+        self.is_lost = False
+        self._epoch = 0
+        self._links = {}
         self._node = node
 
-    def all_gather(self, value: Any) -> list[Any]:
-        return self._node.meet(self.rank, value)
-
     def exchange_fds(self, fd: int | None) -> list[int]:
-        raise NotImplementedError("ranks of the simulated host share no descriptors")
+        fds = [os.dup(one) for one in self._node.meet(self.rank, fd) if one is not None]
+        self._node.meet(self.rank, None)  # before anyone closes its own
+        return fds
 
-    def close(self) -> None:
-        pass
+    def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
+        return self._node.meet(self.rank, [what, value])
