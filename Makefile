@@ -20,7 +20,7 @@ SWEEP = $(PY) -m iris_bench run --shapes $(SHAPES) $(if $(FAMILY),--family $(FAM
 	$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(NP),--world-size $(NP)) \
 	--out $(OUT) --plot $(basename $(OUT)).png
 
-.PHONY: help setup bench test test-gpu sweep lint fmt clean
+.PHONY: help setup bench test test-gpu sweep stress memcheck lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,16 @@ test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, els
 
 sweep: $(READY) ## Measure: FAMILY=gemm_all_scatter SHAPES=square NP=4 [DTYPE=fp16] [VARIANT=] [OUT=file.csv]
 	$(SWEEP) $(ARGS)
+
+stress: OUT = results/stress.csv
+stress: $(READY) ## Call all operators at random, check every element: NP=4 SECONDS=60 [FAMILY=] [VARIANT=] [SEED=]
+	$(PY) -m iris_bench stress $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
+		$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) --out $(OUT) $(ARGS)
+
+memcheck: $(READY) ## Call every operator once under compute-sanitizer [NP=2]
+	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
+		$(if $(VARIANT),--variant $(VARIANT)) $(ARGS)
 
 lint: $(READY) ## Check style, format and types
 	$(PY) -m ruff check .

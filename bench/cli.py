@@ -1,4 +1,4 @@
-"""The command ``iris-bench``: list, run, table, plot; check is in a file of its own."""
+"""The command ``iris-bench``: list, run, table, plot; check, stress and memcheck are in files of their own."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from .ranks import (
     find_launcher,
 )
 from .record import Record, read_records
+from .stress.cli import stress
+from .stress.memcheck import memcheck
 
 app = typer.Typer(
     help="Measure GEMMs fused with collectives against the vendor library.",
@@ -36,6 +38,8 @@ app = typer.Typer(
 )
 
 app.command()(check)
+app.command()(stress)
+app.command()(memcheck)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 

@@ -87,7 +87,9 @@ class Expectation:
     def __init__(self, blocks: Iterable[Block], *, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self.shape = shape
         self.dtype = dtype
-        self._parts = [part for part in (_Part(block, dtype) for block in blocks) if part.reference.numel()]
+        parts = [_Part(block, dtype) for block in blocks]
+        self._device = parts[0].reference.device
+        self._parts = [part for part in parts if part.reference.numel()]
         elements = sum(part.reference.numel() for part in self._parts)
         assert elements == math.prod(shape), f"the blocks have {elements} elements, the output {shape}"
         self._norm = math.sqrt(sum(_squared_norm(part.reference) for part in self._parts))
@@ -121,6 +123,15 @@ class Expectation:
             limit = f"{self.tolerance:.2e} (torch.mm: {self.library_error:.2e})"
             return Verdict(error, False, f"relative error {error:.2e} is above {limit}")
         return Verdict(error, True)
+
+    def elements(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the whole reference, and how far each element of an output may be from it."""
+        reference = torch.zeros(self.shape, dtype=_reference_dtype(self.dtype, self._device), device=self._device)
+        bound = torch.zeros_like(reference)
+        for part in self._parts:
+            reference[part.rows, part.columns] = part.reference
+            bound[part.rows, part.columns] = part.bound(self.dtype)
+        return reference, bound
 
     def _relative(self, squared_error: float) -> float:
         return math.sqrt(squared_error) / self._norm if self._norm else 0.0

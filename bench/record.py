@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,12 @@ class Record:
 COLUMNS = tuple(column.name for column in fields(Record))
 
 
-def append_records(path: Path, records: Iterable[Record]) -> None:
-    """Add rows to a file, in one write; a new file gets a header."""
+def append_records(path: Path, records: Sequence[Any]) -> None:
+    """Add rows, dataclasses of one kind, to a file, in one write; a new file gets a header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    if not path.exists() or path.stat().st_size == 0:
-        writer.writerow(COLUMNS)
+    if records and (not path.exists() or path.stat().st_size == 0):
+        writer.writerow(column.name for column in fields(records[0]))
     writer.writerows([_text(value) for value in astuple(record)] for record in records)
     with path.open("a", encoding="utf-8", newline="") as file:
         file.write(text.getvalue())
