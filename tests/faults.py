@@ -1,0 +1,96 @@
+"""Faults on a rank whose kernels are interpreted: device functions of the library replaced while kernels run.
+
+A kernel finds the functions it calls in the globals of its module, when it runs. So a fault is put in every module that
+has imported the function, on the rank that calls this, and taken out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import iris_core.context
+from iris_core import Context, iris
+from iris_core.sync import signal
+from iris_kernels.common.handshake import announce_part
+
+
+@contextlib.contextmanager
+def replaced(original: Any, fault: Callable[..., None]) -> Iterator[None]:
+    """Let kernels call `fault` where they name a device function."""
+    holders = [
+        (module, name)
+        for module in list(sys.modules.values())
+        for name, value in list(vars(module).items())
+        if value is original and module.__name__.startswith("iris_")
+    ]
+    for module, name in holders:
+        setattr(module, name, fault)
+    try:
+        yield
+    finally:
+        for module, name in holders:
+            setattr(module, name, original)
+
+
+@contextlib.contextmanager
+def unsteady_signals(seed: int, *, latest_s: float, copies: int) -> Iterator[None]:
+    """Send every signal late, by up to so long, and up to so many times."""
+    draw = random.Random(seed)
+
+    def send(flag_ptr: Any, value: Any, scope: str = "sys") -> None:
+        if draw.random() < 0.3:
+            time.sleep(draw.uniform(0, latest_s))
+        for _ in range(draw.randint(1, copies)):
+            signal(flag_ptr, value, scope)
+
+    with replaced(signal, send):
+        yield
+
+
+@contextlib.contextmanager
+def dropped(what: str) -> Iterator[list[int]]:
+    """Drop what this rank says to its one peer in a call: that it is "ready", or that its "data" has arrived.
+
+    Ready is the first signal of a call. Yields the list that tells how many were dropped.
+    """
+    count = [0]
+    signals = [0]
+
+    def drop_signal(flag_ptr: Any, value: Any, scope: str = "sys") -> None:
+        signals[0] += 1
+        if scope == "gpu" or (signals[0] == 1) != (what == "ready"):
+            signal(flag_ptr, value, scope)
+        else:
+            count[0] += 1
+
+    def drop_part(*arguments: Any) -> None:
+        if what == "ready":
+            announce_part(*arguments)
+        else:
+            count[0] += 1
+
+    with replaced(signal, drop_signal), replaced(announce_part, drop_part):
+        yield count
+
+
+@contextlib.contextmanager
+def doomed_context(heap_size: int, timeout_s: float) -> Iterator[Context]:
+    """Make a context whose waits end soon, and leave it without a barrier, which would only raise again; collective."""
+    before = os.environ.get("IRIS_TIMEOUT_S")
+    os.environ["IRIS_TIMEOUT_S"] = str(timeout_s)
+    ctx = iris(heap_size)
+    try:
+        yield ctx
+    finally:
+        os.environ.pop("IRIS_TIMEOUT_S")
+        if before is not None:
+            os.environ["IRIS_TIMEOUT_S"] = before
+        ctx.backend.close_window()
+        ctx.group.close()
+        iris_core.context._open_context = None
