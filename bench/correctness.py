@@ -6,11 +6,12 @@ accumulator, K the length of the sums, and T the number of ranks whose parts are
 - in the norm: ‖out − ref‖ / ‖ref‖ is at most 1.5 times that of torch.mm in the same dtype on the same data (of the T
   products added up in that dtype), plus √K·2⁻²⁴ (two orders of summation differ by that) plus 2u/√elements (one of few
   elements may round luckily);
-- element by element: |out − ref| ≤ 2T·u·(|ref| + s) + 4·√K·2⁻²³·‖a_i‖·‖b_j‖ + one subnormal, where ‖a_i‖ and ‖b_j‖ are
-  the norms of the row of A and the column of B and s = ‖a_i‖·‖b_j‖/√K, the size of a typical element. The first term is
-  the rounding to the dtype, of the result and of partial results; the second is the rounding of a sum of K products in
-  fp32, which grows as √K with a probability close to one (Higham and Mary, "A new approach to probabilistic rounding
-  error analysis", 2019), doubled for tensor cores, which truncate.
+- element by element: |out − ref| ≤ 2T·u·(|ref| + s) + u·p + 4·√K·2⁻²³·‖a_i‖·‖b_j‖ + one subnormal, where ‖a_i‖ and
+  ‖b_j‖ are the norms of the row of A and the column of B, s = ‖a_i‖·‖b_j‖/√K is the size of a typical element, and p
+  the sum of the partials' magnitudes (0 where T is 1). The first two terms are the rounding to the dtype, of the result
+  and of partial results, which p bounds also where large partials cancel; the third is the rounding of a sum of K
+  products in fp32, which grows as √K with a probability close to one (Higham and Mary, "A new approach to probabilistic
+  rounding error analysis", 2019), doubled for tensor cores, which truncate.
 
 With random data in a 2-byte dtype, a wrong element is typically off by a hundred times this bound.
 """
@@ -57,14 +58,19 @@ class _Part:
         squared_b: Any = 0
         narrow: Any = 0
         reference: Any = 0
+        partials: Any = 0
         for a, b in block.terms:
             narrow = torch.mm(a, b) + narrow
             a, b = a.to(wide), b.to(wide)
-            reference = reference + a @ b
+            product = a @ b
+            reference = reference + product
+            if self._num_terms > 1:
+                partials = partials + product.abs()
             squared_a = squared_a + a.square().sum(1, keepdim=True)
             squared_b = squared_b + b.square().sum(0, keepdim=True)
         self.reference: torch.Tensor = reference
         self.squared_error = _squared_norm(narrow.to(wide) - reference)
+        self._partials = partials  # the sum of their magnitudes; 0 where there is one alone, which does not travel
         self._a_norms, self._b_norms = squared_a.sqrt(), squared_b.sqrt()
 
     def bound(self, dtype: torch.dtype) -> torch.Tensor:
@@ -72,6 +78,7 @@ class _Part:
         rounding, info = 2 * self._num_terms * _roundoff(dtype), torch.finfo(dtype)
         summation = 4 * math.sqrt(self.k) * 2 * _ACCUMULATOR_ROUNDOFF
         scale = self._a_norms * self._b_norms * (summation + rounding / math.sqrt(self.k))
+        scale += self._partials * _roundoff(dtype)
         return scale.add_(self.reference.abs(), alpha=rounding).add_(info.smallest_normal * info.eps)
 
 

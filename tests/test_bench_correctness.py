@@ -102,6 +102,16 @@ def test_rounding_twice_as_coarse_fails() -> None:
     assert not verdict.correct
 
 
+def test_partials_that_cancel_may_be_off_by_their_own_rounding() -> None:
+    """257 travels as 256: the sum with -258 is -2 instead of -1, and nothing is wrong."""
+    ones = torch.ones(1, 257, dtype=torch.bfloat16), torch.ones(257, 1, dtype=torch.bfloat16)
+    others = torch.ones(1, 258, dtype=torch.bfloat16), -torch.ones(258, 1, dtype=torch.bfloat16)
+    block = Block(slice(None), slice(None), [ones, others])
+    expectation = Expectation([block], shape=(1, 1), dtype=torch.bfloat16)
+    assert expectation.judge(torch.full((1, 1), -2.0, dtype=torch.bfloat16)).correct
+    assert not expectation.judge(torch.full((1, 1), -4.0, dtype=torch.bfloat16)).correct
+
+
 def test_another_shape_or_dtype_fails() -> None:
     expectation, right = case()
     assert not expectation.judge(right[:, :-1]).correct
