@@ -24,7 +24,7 @@ pytestmark = pytest.mark.parametrize("device", ["cpu"])
 
 COMMON: Any = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 settings.register_profile("quick", max_examples=4, derandomize=True, database=None, **COMMON)
-settings.register_profile("thorough", max_examples=300, **COMMON)
+settings.register_profile("thorough", max_examples=100, **COMMON)
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 LAYOUTS = ("kn", "nk", "strided", "offset")
