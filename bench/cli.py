@@ -14,7 +14,7 @@ from iris_core import PeerError
 
 from . import plot as plots
 from . import report, sweep
-from .check_cli import check
+from .check.cli import check
 from .measure import Job
 from .ranks import (
     LaunchedRanks,

@@ -6,9 +6,9 @@ import pytest
 from families import FUSED, name
 from typer.testing import CliRunner
 
-from iris_bench.check import Case, make_cases, run_case
+from iris_bench.check.cases import Case, make_cases, run_case
+from iris_bench.check.planted import PLANTED, Planted
 from iris_bench.cli import app
-from iris_bench.planted import PLANTED, Planted
 from overlap_taxonomy import Variant
 
 
@@ -53,7 +53,7 @@ def test_the_command_says_what_it_checked() -> None:
 
 def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     racy = next(planted for planted in PLANTED if "relaxed acquire" in planted.name)
-    monkeypatch.setattr("iris_bench.check_cli.run_case", lambda *_, **options: racy.run(schedules=1, seed=0))
+    monkeypatch.setattr("iris_bench.check.cli.run_case", lambda *_, **options: racy.run(schedules=1, seed=0))
     result = CliRunner().invoke(app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential"])
     assert result.exit_code == 1
     assert "write by rank 1" in result.output
@@ -78,7 +78,7 @@ def test_bad_usage_is_refused(arguments: list[str], words: str) -> None:
 
 
 def test_planted_bugs_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iris_bench.planted.PLANTED", PLANTED[:1])
+    monkeypatch.setattr("iris_bench.check.planted.PLANTED", PLANTED[:1])
     result = CliRunner().invoke(app, ["check", "--planted", "--schedules", "1"])
     assert result.exit_code == 0, result.output
     assert result.output.rstrip().endswith("found 1 of 1")

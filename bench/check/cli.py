@@ -16,9 +16,10 @@ from rich.text import Text
 from iris_core import RankPool
 from iris_core.checker import DEFAULT_SCHEDULES, Report
 
-from . import planted, report
-from .check import CALLS, Case, exercise, make_cases, run_case
-from .shapes import parse_shapes
+from .. import report
+from ..shapes import parse_shapes
+from . import planted
+from .cases import CALLS, Case, exercise, make_cases, run_case
 
 
 def check(

@@ -12,11 +12,11 @@ from iris_core.checker import Report, check
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import Variant, get_variant
 
-from .correctness import Expectation
-from .families import FAMILIES
-from .inputs import Draw
-from .shapes import Shape
-from .sweep import DTYPES, select_families, select_variants
+from ..correctness import Expectation
+from ..families import FAMILIES
+from ..inputs import Draw
+from ..shapes import Shape
+from ..sweep import DTYPES, select_families, select_variants
 
 CALLS = 3  # each buffer is used again, and again after that by a rank that may be a call ahead
 _HEAP_BYTES = 1 << 20
