@@ -21,6 +21,7 @@ class Agent(Enum):
     COMM_KERNEL = "the SMs of a communication kernel"
     COMPUTING_PROGRAM = "the program that computed the tile"
     COMM_PROGRAMS = "some programs of the same grid"
+    COMM_WARPS = "some warps of every program"
     COPY_ENGINES = "the copy engines, no SM"
 
 
@@ -30,5 +31,6 @@ class Sync(Enum):
     STREAM_ORDER = "stream order"
     NONE = "nothing"
     TILE_FLAG = "a flag a tile"
+    SHARED_MEMORY_BARRIER = "a barrier in shared memory a tile"
     SHARD_COUNTER = "a counter a shard"
     PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"

@@ -22,12 +22,14 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from iris_core.backends.hip import HipBackend
 from iris_core.creation import HeapTensors
 from iris_core.heap import SymmetricHeap
 from iris_core.sync import WATCHDOG_WORDS
+from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import get_variant
 
 
@@ -203,7 +205,7 @@ def recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
 
 def compile_case(case: Case) -> list[Compiled]:
     """Make the operator, call it once, and return every kernel it launched, compiled."""
-    with recorded_launches() as launches:
+    with recorded_launches() as launches, mock.patch.object(hopper, "machine_reason", return_value=None):
         build = get_variant(case.family, case.variant).build
         operator = build(StubContext(case), make_problem(case))
         if case.pointers:
@@ -236,8 +238,9 @@ def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: 
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(**arguments, debug=False)
     parsed, signature, constexprs, attrs = kernel._pack_args(backend, options, bound, specialization, options)
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     built = triton.compile(
-        ASTSource(kernel, signature, constexprs, attrs), target=target.gpu, options=dict(parsed.__dict__)
+        make_source(kernel, signature, constexprs, attrs), target=target.gpu, options=dict(parsed.__dict__)
     )
     if target.is_nvidia:
         code = built.asm["ptx"]

@@ -95,7 +95,8 @@ def default_config(
         config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if comm_share else num_sms
-    block_m, block_n = _quickest_tile(m, n, compute_sms, largest_n=128 if is_amd else 256)
+    rates = {tile: rate for tile, rate in _TILE_RATES.items() if not (is_amd and tile[1] > 128)}
+    block_m, block_n = quickest_tile(m, n, compute_sms, rates)
     config = GemmConfig(
         block_m,
         block_n,
@@ -120,12 +121,18 @@ def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:
     return max(1, min(16, config.comm_rows * config.block_n * dtype.itemsize // warp_bytes))
 
 
-def _quickest_tile(m: int, n: int, compute_sms: int, *, largest_n: int) -> tuple[int, int]:
-    """Return the tile whose waves over the SMs are predicted to end first."""
+def quickest_tile(m: int, n: int, compute_sms: int, rates: dict[tuple[int, int], float]) -> tuple[int, int]:
+    """Return the tile whose waves over the SMs are predicted to end first.
+
+    Args:
+        m, n: what is cut into tiles.
+        compute_sms: SMs that multiply.
+        rates: the tiles to choose from, and how fast each multiplies.
+    """
 
     def time(tile: tuple[int, int]) -> float:
         tile_m, tile_n = tile
         waves = -(-(-(-m // tile_m) * -(-n // tile_n)) // compute_sms)
-        return waves * tile_m * tile_n / _TILE_RATES[tile]
+        return waves * tile_m * tile_n / rates[tile]
 
-    return min((tile for tile in _TILE_RATES if tile[1] <= largest_n), key=time)
+    return min(rates, key=time)

@@ -228,11 +228,11 @@ class FusedOperator(Operator[P]):
 
 def _loads(operands: dict[str, torch.Tensor]) -> int:
     """Return how these operands can be read."""
-    if not all(_describable(matrix) for name, matrix in operands.items() if name != "b"):
+    if not all(describable(matrix) for name, matrix in operands.items() if name != "b"):
         return POINTERS.value
-    if _describable(operands["b"].t()):
+    if describable(operands["b"].t()):
         return DESCRIPTORS_B_NK.value
-    return DESCRIPTORS_B_KN.value if _describable(operands["b"]) else POINTERS.value
+    return DESCRIPTORS_B_KN.value if describable(operands["b"]) else POINTERS.value
 
 
 def _descriptor(name: str, matrix: torch.Tensor, loads: int, config: GemmConfig) -> TensorDescriptor:
@@ -243,7 +243,7 @@ def _descriptor(name: str, matrix: torch.Tensor, loads: int, config: GemmConfig)
     return TensorDescriptor.from_tensor(matrix, [config.block_k, config.block_n])
 
 
-def _describable(matrix: torch.Tensor) -> bool:
+def describable(matrix: torch.Tensor) -> bool:
     """Whether a tensor descriptor can name this matrix: rows contiguous, everything on 16 bytes, not empty."""
     row_bytes = matrix.stride(0) * matrix.element_size()
     return matrix.numel() > 0 and matrix.stride(1) == 1 and row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0

@@ -9,7 +9,15 @@ from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
-from . import bulk_synchronous, copy_engine, fused_sequential, library, producer_consumer, workgroup_specialized
+from . import (
+    bulk_synchronous,
+    copy_engine,
+    fused_sequential,
+    library,
+    producer_consumer,
+    warp_specialized,
+    workgroup_specialized,
+)
 from .operator import FAMILY
 from .problem import GemmAllScatterProblem
 from .reference import reference
@@ -23,6 +31,7 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
+    warp_specialized.VARIANT,
 ):
     register(_variant)
 

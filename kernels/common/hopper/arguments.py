@@ -1,0 +1,53 @@
+"""What the warp-specialised kernels take, in bundles (see ../arguments.py)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Sizes(NamedTuple):
+    """The (m, n) matrix whose tiles are counted, and the inner size."""
+
+    m: int
+    n: int
+    k: int
+
+
+class WarpTile(NamedTuple):
+    """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
+
+    STAGES operand tiles are in flight; a finished tile is sent in pieces of PIECE_ROWS rows and `PIECE_COLS` columns.
+    """
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    GROUP_M: int
+    LOADS: int
+    STAGES: int
+    PIECE_ROWS: int
+
+
+class Ring(NamedTuple):
+    """Stages of operand tiles in shared memory, and two barriers a stage: they have come, they have been used."""
+
+    a: Any
+    b: Any
+    loaded: Any
+    used: Any
+
+
+class Outbox(NamedTuple):
+    """One finished tile in shared memory, in pieces, and two barriers: it is there, it may be overwritten."""
+
+    pieces: Any
+    filled: Any
+    emptied: Any
+
+
+class Parcel(NamedTuple):
+    """Where the tile in the outbox goes: a first rank, and a row and a column of the matrix there."""
+
+    rank: Any
+    row: Any
+    col: Any

@@ -1,0 +1,156 @@
+"""What the warp-specialised variants share on the host: what they support, their tensor descriptors, their launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from iris_core import interpreter
+
+from ..config import GemmConfig, quickest_tile
+from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
+from ..operator import FusedOperator, describable
+from ..problem import Problem
+from .arguments import WarpTile
+from .outbox import PIECE_COLS
+
+P = TypeVar("P", bound=Problem)
+
+DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+ROW_BYTES = 16  # what TMA asks of addresses and of rows' lengths
+SHARED_BYTES = 227 << 10  # of an SM, for one program
+BARRIER_BYTES = 1 << 10  # more than the barriers take
+NUM_WARPS = 8  # that multiply: two warp groups of 64 rows each
+_STAGES = {256: 3, 128: 5, 64: 6}  # by the width of the tile: as many as fit beside the outbox, and no more than help
+_MOST_DESCRIPTORS = 64
+
+
+def machine_reason() -> str | None:
+    """Return why kernels for Hopper cannot run in this process, or None."""
+    if interpreter.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
+        return "warp-specialised kernels need NVIDIA Hopper GPUs (sm_90)"
+    major, minor = torch.cuda.get_device_capability()
+    return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
+
+
+def config_reason(config: GemmConfig) -> str | None:
+    """Return why the warp-specialised kernels cannot run with a configuration, or None."""
+    if config.num_warps != NUM_WARPS or config.block_m != 128:
+        return f"two warp groups multiply 128 rows: num_warps is {config.num_warps} and block_m {config.block_m}"
+    if config.block_n not in _STAGES or config.block_k != 64:
+        tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
+        return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
+    if config.comm_rows < 8:
+        return f"comm_rows is {config.comm_rows}; pieces have 8 rows or more"
+    if config.epilogue_subtiles != 1 or not config.descriptors:
+        return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
+    stage_bytes = 2 * (config.block_m + config.block_n) * config.block_k
+    shared_bytes = config.num_stages * stage_bytes + 2 * config.block_m * config.block_n + BARRIER_BYTES
+    if shared_bytes > SHARED_BYTES:
+        return f"{config.num_stages} stages and a finished tile take {shared_bytes} bytes of {SHARED_BYTES}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Address:
+    """Stands for a tensor in a descriptor, which then does not keep the tensor's memory."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class WarpSpecializedOperator(FusedOperator[P]):
+    """An operator whose kernel gives warps roles. Its operands and outputs are moved by TMA: see `_operands`."""
+
+    variant = "warp_specialized"
+
+    @classmethod
+    def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
+        if reason := machine_reason():
+            return reason
+        if problem.dtype not in DTYPES:
+            return f"warp-specialised kernels multiply bfloat16 and float16, not {problem.dtype}"
+        if reason := super().unsupported_reason(problem, config):
+            return reason
+        return (config_reason(config) if config else None) or cls._sizes_reason(problem)
+
+    @classmethod
+    def _sizes_reason(cls, problem: P) -> str | None:
+        """Return why TMA cannot move this problem's matrices, or None. A's rows are taken to be contiguous."""
+        for rank in range(problem.world_size):
+            k = problem.a_shape(rank)[1]
+            if k == 0 or k * problem.dtype.itemsize % ROW_BYTES:
+                return f"rank {rank}'s A has {k} columns; TMA moves rows of a multiple of {ROW_BYTES} bytes"
+        return None
+
+    def _config_for(self, m: int, n: int) -> GemmConfig:
+        num_sms = self.ctx.get_cu_count()
+        block_m, block_n = quickest_tile(m, n, num_sms, {(128, 256): 1.0, (128, 128): 0.85, (128, 64): 0.55})
+        return GemmConfig(
+            block_m, block_n, 64, num_warps=NUM_WARPS, num_stages=_STAGES[block_n], num_sms=num_sms, comm_rows=32
+        )
+
+    def _padded(self, columns: int) -> int:
+        """Return the length of rows, in elements, that TMA can move."""
+        row = ROW_BYTES // self.problem.dtype.itemsize
+        return max(1, -(-columns // row)) * row
+
+    def _operands(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+        """Return the operands' descriptors, and the compile-time shape of the work.
+
+        Raises:
+            ValueError: an operand that TMA cannot read.
+        """
+        if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
+            b = a.t()
+        if describable(b.t()):
+            loads, b = DESCRIPTORS_B_NK.value, b.t()
+        elif describable(b):
+            loads = DESCRIPTORS_B_KN.value
+        else:
+            raise ValueError(self._undescribable("B", b, "rows or columns"))
+        if not describable(a):
+            raise ValueError(self._undescribable("A", a, "rows"))
+        config = self.config
+        b_block = (config.block_n, 64) if loads == DESCRIPTORS_B_NK.value else (64, config.block_n)
+        tile = WarpTile(
+            config.block_m,
+            config.block_n,
+            config.block_k,
+            config.group_m,
+            loads,
+            config.num_stages,
+            config.comm_rows,
+        )
+        return {"a": self._descriptor(a, (config.block_m, 64)), "b": self._descriptor(b, b_block), "TILE": tile}
+
+    def _undescribable(self, name: str, matrix: torch.Tensor, lines: str) -> str:
+        return (
+            f"{self}: {name} is {tuple(matrix.shape)} with strides {tuple(matrix.stride())}, starting at "
+            f"{matrix.data_ptr():#x}; TMA reads {lines} that are contiguous and start on {ROW_BYTES} bytes. Make it "
+            "contiguous, or use a variant that reads any strides, such as copy_engine"
+        )
+
+    def _pieces_of(self, out: torch.Tensor) -> TensorDescriptor:
+        """Return the descriptor of a (rank, row, column) tensor that pieces of tiles are sent to."""
+        return self._descriptor(out, (1, self.config.comm_rows, PIECE_COLS.value))
+
+    def _descriptor(self, tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
+        """Return a tensor's descriptor for blocks of this shape; made once for an address and strides."""
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), block)
+        descriptors: dict[Any, TensorDescriptor] = self.__dict__.setdefault("_descriptors", {})
+        if key not in descriptors:
+            if len(descriptors) == _MOST_DESCRIPTORS:
+                descriptors.clear()
+            dtype = self.problem.dtype
+            layout = gl.NVMMASharedLayout.get_default_for(list(block), DTYPES[dtype])
+            base = _Address(tensor.data_ptr(), dtype)
+            descriptors[key] = TensorDescriptor(base, list(tensor.shape), list(tensor.stride()), list(block), layout)
+        return descriptors[key]

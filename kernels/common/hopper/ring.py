@@ -1,0 +1,76 @@
+"""The main loop of the warp-specialised kernels: a ring of operand tiles between a loader warp and the multiply warps.
+
+A step of the main loop uses one stage of the ring. Both sides count steps over all tiles of the program: step i uses
+stage ``i % STAGES`` for the ``i // STAGES``-th time, which gives a barrier's phase. So a program may have any number
+of tiles, none included, and any number of steps a tile.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from ..gemm import DESCRIPTORS_B_NK
+from .arguments import Ring
+
+
+@gluon.jit
+def open_ring(a, b, TILE: gl.constexpr):
+    """Return an empty ring for tiles of the descriptors `a` and `b`."""
+    STAGES: gl.constexpr = TILE.STAGES
+    a_tiles = gl.allocate_shared_memory(a.dtype, [STAGES, a.block_type.shape[0], a.block_type.shape[1]], a.layout)
+    b_tiles = gl.allocate_shared_memory(b.dtype, [STAGES, b.block_type.shape[0], b.block_type.shape[1]], b.layout)
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    used = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(stage), count=1)
+        mbarrier.init(used.index(stage), count=1)
+    return Ring(a_tiles, b_tiles, loaded, used)
+
+
+@gluon.jit
+def load_step(a, b, ring, step, a_row, col, k, TILE: gl.constexpr):
+    """Load the operands of one step, of A from row `a_row` and of B from column `col`; run by one warp.
+
+    What reaches past the end of an operand is zero.
+    """
+    stage = step % TILE.STAGES
+    loaded = ring.loaded.index(stage)
+    mbarrier.wait(ring.used.index(stage), ((step // TILE.STAGES) & 1) ^ 1)
+    mbarrier.expect(loaded, a.block_type.nbytes + b.block_type.nbytes)
+    tma.async_copy_global_to_shared(a, [a_row, k], loaded, ring.a.index(stage))
+    if TILE.LOADS == DESCRIPTORS_B_NK:
+        tma.async_copy_global_to_shared(b, [col, k], loaded, ring.b.index(stage))
+    else:
+        tma.async_copy_global_to_shared(b, [k, col], loaded, ring.b.index(stage))
+
+
+@gluon.jit
+def multiply_tile(ring, step, num_steps, TILE: gl.constexpr):
+    """Return a tile's sum over `num_steps` steps, one or more, in fp32, and the number of the next step.
+
+    One multiplication is in flight while the one before frees its stage. A stage is freed by one thread, so a barrier
+    before it brings the warp groups together: the other one may still be reading.
+    """
+    BLOCK_M: gl.constexpr = TILE.BLOCK_M
+    BLOCK_N: gl.constexpr = TILE.BLOCK_N
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
+    for k in range(num_steps):
+        stage = step % TILE.STAGES
+        mbarrier.wait(ring.loaded.index(stage), (step // TILE.STAGES) & 1)
+        b = ring.b.index(stage)
+        if TILE.LOADS == DESCRIPTORS_B_NK:
+            b = b.permute((1, 0))
+        acc = warpgroup_mma(ring.a.index(stage), b, acc, use_acc=k > 0, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        gl.thread_barrier()
+        mbarrier.arrive(ring.used.index((step + TILE.STAGES - 1) % TILE.STAGES), count=1, pred=k > 0)
+        step += 1
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    gl.thread_barrier()
+    mbarrier.arrive(ring.used.index((step + TILE.STAGES - 1) % TILE.STAGES), count=1)
+    return acc, step

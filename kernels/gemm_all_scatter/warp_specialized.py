@@ -1,0 +1,114 @@
+"""GEMM + all-scatter in one kernel whose warps have different roles (Gluon, for Hopper).
+
+| warps of a program | do | wait for |
+|---|---|---|
+| 8, two warp groups | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
+| 1 | loads operands, and meanwhile sends the tile before to every rank, in pieces | room; the finished tile |
+
+The pieces are paced by the main loop (../common/hopper/outbox.py). Before its first piece a program waits once for the
+peers to be ready, and it takes part in ending the call when all its pieces have arrived. Pattern: arXiv 2511.12500,
+section 4, which names "wave specialization" and leaves it unbuilt.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.gemm import num_tiles, tile_origin
+from ..common.handshake import begin_call, finish_call, wait_ready
+from ..common.hopper.arguments import Parcel, Sizes
+from ..common.hopper.operator import ROW_BYTES, WarpSpecializedOperator
+from ..common.hopper.outbox import await_arrival, let_refill, load_and_send, open_outbox, send_last
+from ..common.hopper.ring import open_ring
+from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles, num_turns
+from .operator import FAMILY, GemmAllScatter
+from .problem import GemmAllScatterProblem
+
+
+@gluon.jit
+def warp_specialized_kernel(a, b, out, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Compute this rank's block of C into every rank's C."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    ring = open_ring(a, b, TILE)
+    outbox = open_outbox(out, TILE)
+    turns = num_turns(num_tiles(sizes, TILE))
+    gl.warp_specialize(
+        [
+            (multiply_tiles, (ring, outbox, turns, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)),
+            (_load_and_scatter, (a, b, out, ring, outbox, turns, sizes, peers, epoch, WORLD_SIZE, TILE)),
+        ],
+        [1],
+        [LOADER_REGISTERS],
+    )
+
+
+@gluon.jit
+def _load_and_scatter(
+    a, b, out, ring, outbox, turns, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    step = 0
+    row = 0
+    col = 0
+    for turn in range(turns):
+        parcel = Parcel(peers.rank + 1, row, col)
+        row, col = tile_origin(gl.program_id(0) + turn * gl.num_programs(0), sizes, TILE)
+        step = load_and_send(
+            a, b, ring, step, row, col, sizes.k, out, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
+        )
+        if turn > 0:
+            let_refill(outbox)
+        else:
+            wait_ready(peers, epoch, WORLD_SIZE)
+    send_last(out, outbox, Parcel(peers.rank + 1, row, col), turns, WORLD_SIZE, WORLD_SIZE, TILE)
+    await_arrival()
+    finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+
+
+class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllScatter):
+    """See the module."""
+
+    @classmethod
+    def _sizes_reason(cls, problem: GemmAllScatterProblem) -> str | None:
+        for rank in range(problem.world_size):
+            start, stop = problem.columns(rank)
+            if stop > start and start * problem.dtype.itemsize % ROW_BYTES:
+                return f"rank {rank}'s columns of C start at {start}; TMA stores on a multiple of {ROW_BYTES} bytes"
+        return super()._sizes_reason(problem)
+
+    def _open_buffers(self) -> None:
+        problem = self.problem
+        rows = self._on_heap((problem.m, self._padded(problem.n)), problem.dtype)
+        self.output = rows[:, : problem.n]
+        start, stop = problem.columns(self.rank)
+        self._sizes = Sizes(problem.m, stop - start, problem.k)
+        # This rank's columns of every rank's C. Where it has none, nothing is stored, but a descriptor needs some.
+        columns = slice(start, stop) if stop > start else slice(0, 1)
+        self._out = self._pieces_of(self.ctx.peer_view(rows)[:, :, columns])
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._run(
+            warp_specialized_kernel,
+            self.config.num_sms,
+            **self._operands(a, b),
+            out=self._out,
+            sizes=self._sizes,
+            peers=self._peers(),
+            WORLD_SIZE=self.problem.world_size,
+        )
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=WarpSpecialized.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_WARPS,
+    sync=Sync.SHARED_MEMORY_BARRIER,
+    summary="one kernel; a warp of each program loads operands and sends the tile before, paced (Hopper)",
+    build=WarpSpecialized,
+    unsupported_reason=WarpSpecialized.unsupported_reason,
+)
