@@ -1,19 +1,11 @@
 """All-gather + GEMM with the copy engines: they push this rank's shard while a GEMM kernel multiplies.
 
-| queue | work |
-|---|---|
-| current stream | tell the peers this rank is ready · multiply shards as they come |
-| copy stream | wait for the peers to be ready · for each peer: copy the shard, then count it there |
-
-The kernels that wait or count are single programs, and the peers wait for them: the GEMM leaves them one SM, since its
-own programs can fill all the registers of one. The call's number is read by the waiting program too, so that program
-takes part in ending the call.
+The streams, the copies and their order are in copies.py; here is the GEMM, on all SMs but one.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
@@ -22,29 +14,10 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
-from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals, wait_ready
-from .operator import FAMILY, AllGatherGemm
+from ..common.handshake import current_call, finish_after_arrivals
+from .copies import PushedByCopyEngines
+from .operator import FAMILY
 from .shards import multiply_shards
-
-
-@triton.jit
-def begin_kernel(peers, WORLD_SIZE: tl.constexpr):
-    """Tell the peers that this rank is ready."""
-    begin_call(peers, WORLD_SIZE)
-
-
-@triton.jit
-def gate_kernel(peers, total_programs, WORLD_SIZE: tl.constexpr):
-    """Hold the copies until all peers are ready."""
-    epoch = current_call(peers, WORLD_SIZE)
-    wait_ready(peers, epoch, WORLD_SIZE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
-
-
-@triton.jit
-def announce_kernel(peers, peer, WORLD_SIZE: tl.constexpr):
-    """Behind a copy: count it at the peer."""
-    announce_part(peers, peer, WORLD_SIZE)
 
 
 @triton.jit
@@ -70,7 +43,7 @@ def gemm_kernel(
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
-class CopyEngine(AllGatherGemm):
+class CopyEngine(PushedByCopyEngines):
     """See the module."""
 
     variant = "copy_engine"
@@ -80,29 +53,8 @@ class CopyEngine(AllGatherGemm):
         config = super().default_config()
         return replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
 
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        everywhere = self.ctx.peer_view(self.gathered)[:, self._own_rows]
-        world_size = self.problem.world_size
-        order = [(self.rank - distance) % world_size for distance in range(1, world_size)]
-        self._destinations = [(peer, everywhere[peer]) for peer in order]  # the rank below needs this shard first
-        self._copy_stream = self.ctx.make_stream()
-
-    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
-        num_programs = max(1, self.config.num_sms - 1)
-        total: dict[str, Any] = {"total_programs": num_programs + 1}
-        source = a if a.stride(1) == 1 else a.contiguous()  # a copy engine copies rows
-        self._run(begin_kernel, 1, num_warps=1, **handshake)
-        self._copy_stream.wait_for_current()
-        with self._copy_stream.as_current():
-            self._run(gate_kernel, 1, num_warps=1, **handshake, **total)
-            for peer, destination in self._destinations:
-                if len(source):
-                    self._copy_stream.copy_2d(destination, source)
-                self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
-        self._run(gemm_kernel, num_programs, **self._multiply_arguments(a, b), **total)
-        self._copy_stream.current_waits()
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
+        self._run(gemm_kernel, num_programs, **self._multiply_arguments(a, b), total_programs=total_programs)
 
 
 VARIANT = Variant(

@@ -48,12 +48,16 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
     def _open_buffers(self) -> None:
         problem = self.problem
         self.gathered = self._on_heap((problem.m, problem.k), problem.dtype)
-        m, n = problem.c_shape(self.rank)
-        # A rank without columns still takes part: it computes nothing, into room for one column.
-        self._room = torch.zeros(m, max(n, 1), dtype=problem.dtype, device=self.ctx.get_device())
-        self.output = self._room[:, :n]
-        self._block = Block(self._room, m, n, self._room.stride(0))
         self._own_rows = slice(*problem.rows(self.rank))
+        self._open_output()
+
+    def _open_output(self) -> None:
+        """Make `output`."""
+        m, n = self.problem.c_shape(self.rank)
+        # A rank without columns still takes part: it computes nothing, into room for one column.
+        room = torch.zeros(m, max(n, 1), dtype=self.problem.dtype, device=self.ctx.get_device())
+        self.output = room[:, :n]
+        self._block = Block(room, m, n, room.stride(0))
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self.keep_gathered:

@@ -16,6 +16,7 @@ from . import (
     fused_sequential,
     library,
     producer_consumer,
+    warp_specialized,
     workgroup_specialized,
 )
 from .operator import FAMILY
@@ -32,6 +33,7 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
+    warp_specialized.VARIANT,
 ):
     register(_variant)
 

@@ -31,15 +31,19 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
         shard = problem.shard_shape(0)
         slots = (problem.world_size, *shard)
         self._slots = self._on_heap(slots, problem.dtype)
-        self._flags = self._on_heap((problem.world_size, self._tiles(shard)), torch.int64)
+        self._flags = self._open_flags()
         self._partials = torch.zeros(slots if self.keeps_partials else 1, dtype=problem.dtype, device=device)
         self.output, self._out = self._open_output()
-        tiles = self._flags.shape[1]
+
+    def _open_flags(self) -> torch.Tensor:
+        """Return the flags that senders of partial tiles set here."""
+        problem = self.problem
+        tiles = self._tiles(problem.shard_shape(0))
+        flags = self._on_heap((problem.world_size, tiles), torch.int64)
         self.ctx.watchdog.watch(
-            self._flags,
-            lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum",
-            number_of_call,
+            flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum", number_of_call
         )
+        return flags
 
     def _open_output(self) -> tuple[torch.Tensor, Block]:
         """Return the output, and where in it this rank stores its sums."""

@@ -45,6 +45,17 @@ class Outbox(NamedTuple):
     emptied: Any
 
 
+class Inbox(NamedTuple):
+    """Slabs of a tile in shared memory, in the outbox's; a barrier: the outbox has made room for an own tile's partials;
+    and two a slab: a peer's partial has come, it has been added.
+    """
+
+    slabs: Any
+    vacated: Any
+    arrived: Any
+    taken: Any
+
+
 class Parcel(NamedTuple):
     """Where the tile in the outbox goes: a first rank, and a row and a column of the matrix there."""
 

@@ -1,0 +1,80 @@
+"""What the variants share whose shards the copy engines push: all of it but the kernel that multiplies.
+
+| queue | work |
+|---|---|
+| current stream | tell the peers this rank is ready · multiply shards as they come |
+| copy stream | wait for the peers to be ready · for each peer: copy the shard, then count it there |
+
+The kernels that wait or count are single programs, and the peers wait for them: the GEMM leaves them one SM, since its
+own programs can fill all the registers of one. The call's number is read by the waiting program too, so that program
+takes part in ending the call.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals, wait_ready
+from .operator import AllGatherGemm
+
+
+@triton.jit
+def begin_kernel(peers, WORLD_SIZE: tl.constexpr):
+    """Tell the peers that this rank is ready."""
+    begin_call(peers, WORLD_SIZE)
+
+
+@triton.jit
+def gate_kernel(peers, total_programs, WORLD_SIZE: tl.constexpr):
+    """Hold the copies until all peers are ready."""
+    epoch = current_call(peers, WORLD_SIZE)
+    wait_ready(peers, epoch, WORLD_SIZE)
+    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+
+
+@triton.jit
+def announce_kernel(peers, peer, WORLD_SIZE: tl.constexpr):
+    """Behind a copy: count it at the peer."""
+    announce_part(peers, peer, WORLD_SIZE)
+
+
+class PushedByCopyEngines(AllGatherGemm):
+    """An operator whose shards the copy engines push."""
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        everywhere = self.ctx.peer_view(self.gathered)[:, self._own_rows]
+        world_size = self.problem.world_size
+        order = [(self.rank - distance) % world_size for distance in range(1, world_size)]
+        self._destinations = [(peer, everywhere[peer]) for peer in order]  # the rank below needs this shard first
+        self._copy_stream = self.ctx.make_stream()
+
+    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
+        num_programs = max(1, self.config.num_sms - 1)
+        source = a if a.stride(1) == 1 else a.contiguous()  # a copy engine copies rows
+        self._run(begin_kernel, 1, num_warps=1, **handshake)
+        self._copy_stream.wait_for_current()
+        with self._copy_stream.as_current():
+            self._run(gate_kernel, 1, num_warps=1, **handshake, total_programs=num_programs + 1)
+            for peer, destination in self._destinations:
+                if len(source):
+                    self._copy_stream.copy_2d(destination, source)
+                self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
+        self._multiply(a, b, num_programs, total_programs=num_programs + 1)
+        self._copy_stream.current_waits()
+
+    @abstractmethod
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
+        """Queue the kernel that multiplies, whose programs wait for shards and take part in ending the call.
+
+        Args:
+            a, b: this rank's operands.
+            num_programs: of the kernel, at most.
+            total_programs: those that end the call, this kernel's among them.
+        """

@@ -1,0 +1,143 @@
+"""All-gather + GEMM with the copy engines and a kernel whose warps have different roles (Gluon, for Hopper).
+
+| who | does | waits for |
+|---|---|---|
+| the copy engines | push this rank's shard of A to every peer (copies.py) | the peers' readiness |
+| 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
+| 1 warp | loads operands, meanwhile stores the tile before, in pieces | room; each peer's shard; the finished tile |
+
+So the multiply warps never wait for a peer as long as there is a stage in shared memory to use. The own shard comes
+first, read where the caller has it. All SMs but one: see copies.py. The Hopper form of `copy_engine`, whose protocol
+this is; pattern: arXiv 2511.12500, section 4 ("wave specialization").
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_core import fence_before_descriptor_loads
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.gemm import num_tiles, tile_origin
+from ..common.handshake import current_call, finish_after_arrivals, wait_parts
+from ..common.hopper.arguments import Parcel, Sizes
+from ..common.hopper.operator import WarpSpecializedOperator
+from ..common.hopper.outbox import await_arrival, let_refill, load_and_send, open_outbox, send_last
+from ..common.hopper.ring import open_ring
+from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles, num_turns
+from .copies import PushedByCopyEngines
+from .operator import FAMILY
+from .problem import AllGatherGemmProblem
+
+
+@gluon.jit
+def warp_specialized_kernel(
+    a, gathered, b, out, sizes, peers, total_programs, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    """Multiply each shard when it has come; `sizes` are those of the largest shard's rows of C."""
+    epoch = current_call(peers, WORLD_SIZE)
+    ring = open_ring(a, b, TILE)
+    outbox = open_outbox(out, TILE)
+    turns = num_turns(num_tiles(sizes, TILE) * WORLD_SIZE)
+    gl.warp_specialize(
+        [
+            (multiply_tiles, (ring, outbox, turns, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)),
+            (
+                _load_shards_and_store,
+                (a, gathered, b, out, ring, outbox, turns, sizes, peers, epoch, total_programs, WORLD_SIZE, TILE),
+            ),
+        ],
+        [1],
+        [LOADER_REGISTERS],
+    )
+
+
+@gluon.jit
+def _load_shards_and_store(
+    a,
+    gathered,
+    b,
+    out,
+    ring,
+    outbox,
+    turns,
+    sizes,
+    peers,
+    epoch,
+    total_programs,
+    WORLD_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+):
+    tiles = num_tiles(sizes, TILE)
+    step = 0
+    shard = 0
+    row = 0
+    col = 0
+    arrived = peers.rank  # the last shard awaited
+    for turn in range(turns):
+        parcel = Parcel(shard, row, col)
+        position = gl.program_id(0) + turn * gl.num_programs(0)
+        shard = (peers.rank + position // tiles) % WORLD_SIZE
+        row, col = tile_origin(position % tiles, sizes, TILE)
+        if shard == peers.rank:
+            step = load_and_send(a, b, ring, step, row, col, sizes.k, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE)
+        else:
+            if shard != arrived:
+                wait_parts(peers, shard, epoch, WORLD_SIZE)
+                fence_before_descriptor_loads()
+                arrived = shard
+            a_row = shard * sizes.m + row
+            step = load_and_send(
+                gathered, b, ring, step, a_row, col, sizes.k, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+            )
+        if turn > 0:
+            let_refill(outbox)
+    send_last(out, outbox, Parcel(shard, row, col), turns, 1, WORLD_SIZE, TILE)
+    await_arrival()
+    if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
+        for distance in gl.static_range(1, WORLD_SIZE):
+            wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch, WORLD_SIZE)
+    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+
+
+class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], PushedByCopyEngines):
+    """See the module. The rows of its output may lie further apart than they are long."""
+
+    def _open_output(self) -> None:
+        problem = self.problem
+        shard_rows = problem.a_shape(0)[0]
+        m, n = problem.c_shape(self.rank)
+        # A tile at the end of a shard stops there: the rows of each are a matrix of their own.
+        room = torch.zeros(
+            problem.world_size, shard_rows, self._padded(n), dtype=problem.dtype, device=self.ctx.get_device()
+        )
+        self.output = room.flatten(0, 1)[:m, :n]
+        self._out = self._pieces_of(room)
+        self._sizes = Sizes(shard_rows, n, problem.k)
+
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
+        self._run(
+            warp_specialized_kernel,
+            num_programs,
+            **self._operands(a if a.shape[0] else self.gathered, b),
+            gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
+            out=self._out,
+            sizes=self._sizes,
+            peers=self._peers(),
+            total_programs=total_programs,
+            WORLD_SIZE=self.problem.world_size,
+        )
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=WarpSpecialized.variant,
+    arrangement=Arrangement.KERNEL_AND_COPIES,
+    agent=Agent.COPY_ENGINES,
+    sync=Sync.SHARD_COUNTER,
+    summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
+    build=WarpSpecialized,
+    unsupported_reason=WarpSpecialized.unsupported_reason,
+)
