@@ -2,7 +2,7 @@
 
 | warps of a program | do | wait for |
 |---|---|---|
-| 8, two warp groups | multiply; add the peers' partials to own tiles; leave each in shared memory | operands; partials; room |
+| 8, two groups | multiply, add the peers' partials to own tiles, leave tiles in shared memory | operands; partials |
 | 1 | loads operands, and meanwhile sends the tile before to its owner, in pieces, then announces it | room; the tile |
 | 1 | loads the peers' partials of own tiles | the peers' flags; room |
 

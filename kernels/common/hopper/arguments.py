@@ -46,8 +46,8 @@ class Outbox(NamedTuple):
 
 
 class Inbox(NamedTuple):
-    """Slabs of a tile in shared memory, in the outbox's; a barrier: the outbox has made room for an own tile's partials;
-    and two a slab: a peer's partial has come, it has been added.
+    """Slabs of a tile in the outbox's memory, a barrier: there is room for an own tile's partials, and two a slab: a
+    peer's partial has come, it has been added.
     """
 
     slabs: Any
