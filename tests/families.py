@@ -9,11 +9,12 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
 from iris_kernels.common.problem import shard_bounds
-from overlap_taxonomy import Variant, list_variants
+from overlap_taxonomy import Variant, list_families, list_variants
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,18 @@ def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: to
     return importlib.import_module(f"iris_kernels.{family}").Problem(m, n, k, world_size, dtype)
 
 
-def _runs_here(variant: Variant) -> bool:
-    """Whether this machine can run a variant at all: some vendors' pieces need their GPUs."""
-    return variant.unsupported_reason(make_problem(variant.family, 64, 64, 64, 1, torch.bfloat16), None) is None
+def _running_here() -> list[Variant]:
+    """Return the variants that this machine can run: some vendors' pieces, and some kernels, need their GPUs."""
+    problems = {family: make_problem(family, 64, 64, 64, 1, torch.bfloat16) for family in list_families()}
+    return [variant for variant in list_variants() if not variant.unsupported_reason(problems[variant.family], None)]
 
 
-VARIANTS = [variant for variant in list_variants() if _runs_here(variant)]
-FUSED = [variant for variant in VARIANTS if not variant.is_baseline]
+def _fused(variants: list[Variant]) -> list[Variant]:
+    return [variant for variant in variants if not variant.is_baseline]
+
+
+with mock.patch.object(torch.cuda, "is_available", return_value=False):
+    VARIANTS = _running_here()  # on every machine
+FUSED = _fused(VARIANTS)
+GPU_VARIANTS = _running_here()  # on this machine's GPUs
+GPU_FUSED = _fused(GPU_VARIANTS)

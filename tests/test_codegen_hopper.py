@@ -1,0 +1,127 @@
+"""The machine code of the warp-specialised kernels: roles on the right instructions, and ordered as they must be."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from compiling import Case, Compiled, compile_case
+
+from iris_kernels.common.hopper.operator import SHARED_BYTES
+from overlap_taxonomy import list_variants
+
+WORKER_WARPS = 4  # those that load and communicate, rounded up to a warp group
+REGISTERS = 65536  # of an SM
+
+
+def cases_of(family: str) -> list[Case]:
+    """Ranks 0, 1 and 2 stand for all: Triton makes a constant of a 1, and another kernel of a multiple of 16."""
+    case = Case("warp_specialized", "sm_90", rank=2, family=family)
+    return [
+        case,
+        *(replace(case, rank=rank) for rank in (0, 1)),
+        replace(case, layout="kn"),
+        replace(case, dtype=torch.float16),
+        replace(case, size=4096),
+        replace(case, size=1024),
+        replace(case, world_size=1, rank=0),
+        replace(case, world_size=2, rank=1),
+        replace(case, world_size=8),
+    ]
+
+
+FAMILIES = sorted(variant.family for variant in list_variants() if variant.name == "warp_specialized")
+each_case = pytest.mark.parametrize(
+    "case", [case for family in FAMILIES for case in cases_of(family)], ids=lambda case: f"{case}-w{case.world_size}"
+)
+compile_once = functools.cache(compile_case)
+
+
+def specialized(case: Case) -> Compiled:
+    """Return the case's warp-specialised kernel."""
+    (kernel,) = [kernel for kernel in compile_once(case) if kernel.name == "warp_specialized_kernel"]
+    return kernel
+
+
+def receives(case: Case) -> bool:
+    """Whether partial tiles come from peers."""
+    return case.family == "gemm_reduce_scatter" and case.world_size > 1
+
+
+def test_three_families_have_it() -> None:
+    assert FAMILIES == ["all_gather_gemm", "gemm_all_scatter", "gemm_reduce_scatter"]
+
+
+@each_case
+def test_multiplies_with_warp_groups_and_moves_tiles_by_tma(case: Case) -> None:
+    kernel = specialized(case)
+    assert kernel.count(r"wgmma\.mma_async") >= 4
+    assert kernel.count(r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global") >= 2  # A and B
+    assert kernel.count(r"cp\.async\.bulk\.tensor\.3d\.global\.shared") >= 1
+    assert kernel.count(r"stmatrix\.\S*x4") >= 1
+    if receives(case):
+        assert kernel.count(r"cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global") >= 1
+        assert kernel.count(r"ldmatrix\.\S*x4") >= 1
+
+
+@each_case
+def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
+    kernel = specialized(case)
+    assert set(kernel.stores_by_file()) <= {"sync.py", "handshake.py", "device.py"}
+    # Splitting an accumulator into slabs renames registers; through shared memory it would take 32 stores or more.
+    assert kernel.count(r"st\.shared\.\S*") < 32
+
+
+@each_case
+def test_nothing_spills_and_every_register_is_used(case: Case) -> None:
+    for kernel in compile_once(case):
+        assert kernel.scratch_bytes == 0, kernel.name
+        assert "__local_depot" not in kernel.code, kernel.name
+    kernel = specialized(case)
+    asked = [int(count) for count in re.findall(r"setmaxnreg\.inc\S+\s+(\d+);", kernel.code)]
+    assert max(asked) >= 208  # those that multiply: 128 of them hold a tile of 128x256
+    assert kernel.threads * max(asked) <= REGISTERS
+
+
+@each_case
+def test_stages_and_a_finished_tile_fit_shared_memory(case: Case) -> None:
+    kernel = specialized(case)
+    config = kernel.config
+    stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * case.dtype.itemsize
+    tile = config.block_m * config.block_n * case.dtype.itemsize
+    assert stages + tile <= kernel.shared_bytes <= SHARED_BYTES
+
+
+@each_case
+def test_handshake_is_ordered(case: Case) -> None:
+    code = "".join(kernel.code for kernel in compile_once(case))
+    peers = case.world_size - 1
+    assert len(re.findall(r"atom\.global\.sys\.acq_rel\.add", code)) >= 1  # programs are collected
+    assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= peers  # ready
+    assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= peers
+    if case.family == "gemm_all_scatter":  # done, too
+        assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= 2 * peers
+        assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= 2 * peers
+
+
+@each_case
+def test_what_is_announced_has_arrived(case: Case) -> None:
+    """Between the last piece sent and the release behind it: the full wait, then the proxy fence."""
+    code = specialized(case).code
+    announcement = r"atom\.global\.sys\.(?:release\.exch|acq_rel\.add)"
+    pieces = [found.end() for found in re.finditer(r"cp\.async\.bulk\.tensor\.3d\.global\.shared", code)]
+    between = code[pieces[-1] :]
+    before = re.search(announcement, between)
+    assert before
+    waited = re.search(r"cp\.async\.bulk\.wait_group\s+0;\s*fence\.proxy\.async;", between[: before.start()])
+    assert waited, "no full wait before the announcement"
+
+
+@each_case
+def test_what_peers_stored_is_loaded_behind_a_proxy_fence(case: Case) -> None:
+    code = specialized(case).code
+    if case.world_size > 1 and case.family != "gemm_all_scatter":
+        assert re.search(r"fence\.proxy\.async\.global", code)

@@ -1,0 +1,169 @@
+"""The host's part of the warp-specialised variants: what they refuse, and what they hand to their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from compiling import Case, StubContext, recorded_launches
+from families import make_problem
+
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.hopper import operator as hopper
+from overlap_taxonomy import get_variant, list_variants
+
+FAMILIES = [variant.family for variant in list_variants() if variant.name == "warp_specialized"]
+CONFIG = GemmConfig(128, 256, 64, num_stages=3, comm_rows=32)
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture
+def on_hopper() -> Iterator[None]:
+    """Refusals are those of a machine with Hopper GPUs."""
+    with mock.patch.object(hopper, "machine_reason", return_value=None):
+        yield
+
+
+def reason(
+    family: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    world_size: int = 4,
+    dtype: torch.dtype = torch.bfloat16,
+    config: GemmConfig | None = None,
+) -> str | None:
+    problem = make_problem(family, m, n, k, world_size, dtype)
+    return get_variant(family, "warp_specialized").unsupported_reason(problem, config)
+
+
+@each_family
+def test_without_hopper_it_is_refused(family: str) -> None:
+    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+        assert "Hopper" in (reason(family, 64, 64, 64) or "")
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((8, 0), False), ((9, 0), True), ((10, 0), False)])
+def test_only_one_generation_of_gpus_runs_it(capability: tuple[int, int], runs: bool) -> None:
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.version, "cuda", "13.0"),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+        mock.patch.object(hopper.interpreter, "is_enabled", return_value=False),
+    ):
+        assert (hopper.machine_reason() is None) == runs
+
+
+@pytest.mark.usefixtures("on_hopper")
+@each_family
+def test_sizes_that_rows_of_sixteen_bytes_can_hold(family: str) -> None:
+    assert reason(family, 4091 * 4, 5120, 1024) is None
+    assert reason(family, 1, 8192, 8192) is None
+    assert reason(family, 301, 318, 1088) is None
+    assert "41 columns" in (reason(family, 33, 37, 41, world_size=1) or "")
+    assert "not torch.float32" in (reason(family, 64, 64, 64, dtype=torch.float32) or "")
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_sizes_that_one_family_refuses() -> None:
+    assert "start at 75" in (reason("gemm_all_scatter", 64, 300, 64) or "")
+    assert reason("gemm_all_scatter", 64, 300, 64, world_size=1) is None
+    assert reason("all_gather_gemm", 64, 300, 64) is None
+    assert "rank 0's A has 25 columns" in (reason("gemm_reduce_scatter", 64, 64, 100) or "")
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"block_m": 64}, "block_m 64"),
+        ({"num_warps": 4}, "num_warps is 4"),
+        ({"block_n": 512}, "128x512x64"),
+        ({"block_k": 32}, "128x256x32"),
+        ({"num_stages": 4}, "4 stages"),
+        ({"comm_rows": 4}, "comm_rows is 4"),
+        ({"descriptors": False}, "descriptors"),
+        ({"epilogue_subtiles": 2}, "epilogue_subtiles"),
+        ({"group_m": 0}, "group_m is 0"),
+    ],
+    ids=str,
+)
+@each_family
+def test_a_configuration_that_cannot_run_is_refused(family: str, change: dict[str, Any], said: str) -> None:
+    assert reason(family, 8192, 8192, 8192, config=CONFIG) is None
+    assert said in (reason(family, 8192, 8192, 8192, config=replace(CONFIG, **change)) or "")
+
+
+def make_operator(family: str, size: int = 256, *, rank: int = 2) -> Any:
+    context = StubContext(Case("warp_specialized", "sm_90", rank=rank, family=family))
+    return get_variant(family, "warp_specialized").build(
+        context, make_problem(family, size, size, size, 4, torch.bfloat16)
+    )
+
+
+def operands(operator: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    a_shape, (k, n) = operator.problem.a_shape(operator.rank), operator.problem.b_shape(operator.rank)
+    return torch.empty(a_shape, dtype=torch.bfloat16), torch.empty(n, k, dtype=torch.bfloat16).t()
+
+
+@pytest.mark.usefixtures("on_hopper")
+@each_family
+def test_operands_that_tma_cannot_read_are_refused(family: str) -> None:
+    operator = make_operator(family)
+    a, b = operands(operator)
+    every_other = torch.empty(*a.shape, 2, dtype=a.dtype)[..., 0]
+    off_by_one = torch.empty(a.numel() + 1, dtype=a.dtype)[1:].view(a.shape)
+    with recorded_launches():
+        operator(a, b)
+        operator(a, b.contiguous())
+        for wrong in (every_other, off_by_one):
+            with pytest.raises(ValueError, match=r"warp_specialized: A is .* TMA reads rows .* such as copy_engine"):
+                operator(wrong, b)
+        with pytest.raises(ValueError, match=r"warp_specialized: B is .* TMA reads rows or columns"):
+            operator(a, torch.empty(*b.shape, 2, dtype=b.dtype)[..., 0])
+
+
+@pytest.mark.usefixtures("on_hopper")
+@each_family
+def test_a_descriptor_is_made_once_and_keeps_no_operand(family: str) -> None:
+    operator = make_operator(family)
+    a, b = operands(operator)
+    with recorded_launches() as launches:
+        for _ in range(2):
+            operator(a, b)
+        operator(a.clone(), b)
+    first, second, third = [arguments for kernel, arguments in launches if "TILE" in arguments]
+    assert first["a"] is second["a"]
+    assert first["a"] is not third["a"]
+    assert first["b"] is third["b"]
+    assert first["a"].base.data_ptr() == a.data_ptr()
+    assert not isinstance(first["a"].base, torch.Tensor)
+
+
+@pytest.mark.usefixtures("on_hopper")
+@each_family
+def test_stores_stop_at_the_edges_of_what_the_rank_writes(family: str) -> None:
+    """The descriptor that pieces are stored through: which rows and columns of which rank."""
+    context = StubContext(Case("warp_specialized", "sm_90", rank=3, family=family))
+    problem = make_problem(family, 301, 318, 1088, 4, torch.bfloat16)
+    operator: Any = get_variant(family, "warp_specialized").build(context, problem)
+    out, stride = operator._out, context.heap.stride // 2
+    output = operator.output
+    if family == "gemm_all_scatter":  # columns 240 to 318 of every rank's C
+        assert out.shape == [4, 301, 78]
+        assert out.strides == [stride, 320, 1]
+        assert out.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 240 * 2
+    elif family == "all_gather_gemm":  # the rows of each shard, of which the last is shorter, in room for all
+        assert out.shape == [4, 76, 80]
+        assert out.strides == [76 * 80, 80, 1]
+        assert output.shape == (301, 78)
+    else:  # this rank's slot at every rank; its own is its output
+        assert out.shape == [4, 76, 318]
+        assert out.strides == [stride, 320, 1]
+        assert out.base.data_ptr() + 3 * context.heap.stride == output.data_ptr()
+        assert output.shape == (73, 318)
