@@ -126,14 +126,16 @@ def _load_and_send_partials(
         a_row = owner * shards.m + row
         step = load_and_send(a, b, ring, step, a_row, col, shards.k, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE)
         if turn > 0:
-            if turn <= sent:
-                await_arrival()
-                announce_position(shards, peers, before, tiles, epoch, WORLD_SIZE)
             let_refill(outbox)
-        elif sent > 0:
-            wait_ready(peers, epoch, WORLD_SIZE)
         if turn >= sent:
             vacate(inbox)
+        # The tile before is announced last: the multiply warps are waiting for the room that it took.
+        if turn == 0:
+            if sent > 0:
+                wait_ready(peers, epoch, WORLD_SIZE)
+        elif turn <= sent:
+            await_arrival()
+            announce_position(shards, peers, before, tiles, epoch, WORLD_SIZE)
     send_last(out, outbox, Parcel(owner, row, col), turns, 1, WORLD_SIZE, TILE)
     await_arrival()
     if (sent > 0) & (turns == sent):
