@@ -110,13 +110,14 @@ class WarpSpecializedOperator(FusedOperator[P]):
         """
         if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
             b = a.t()
-        if describable(b.t()):
-            loads, b = DESCRIPTORS_B_NK.value, b.t()
-        elif describable(b):
-            loads = DESCRIPTORS_B_KN.value
+        a_rows, b_rows, b_columns = self._rows(a), self._rows(b), self._rows(b.t())
+        if describable(b_columns):
+            loads, b_lines = DESCRIPTORS_B_NK.value, b_columns
+        elif describable(b_rows):
+            loads, b_lines = DESCRIPTORS_B_KN.value, b_rows
         else:
             raise ValueError(self._undescribable("B", b, "rows or columns"))
-        if not describable(a):
+        if not describable(a_rows):
             raise ValueError(self._undescribable("A", a, "rows"))
         config = self.config
         b_block = (config.block_n, 64) if loads == DESCRIPTORS_B_NK.value else (64, config.block_n)
@@ -129,7 +130,17 @@ class WarpSpecializedOperator(FusedOperator[P]):
             config.num_stages,
             config.comm_rows,
         )
-        return {"a": self._descriptor(a, (config.block_m, 64)), "b": self._descriptor(b, b_block), "TILE": tile}
+        return {
+            "a": self._descriptor(a_rows, (config.block_m, 64)),
+            "b": self._descriptor(b_lines, b_block),
+            "TILE": tile,
+        }
+
+    def _rows(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return a matrix; one of a single row, between whose rows there is no distance, with one that TMA takes."""
+        if matrix.shape[0] != 1:
+            return matrix
+        return matrix.as_strided(matrix.shape, (self._padded(matrix.shape[1]), matrix.stride(1)))
 
     def _undescribable(self, name: str, matrix: torch.Tensor, lines: str) -> str:
         return (

@@ -1,0 +1,300 @@
+"""Gluon on the CPU, as far as the warp-specialised kernels use it: their own source, run as Python.
+
+Roles, programs and ranks are greenlets that take turns at random at every step that may wait. What is asynchronous on a
+GPU is late here, too: a copy by TMA is done some time after it is queued, a store reads shared memory at one time and
+arrives at a later one, a multiplication reads its operands when it is waited for. Barriers in shared memory have
+phases. If nobody can go on, that is a deadlock. What it cannot show: layouts, memory ordering, the warps of a role
+among themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import greenlet
+import torch
+from triton.runtime.jit import JITFunction
+
+
+class Deadlock(Exception):
+    """Nobody can go on."""
+
+
+@dataclass(eq=False)
+class Task:
+    """Something that runs in turns: a role of a program of a rank, or a copy under way."""
+
+    name: str
+    rank: int
+    program: int
+    num_programs: int
+    run: greenlet.greenlet = field(repr=False)
+    may_go_on: Callable[[], bool] = field(default=lambda: True, repr=False)
+    stores: list[str] = field(default_factory=list, repr=False)  # of each store: queued, read or arrived
+
+
+class Machine:
+    """All ranks' programs. `spawn` what is to run, then `run`."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._tasks: list[Task] = []
+        self._hub = greenlet.getcurrent()
+        self.task: Task = Task("host", -1, -1, 0, self._hub)
+
+    def spawn(self, name: str, fn: Callable[[], Any], *, rank: int, program: int = 0, num_programs: int = 1) -> Task:
+        task = Task(name, rank, program, num_programs, greenlet.greenlet(fn, parent=self._hub))
+        self._tasks.append(task)
+        return task
+
+    def spawn_beside(self, name: str, fn: Callable[[], Any]) -> Task:
+        """Spawn what belongs to the program that runs."""
+        now = self.task
+        return self.spawn(name, fn, rank=now.rank, program=now.program, num_programs=now.num_programs)
+
+    def wait(self, may_go_on: Callable[[], bool]) -> None:
+        """Let others run until a condition holds."""
+        self.task.may_go_on = may_go_on
+        self._hub.switch()
+
+    def run(self) -> None:
+        while self._tasks:
+            ready = [task for task in self._tasks if task.may_go_on()]
+            if not ready:
+                raise Deadlock(", ".join(f"{task.name} {task.rank}.{task.program}" for task in self._tasks))
+            self.task = self._random.choice(ready)
+            self.task.run.switch()
+            if self.task.run.dead:
+                self._tasks.remove(self.task)
+
+
+class Barrier:
+    """A barrier in shared memory (mbarrier): a phase completes with its last arrival and its last byte."""
+
+    def __init__(self) -> None:
+        self.completed = self.pending = self.count = self.bytes = 0
+
+    def arrive(self, *, arrivals: int = 0, num_bytes: int = 0) -> None:
+        self.pending -= arrivals
+        self.bytes += num_bytes
+        assert self.pending >= 0, "more arrivals than the barrier was made for"
+        if self.pending == 0 and self.bytes == 0:
+            self.completed += 1
+            self.pending = self.count
+
+
+class Shared:
+    """Shared memory; tiles lie there in slabs of 64 columns, as the hardware's widest swizzle has them."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.dtype = memory.dtype
+
+    def index(self, i: int) -> Shared:
+        assert 0 <= i < len(self.memory)
+        return Shared(self.memory[i])
+
+    def permute(self, order: Any) -> Shared:
+        return Shared(self.memory.permute(*order))
+
+    def reshape(self, shape: Any) -> Shared:
+        return Shared(self.memory.view(shape))
+
+    def load(self, layout: Any) -> Register:
+        return Register(self.memory.clone())
+
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
+        return Shared(self.memory.view(shape)) if len(shape) == 4 else WholeTile(self.memory, shape)
+
+
+class WholeTile(Shared):
+    """All slabs as one tile."""
+
+    def __init__(self, memory: torch.Tensor, shape: list[int]) -> None:
+        super().__init__(memory)
+        self._rows, self._columns = shape
+
+    def store(self, value: Register) -> None:
+        slabs = self.memory.view(self._columns // 64, self._rows, 64)
+        slabs.copy_(value.value.reshape(self._rows, -1, 64).permute(1, 0, 2))
+
+
+class Register:
+    """A distributed tensor. Multiplications may be in flight; whoever reads it before waiting gets NaN."""
+
+    def __init__(self, value: torch.Tensor, in_flight: tuple[Any, ...] = ()) -> None:
+        self._value, self.in_flight = value, in_flight
+        self.type = SimpleNamespace(layout=None)
+        self.shape = list(value.shape)
+
+    @property
+    def value(self) -> torch.Tensor:
+        return torch.full_like(self._value, float("nan")) if self.in_flight else self._value
+
+    def after(self, num_outstanding: int) -> Register:
+        """Return it with all but so many multiplications done: their operands are read now."""
+        value, done = self._value, len(self.in_flight) - num_outstanding
+        for a, b, use_acc in self.in_flight[: max(done, 0)]:
+            product = a.memory.float() @ b.memory.float()
+            value = value + product if use_acc else product
+        return Register(value, self.in_flight[max(done, 0) :])
+
+    def to(self, dtype: torch.dtype) -> Register:
+        return Register(self.value.to(dtype))
+
+    def reshape(self, shape: list[int]) -> Register:
+        return Register(self.value.reshape(shape))
+
+    def permute(self, order: list[int]) -> Register:
+        return Register(self.value.permute(order))
+
+    def split(self) -> tuple[Register, Register]:
+        return Register(self.value[..., 0]), Register(self.value[..., 1])
+
+    def __add__(self, other: Register) -> Register:
+        return Register(self.value + other.value)
+
+
+class Descriptor:
+    """A tensor descriptor: what reaches past the end reads as zero and is not stored."""
+
+    def __init__(self, made: Any) -> None:
+        last = sum((size - 1) * stride for size, stride in zip(made.shape, made.strides, strict=True))
+        memory = (ctypes.c_char * ((last + 1) * made.base.dtype.itemsize)).from_address(made.base.data_ptr())
+        self.tensor = torch.frombuffer(memory, dtype=made.base.dtype).as_strided(made.shape, made.strides)
+        num_bytes = torch.Size(made.block_shape).numel() * made.base.dtype.itemsize
+        self.block_type = SimpleNamespace(shape=list(made.block_shape), nbytes=num_bytes)
+        self.dtype, self.layout = made.base.dtype, None
+
+    def _window(self, start: list[int]) -> tuple[torch.Tensor, tuple[slice, ...]]:
+        assert all(first >= 0 for first in start)
+        stops = [first + size for first, size in zip(start, self.block_type.shape, strict=True)]
+        inside = self.tensor[tuple(slice(first, stop) for first, stop in zip(start, stops, strict=True))]
+        return inside, tuple(slice(0, size) for size in inside.shape)
+
+    def read(self, start: list[int], into: torch.Tensor) -> None:
+        inside, where = self._window(start)
+        into.zero_()
+        into[where] = inside
+
+    def write(self, start: list[int], value: torch.Tensor) -> None:
+        inside, where = self._window(start)
+        inside.copy_(value[where])
+
+
+def _fakes(machine: Machine) -> dict[str, Any]:
+    """Return what stands for the names that the kernels' modules import from Gluon."""
+
+    def allocate(dtype: Any, shape: list[int], layout: Any) -> Any:
+        if layout == "barrier":
+            barriers = [Barrier() for _ in range(shape[0])]
+            return barriers[0] if len(shape) == 1 else SimpleNamespace(index=barriers.__getitem__)
+        return Shared(torch.full(shape, float("nan"), dtype=dtype))
+
+    def specialize(functions: list[Any], warps: Any, registers: Any) -> None:
+        roles = [machine.spawn_beside(fn.__name__, lambda fn=fn, args=args: fn(*args)) for fn, args in functions]
+        machine.wait(lambda: all(role.run.dead for role in roles))
+
+    def init(barrier: Barrier, count: int) -> None:
+        barrier.count = barrier.pending = count
+
+    def wait_phase(barrier: Barrier, phase: int) -> None:
+        machine.wait(lambda: barrier.completed & 1 != phase)
+
+    def arrive(barrier: Barrier, *, count: int = 1, pred: Any = True) -> None:
+        if pred:
+            barrier.arrive(arrivals=count)
+
+    def load(source: Descriptor, start: list[int], barrier: Barrier, into: Shared) -> None:
+        def arrives() -> None:
+            source.read(start, into.memory)
+            barrier.arrive(num_bytes=-source.block_type.nbytes)
+
+        into.memory.fill_(float("nan"))
+        machine.spawn_beside("load", arrives)
+
+    def store(destination: Descriptor, start: list[int], source: Shared) -> None:
+        sender, number = machine.task, len(machine.task.stores)
+        sender.stores.append("queued")
+
+        def arrives() -> None:
+            value = source.memory.clone()
+            sender.stores[number] = "read"
+            machine.wait(lambda: True)
+            destination.write(start, value)
+            sender.stores[number] = "arrived"
+
+        machine.spawn_beside("store", arrives)
+
+    def store_wait(pendings: int) -> None:
+        stores = machine.task.stores
+        machine.wait(lambda: "queued" not in stores)
+
+    def asm(code: str, *args: Any, **kwargs: Any) -> None:
+        assert code.startswith("cp.async.bulk.wait_group 0;")
+        stores = machine.task.stores
+        machine.wait(lambda: all(state == "arrived" for state in stores))
+
+    gl = SimpleNamespace(
+        constexpr=lambda value: value,
+        int64=torch.int64,
+        int32=torch.int32,
+        float32=torch.float32,
+        static_range=range,
+        program_id=lambda axis: machine.task.program,
+        num_programs=lambda axis: machine.task.num_programs,
+        num_warps=lambda: 8,
+        cdiv=lambda a, b: -(-a // b),
+        maximum=max,
+        minimum=min,
+        zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape)),
+        join=lambda left, right: Register(torch.stack([left.value, right.value], -1)),
+        convert_layout=lambda value, layout: value,
+        thread_barrier=lambda: machine.wait(lambda: True),
+        allocate_shared_memory=allocate,
+        warp_specialize=specialize,
+        inline_asm_elementwise=asm,
+        NVMMADistributedLayout=lambda **kwargs: None,
+        NVMMASharedLayout=SimpleNamespace(get_default_for=lambda shape, dtype: None),
+    )
+    return {
+        "gl": gl,
+        "mbarrier": SimpleNamespace(
+            MBarrierLayout=lambda: "barrier",
+            init=init,
+            wait=wait_phase,
+            arrive=arrive,
+            expect=lambda barrier, num_bytes: barrier.arrive(arrivals=1, num_bytes=num_bytes),
+        ),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=load, async_copy_shared_to_global=store, store_wait=store_wait
+        ),
+        "warpgroup_mma": lambda a, b, acc, use_acc, is_async: Register(
+            acc._value, (*acc.in_flight, (a, b, bool(use_acc)))
+        ),
+        "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0].after(num_outstanding),
+        "fence_async_shared": lambda: None,
+        "fence_before_descriptor_loads": lambda: None,
+        "PIECE_COLS": 64,
+    }
+
+
+@contextlib.contextmanager
+def emulated(machine: Machine, modules: list[Any], **further: Any) -> Iterator[None]:
+    """Let the kernels in these modules run as Python on a machine; `further` are names to replace as well."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            mock.patch.object(JITFunction, "__call__", lambda self, *args, **kwargs: self.fn(*args, **kwargs))
+        )
+        for module in modules:
+            for name, fake in (_fakes(machine) | further).items():
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, fake))
+        yield

@@ -1,0 +1,220 @@
+"""The warp-specialised kernels' own source, run on the CPU by all ranks: every element, any number of tiles a program.
+
+Operators make their arguments as on a GPU; the handshake, which other tests cover, is a few dictionaries here. Roles,
+programs and ranks go on in a random order (see gluon_emulator.py), so a barrier that is waited for in the wrong phase,
+a stage that is freed early or a tile that is announced before it has arrived shows as a wrong sum or a deadlock.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import compiling
+import pytest
+import torch
+from checking import fault, make_data, poison
+from families import make_problem
+from gluon_emulator import Descriptor, Machine, emulated
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
+from iris_kernels.common import gemm
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.hopper import inbox, outbox, ring, roles
+from iris_kernels.common.hopper import operator as hopper
+from overlap_taxonomy import get_variant
+
+KERNELS = {
+    family.FAMILY: family.warp_specialized for family in (all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter)
+}
+CALLS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, and what is awkward about it; tiles are 128 rows by `block_n` columns."""
+
+    m: int
+    n: int
+    k: int
+    why: str
+    world_size: int = 4
+    programs: int = 3
+    block_n: int = 64
+    layout: str = "nk"
+
+
+CASES = [
+    Case(301, 318, 160, "divides nothing, an uneven number of tiles a program"),
+    Case(301, 304, 1040, "many steps a tile, so that pieces are sent between them", world_size=2),
+    Case(512, 512, 256, "divides everything", block_n=128, layout="kn"),
+    Case(260, 512, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
+    Case(5, 64, 64, "fewer tiles than programs, some without any", programs=5),
+    Case(2, 5, 64, "fewer rows and columns than ranks, and one column of B"),
+    Case(300, 216, 336, "many tiles a program", world_size=3, programs=2),
+    Case(200, 100, 136, "alone", world_size=1, programs=2),
+]
+
+
+class World:
+    """The handshake of all ranks, and what stands for its functions in the kernels' modules."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
+        self.names = {
+            name: getattr(self, name)
+            for name in (
+                *("begin_call", "current_call", "wait_ready", "finish_call", "finish_after_arrivals"),
+                *("wait_parts", "wait", "announce_position"),
+            )
+        }
+
+    def epoch(self, rank: int) -> int:
+        return self._words["epoch", rank]
+
+    def begin_call(self, peers: Any, world_size: int) -> int:
+        if self._machine.task.program == 0:
+            for peer in range(world_size):
+                self._words["ready", peer, peers.rank] = self.epoch(peers.rank) + 1
+        return self.current_call(peers, world_size)
+
+    def current_call(self, peers: Any, world_size: int) -> int:
+        return self.epoch(peers.rank) + 1
+
+    def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
+        for peer in set(range(world_size)) - {peers.rank}:
+            self._await(("ready", peers.rank, peer), epoch)
+
+    def finish_call(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
+        self._sent_has_arrived()
+        if self._is_last(peers, epoch, num_programs):
+            for peer in range(world_size):
+                self._words["done", peer, peers.rank] = epoch
+            for peer in range(world_size):
+                self._await(("done", peers.rank, peer), epoch)
+            self._words["epoch", peers.rank] = epoch
+
+    def finish_after_arrivals(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
+        if self._is_last(peers, epoch, num_programs):
+            self._words["epoch", peers.rank] = epoch
+
+    def announce_part(self, peers: Any, peer: int) -> None:
+        self._words["parts", peer, peers.rank] += 1
+
+    def wait_parts(self, peers: Any, peer: int, count: int, world_size: int) -> None:
+        self._await(("parts", peers.rank, peer), count)
+
+    def announce_position(
+        self, shards: Any, peers: Any, position: int, tiles: int, epoch: int, world_size: int
+    ) -> None:
+        self._sent_has_arrived()
+        owner = (peers.rank + 1 + position // tiles) % world_size
+        self._words["tile", owner, peers.rank * tiles + position % tiles] = epoch
+
+    def wait(self, flag: int, expected: int, watchdog: Any) -> None:
+        self._await(("tile", self._machine.task.rank, flag), expected)
+
+    def _await(self, word: Any, expected: int) -> None:
+        self._machine.wait(lambda: self._words[word] >= expected)
+
+    def _is_last(self, peers: Any, epoch: int, num_programs: int) -> bool:
+        self._words["arrivals", peers.rank] += 1
+        return self._words["arrivals", peers.rank] == epoch * num_programs
+
+    def _sent_has_arrived(self) -> None:
+        assert all(state == "arrived" for state in self._machine.task.stores)
+
+
+class Context(compiling.StubContext):
+    """A rank of a world whose ranks share one window."""
+
+    def __init__(self, window: torch.Tensor, case: compiling.Case) -> None:
+        self._window = window
+        super().__init__(case, window.nbytes // case.world_size)
+
+    def _open_window(self, group: Any, size: int) -> tuple[torch.Tensor, int]:
+        return self._window, size
+
+
+def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
+    """Make one call of one rank and wait for its end."""
+    rank = operator.rank
+    with compiling.recorded_launches() as launches:
+        operator(data.a, data.b)
+    (arguments,) = [arguments for kernel, arguments in launches if kernel.fn.__name__ == "warp_specialized_kernel"]
+    num_programs = operator.config.num_sms
+    beside = []
+    if operator.family == "all_gather_gemm":  # the kernels and the copies beside the one that multiplies
+        num_programs = max(1, num_programs - 1)
+        world.begin_call(operator._peers(), operator.problem.world_size)
+        beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
+    arguments = {name: value for name, value in arguments.items() if name not in ("num_warps", "num_stages")}
+    for name, value in arguments.items():
+        if isinstance(value, TensorDescriptor):
+            arguments[name] = Descriptor(value)
+    if "shards" in arguments:
+        arguments["shards"] = arguments["shards"]._replace(flags_ptr=0)
+    kernel = KERNELS[operator.family].warp_specialized_kernel
+    programs = [
+        machine.spawn("program", partial(kernel.fn, **arguments), rank=rank, program=program, num_programs=num_programs)
+        for program in range(num_programs)
+    ]
+    epoch = world.epoch(rank)
+    machine.wait(lambda: all(task.run.dead for task in programs + beside))
+    assert world.epoch(rank) == epoch + 1, "the call has not ended"
+
+
+def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
+    """Stand for the copy stream of all-gather."""
+    peers, world_size = operator._peers(), operator.problem.world_size
+    epoch = world.current_call(peers, world_size)
+    world.wait_ready(peers, epoch, world_size)
+    world.finish_after_arrivals(peers, epoch, max(1, operator.config.num_sms - 1) + 1, world_size)
+    for peer, destination in operator._destinations:
+        machine.wait(lambda: True)
+        destination.copy_(a)
+        world.announce_part(peers, peer)
+
+
+def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str]) -> None:
+    """Call an operator with other data each time; its output must be whole when its own call ends."""
+    problem, rank = operator.problem, operator.rank
+    for number in range(CALLS):
+        data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
+        if number == 0:
+            poison(operator)
+        call(machine, world, operator, data)
+        if wrong := fault(operator.output, data, problem.dtype):
+            faults.append(f"rank {rank}, call {number}: {wrong}")
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.m}x{case.n}x{case.k}-w{case.world_size}")
+@pytest.mark.parametrize("family", KERNELS)
+def test_output_is_right(family: str, case: Case, seed: int) -> None:
+    problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
+    config = GemmConfig(128, case.block_n, 64, group_m=2, num_stages=3, num_sms=case.programs, comm_sms=1, comm_rows=32)
+    window = torch.frombuffer(mmap.mmap(-1, case.world_size * (8 << 20)), dtype=torch.uint8)
+    machine = Machine(seed)
+    world = World(machine)
+    faults: list[str] = []
+    with mock.patch.object(hopper, "machine_reason", return_value=None):
+        variant = get_variant(family, "warp_specialized")
+        if reason := variant.unsupported_reason(problem, config):
+            pytest.skip(reason)
+        for rank in range(case.world_size):
+            context = Context(
+                window,
+                compiling.Case("warp_specialized", "sm_90", rank=rank, family=family, world_size=case.world_size),
+            )
+            operator = variant.build(context, problem, config)
+            machine.spawn("rank", partial(run_rank, machine, world, operator, case.layout, faults), rank=rank)
+        with emulated(machine, [gemm, ring, outbox, inbox, roles, KERNELS[family]], **world.names):
+            machine.run()
+    assert not faults
