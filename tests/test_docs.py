@@ -51,6 +51,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @by_page
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`(test_\w+\.py)?(?:::(test_\w+))?`", page.read_text())
+    file = ""
+    for name, test in named:
+        file = name or file  # `::test_x` is of the file named before
+        if name or test:
+            assert f"def {test}" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
+@by_page
 def test_names_no_path_of_a_machine(page: Path) -> None:
     assert not re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users|mnt|opt)/\S*", page.read_text())
 

@@ -296,6 +296,31 @@ def test_a_reset_that_a_rank_does_not_come_to_can_be_repeated(impatient: Callabl
     assert "rank 1 has given up and waits in reset()" in at_rank_0[1]
 
 
+def reset_while_the_other_meets(rank: int, world_size: int, resetting: int) -> Any:
+    ctx = context()
+    ctx.barrier()
+    start, error = time.monotonic(), None
+    if rank == resetting:
+        time.sleep(0.2)  # the other waits for it
+    else:
+        error = raised(ctx.barrier)
+    ctx.reset()
+    seconds = time.monotonic() - start
+    ctx.barrier()
+    return error, seconds
+
+
+@pytest.mark.parametrize("resetting", [0, 1])
+def test_who_waits_for_a_rank_that_resets_hears_of_it_at_once(
+    impatient: Callable[..., list[Any]], resetting: int
+) -> None:
+    results = impatient(reset_while_the_other_meets, resetting)
+    kind, message = results[1 - resetting][0]
+    assert kind == "PeerError"
+    assert f"rank {resetting} has given up and waits in reset()" in message
+    assert all(seconds < LIMIT_S for _, seconds in results)
+
+
 def wait_on_a_stream(rank: int, world_size: int) -> Any:
     ctx = context()
     counts = torch.zeros(2, dtype=torch.int32)
