@@ -30,7 +30,8 @@ class VmmBackend(Backend):
         torch.zeros(1, device=self.device)  # makes the context that the driver's calls below act in
         # For `write_words`: copies from pinned memory on a stream of their own, since a kernel that fills would find no
         # SM free, and torch's streams are a few that all share. All is made and used here, once: a first use can wait
-        # for the device (seen on an H200: making a stream waited 20 s for a kernel that spun).
+        # for the device (seen on an H200: making a stream waited 20 s for a kernel that spun). The stream ends with the
+        # process, as torch's allocator of pinned memory remembers it.
         self._writing = torch.cuda.ExternalStream(self._create_stream(), self.device)
         self._written = torch.zeros(1, dtype=torch.int64).pin_memory()
         self.write_words(torch.zeros(1, dtype=torch.int64, device=self.device), 0)
