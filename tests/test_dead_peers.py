@@ -171,6 +171,8 @@ def raise_late(rank: int, world_size: int) -> None:
 
 
 def test_a_death_is_preferred_to_what_a_peer_says_of_it() -> None:
-    with RankPool(2, "cpu") as pool, pytest.raises(PeerError, match=r"^rank 1 was killed by SIGKILL; rank 0: ") as got:
-        pool.call(raise_late)
+    with RankPool(2, "cpu") as pool:
+        pool.call(pid_of)  # both are there
+        with pytest.raises(PeerError, match=r"^rank 1 was killed by SIGKILL; rank 0: ") as got:
+            pool.call(raise_late)
     assert isinstance(got.value.__cause__, RankError)

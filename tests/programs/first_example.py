@@ -43,7 +43,8 @@ def _worker(rank, world_size, port, device):
     iris_ctx.barrier()
     expected = torch.full_like(buffer, cur_rank)
     assert torch.equal(buffer, expected), f"rank {cur_rank}: {buffer}"
-    print(f"rank {cur_rank} has seen {int(buffer.sum())}", flush=True)
+    sys.stdout.write(f"rank {cur_rank} has seen {int(buffer.sum())}\n")  # in one piece, unlike print
+    sys.stdout.flush()
     dist.destroy_process_group()
 
 
