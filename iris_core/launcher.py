@@ -127,8 +127,8 @@ class RankPool:
 
     def _dead_rank(self) -> int | None:
         """Return a rank whose process has ended, or ends soon: a peer may see its socket close before this one does."""
-        wait([process.sentinel for process in self._processes], timeout=_DYING_S)
-        return next((rank for rank, process in enumerate(self._processes) if not process.is_alive()), None)
+        ended = wait([process.sentinel for process in self._processes], timeout=_DYING_S)
+        return next((rank for rank, process in enumerate(self._processes) if process.sentinel in ended), None)
 
     def _how_ended(self, rank: int) -> str:
         process = self._processes[rank]
