@@ -20,7 +20,10 @@ PAGES = sorted(
     if page.stat().st_size
 )
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-ARGUMENTS = {"first_program.py": []}  # of an example; two ranks on the CPU where nothing is said
+ARGUMENTS: dict[str, list[str]] = {
+    "first_program.py": [],
+    "find_races.py": [],
+}  # of an example; two ranks on the CPU where nothing is said
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

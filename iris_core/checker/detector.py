@@ -38,11 +38,19 @@ Frame = tuple[str, int, str]  # file, line, function
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses to one byte, at least one of them a write, that nothing orders."""
+    """Two accesses to one byte, at least one of them a write, that nothing orders.
+
+    Args:
+        where: what lies there.
+        earlier, later: the accesses, as this schedule had them.
+        sites: both places in the source, in the order of the alphabet.
+        schedule: in which it was found first.
+    """
 
     where: str
     earlier: str
     later: str
+    sites: tuple[str, str]
     schedule: str
 
     def __str__(self) -> str:
@@ -78,7 +86,8 @@ class Detector:
         stamp = self.clocks.stamp(agent, by_one_thread=write and strength != WEAK)
         access = Access(agent, stamp, site, strength, write)
         for conflict in self._shadow.access(in_bytes, access):
-            key = (conflict.earlier.site, conflict.later.site)
+            first, second = sorted((conflict.earlier.site, conflict.later.site))
+            key = (first, second)
             if key not in self.conflicts:
                 self.conflicts[key] = (self._describe(conflict.address), conflict)
         if write and strength == WEAK:

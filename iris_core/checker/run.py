@@ -116,11 +116,13 @@ def _run(fn: Callable[..., Any], world_size: int, args: Sequence[Any], schedule:
             scheduler.end()
     report.schedules += 1
     report.accesses += node.detector.accesses
-    known = {(race.earlier, race.later) for race in report.races}
+    known = {race.sites for race in report.races}
     for where, conflict in node.detector.conflicts.values():
-        earlier, later = map(node.detector.describe_access, (conflict.earlier, conflict.later))
-        if (earlier, later) not in known:
-            report.races.append(Race(where, earlier, later, schedule.name))
+        pair = (conflict.earlier, conflict.later)
+        first, second = sorted(node.detector.describe_site(access.site) for access in pair)
+        if (first, second) not in known:
+            earlier, later = map(node.detector.describe_access, pair)
+            report.races.append(Race(where, earlier, later, (first, second), schedule.name))
 
 
 def _describe_deadlock(node: Node, schedule: Schedule) -> str:
