@@ -71,6 +71,13 @@ class Record:
     timestamp: str
     command: str
 
+    def __post_init__(self) -> None:
+        """Keep what the file will keep: a table is the same from either."""
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, float):
+                object.__setattr__(self, column.name, float(_text(value)))
+
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells measurements of different things apart."""

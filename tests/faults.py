@@ -7,14 +7,12 @@ has imported the function, on the rank that calls this, and taken out again.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import iris_core.context
 from iris_core import Context, iris
 from iris_core.sync import signal
 from iris_kernels.common.handshake import announce_part
@@ -82,15 +80,8 @@ def dropped(what: str) -> Iterator[list[int]]:
 @contextlib.contextmanager
 def doomed_context(heap_size: int, timeout_s: float) -> Iterator[Context]:
     """Make a context whose waits end soon, and leave it without a barrier, which would only raise again; collective."""
-    before = os.environ.get("IRIS_TIMEOUT_S")
-    os.environ["IRIS_TIMEOUT_S"] = str(timeout_s)
-    ctx = iris(heap_size)
+    ctx = iris(heap_size, timeout_s=timeout_s)
     try:
         yield ctx
     finally:
-        os.environ.pop("IRIS_TIMEOUT_S")
-        if before is not None:
-            os.environ["IRIS_TIMEOUT_S"] = before
-        ctx.backend.close_window()
-        ctx.group.close()
-        iris_core.context._open_context = None
+        ctx.close()

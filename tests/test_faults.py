@@ -201,7 +201,7 @@ def run_out_of_memory(rank: int, world_size: int, family: str, variant: str, whe
     used = ctx.heap.allocator.used_bytes
     make_operator(ctx, family, variant).close()
     ctx.barrier()
-    regions = len(ctx.watchdog._regions)
+    regions = len(ctx.watchdog.watched)
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1 and where == "heap":
             patch.setattr(ctx.heap.allocator, "_free", {0: 1024})  # room for the first buffer
@@ -210,7 +210,7 @@ def run_out_of_memory(rank: int, world_size: int, family: str, variant: str, whe
         error = raised(make_operator, ctx, family, variant)
     ctx.barrier()
     assert ctx.heap.allocator.used_bytes == used
-    assert len(ctx.watchdog._regions) == regions
+    assert len(ctx.watchdog.watched) == regions
     operator = make_operator(ctx, family, variant)
     assert call(operator, 1) is None
     operator.close()
@@ -232,6 +232,6 @@ def test_memory_that_one_rank_lacks_fails_on_all_and_leaves_nothing(
         pytest.skip("all its buffers are on the heap")
     (other, message), (own, own_message) = ranks(2).call(run_out_of_memory, variant.family, variant.name, where)
     assert (other, own) == (kind, "HeapExhausted" if where == "heap" else "OutOfMemoryError")
-    assert "rank 1 failed to allocate the buffers" in message
+    assert "rank 1 failed to make" in message
     assert said in message
     assert said in own_message

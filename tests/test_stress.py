@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from compiling import TARGETS, compile_kernel
+from families import FUSED
 from ranks import Pools, Ranks, close_context, context
 from typer.testing import CliRunner, Result
 
@@ -21,9 +22,6 @@ from iris_bench.stress import ledger, memcheck
 from iris_bench.stress.plan import SETS, Decisions, Plan, make_plan
 from iris_bench.stress.record import COLUMNS
 from iris_kernels.gemm_all_scatter.fused_sequential import FusedSequential
-from overlap_taxonomy import list_variants
-
-FUSED = [variant for variant in list_variants() if not variant.is_baseline]
 
 
 def invoke(*arguments: object) -> Result:
