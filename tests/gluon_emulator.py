@@ -115,14 +115,14 @@ class Shared:
 
 
 class WholeTile(Shared):
-    """All slabs as one tile."""
+    """The first slabs as one tile."""
 
     def __init__(self, memory: torch.Tensor, shape: list[int]) -> None:
         super().__init__(memory)
         self._rows, self._columns = shape
 
     def store(self, value: Register) -> None:
-        slabs = self.memory.view(self._columns // 64, self._rows, 64)
+        slabs = self.memory.view(-1)[: self._rows * self._columns].view(-1, self._rows, 64)
         slabs.copy_(value.value.reshape(self._rows, -1, 64).permute(1, 0, 2))
 
 
@@ -253,6 +253,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         num_warps=lambda: 8,
         cdiv=lambda a, b: -(-a // b),
         maximum=max,
+        where=lambda condition, yes, no: yes if condition else no,
         minimum=min,
         zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape)),
         join=lambda left, right: Register(torch.stack([left.value, right.value], -1)),

@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.common import gemm
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import inbox, outbox, ring, roles
+from iris_kernels.common.hopper import inbox, outbox, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import get_variant
 
@@ -47,6 +47,7 @@ class Case:
     programs: int = 3
     block_n: int = 64
     layout: str = "nk"
+    team: int = 1
 
 
 CASES = [
@@ -58,7 +59,13 @@ CASES = [
     Case(2, 5, 64, "fewer rows and columns than ranks, and one column of B"),
     Case(300, 216, 336, "many tiles a program", world_size=3, programs=2),
     Case(200, 100, 136, "alone", world_size=1, programs=2),
+    Case(700, 1024, 200, "two share a tile, and one program is in no team", programs=5, block_n=128, team=2),
+    Case(640, 512, 1040, "four share a tile, and one is left out", programs=9, block_n=256, world_size=2, team=4),
+    Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
 ]
+
+
+_KINDS = {"sys": "tile", "gpu": "member"}  # flags that `wait` is called for, by the scope it is called with
 
 
 class World:
@@ -66,12 +73,13 @@ class World:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._sums: dict[Any, Any] = {}  # (rank, slot) -> what members of a team give each other
         self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
         self.names = {
             name: getattr(self, name)
             for name in (
                 *("begin_call", "current_call", "wait_ready", "finish_call", "finish_after_arrivals"),
-                *("wait_parts", "wait", "announce_position"),
+                *("wait_parts", "wait", "announce_position", "signal", "put_sums", "get_sums"),
             )
         }
 
@@ -117,8 +125,17 @@ class World:
         owner = (peers.rank + 1 + position // tiles) % world_size
         self._words["tile", owner, peers.rank * tiles + position % tiles] = epoch
 
-    def wait(self, flag: int, expected: int, watchdog: Any) -> None:
-        self._await(("tile", self._machine.task.rank, flag), expected)
+    def wait(self, flag: int, expected: int, watchdog: Any, scope: str = "sys") -> None:
+        self._await((_KINDS[scope], self._machine.task.rank, flag), expected)
+
+    def signal(self, flag: int, value: int, scope: str) -> None:
+        self._words[_KINDS[scope], self._machine.task.rank, flag] = value
+
+    def put_sums(self, sums: None, slot: int, value: Any, tile: Any) -> None:
+        self._sums[self._machine.task.rank, slot] = value
+
+    def get_sums(self, sums: None, slot: int, tile: Any) -> Any:
+        return self._sums[self._machine.task.rank, slot]
 
     def _await(self, word: Any, expected: int) -> None:
         self._machine.wait(lambda: self._words[word] >= expected)
@@ -160,6 +177,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
             arguments[name] = Descriptor(value)
     if "shards" in arguments:
         arguments["shards"] = arguments["shards"]._replace(flags_ptr=0)
+    if arguments.get("team"):
+        arguments["team"] = arguments["team"]._replace(sums_ptr=None, flags_ptr=0)
     kernel = KERNELS[operator.family].warp_specialized_kernel
     programs = [
         machine.spawn("program", partial(kernel.fn, **arguments), rank=rank, program=program, num_programs=num_programs)
@@ -199,7 +218,7 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
 @pytest.mark.parametrize("family", KERNELS)
 def test_output_is_right(family: str, case: Case, seed: int) -> None:
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
-    config = GemmConfig(128, case.block_n, 64, group_m=2, num_stages=3, num_sms=case.programs, comm_sms=1, comm_rows=32)
+    config = GemmConfig(128, case.block_n, 64, group_m=2, num_stages=3, num_sms=case.programs, comm_sms=1, comm_rows=32, team=case.team)
     window = torch.frombuffer(mmap.mmap(-1, case.world_size * (8 << 20)), dtype=torch.uint8)
     machine = Machine(seed)
     world = World(machine)
@@ -215,6 +234,6 @@ def test_output_is_right(family: str, case: Case, seed: int) -> None:
             )
             operator = variant.build(context, problem, config)
             machine.spawn("rank", partial(run_rank, machine, world, operator, case.layout, faults), rank=rank)
-        with emulated(machine, [gemm, ring, outbox, inbox, roles, KERNELS[family]], **world.names):
+        with emulated(machine, [gemm, ring, outbox, inbox, team, roles, KERNELS[family]], **world.names):
             machine.run()
     assert not faults

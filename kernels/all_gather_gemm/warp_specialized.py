@@ -24,9 +24,10 @@ from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, wait_parts
 from ..common.hopper.arguments import Parcel, Sizes
 from ..common.hopper.operator import WarpSpecializedOperator
-from ..common.hopper.outbox import await_arrival, let_refill, load_and_send, open_outbox, send_last
+from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import open_ring
-from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles, num_turns
+from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
+from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .copies import PushedByCopyEngines
 from .operator import FAMILY
 from .problem import AllGatherGemmProblem
@@ -34,19 +35,22 @@ from .problem import AllGatherGemmProblem
 
 @gluon.jit
 def warp_specialized_kernel(
-    a, gathered, b, out, sizes, peers, total_programs, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a, gathered, b, out, team, sizes, peers, total_programs, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Multiply each shard when it has come; `sizes` are those of the largest shard's rows of C."""
     epoch = current_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    turns = num_turns(num_tiles(sizes, TILE) * WORLD_SIZE)
+    positions = num_tiles(sizes, TILE) * WORLD_SIZE
+    whole = whole_turns(positions, TILE)
+    shared = shared_turns(positions, whole, TILE)
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     gl.warp_specialize(
         [
-            (multiply_tiles, (ring, outbox, turns, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)),
+            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
-                (a, gathered, b, out, ring, outbox, turns, sizes, peers, epoch, total_programs, WORLD_SIZE, TILE),
+                (a, gathered, b, out, ring, outbox, whole, shared, sizes, peers, epoch, total_programs, WORLD_SIZE, TILE),
             ),
         ],
         [1],
@@ -62,7 +66,8 @@ def _load_shards_and_store(
     out,
     ring,
     outbox,
-    turns,
+    whole,
+    shared,
     sizes,
     peers,
     epoch,
@@ -71,30 +76,37 @@ def _load_shards_and_store(
     TILE: gl.constexpr,
 ):
     tiles = num_tiles(sizes, TILE)
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    turns = whole + shared
     step = 0
     shard = 0
     row = 0
     col = 0
+    kept = 0
+    cols = 0
     arrived = peers.rank  # the last shard awaited
     for turn in range(turns):
-        parcel = Parcel(shard, row, col)
-        position = gl.program_id(0) + turn * gl.num_programs(0)
+        parcel = Parcel(shard, row, col + kept, cols)
+        position, start, stop = work_of(turn, whole, num_steps, TILE)
         shard = (peers.rank + position // tiles) % WORLD_SIZE
         row, col = tile_origin(position % tiles, sizes, TILE)
+        kept, cols = kept_columns(turn, whole, TILE)
         if shard == peers.rank:
-            step = load_and_send(a, b, ring, step, row, col, sizes.k, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE)
+            step, start = load_ahead(a, b, ring, step, row, col, start, stop, outbox, turn > 1, TILE)
+            step = load_and_send(
+                a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+            )
         else:
             if shard != arrived:
                 wait_parts(peers, shard, epoch, WORLD_SIZE)
                 fence_before_descriptor_loads()
                 arrived = shard
             a_row = shard * sizes.m + row
+            step, start = load_ahead(gathered, b, ring, step, a_row, col, start, stop, outbox, turn > 1, TILE)
             step = load_and_send(
-                gathered, b, ring, step, a_row, col, sizes.k, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                gathered, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
-        if turn > 0:
-            let_refill(outbox)
-    send_last(out, outbox, Parcel(shard, row, col), turns, 1, WORLD_SIZE, TILE)
+    send_last(out, outbox, Parcel(shard, row, col + kept, cols), turns, turns > 1, 1, WORLD_SIZE, TILE)
     await_arrival()
     if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
         for distance in gl.static_range(1, WORLD_SIZE):
@@ -116,6 +128,7 @@ class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], PushedByCop
         self.output = room.flatten(0, 1)[:m, :n]
         self._out = self._pieces_of(room)
         self._sizes = Sizes(shard_rows, n, problem.k)
+        self._team = self._open_team(max(1, self.config.num_sms - 1))
 
     def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
         self._run(
@@ -124,6 +137,7 @@ class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], PushedByCop
             **self._operands(a if a.shape[0] else self.gathered, b),
             gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
             out=self._out,
+            team=self._team,
             sizes=self._sizes,
             peers=self._peers(),
             total_programs=total_programs,

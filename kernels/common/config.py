@@ -29,6 +29,7 @@ class GemmConfig:
         comm_rows: rows of a tile that a communicating program moves at once.
         comm_warps: warps of a kernel that only communicates.
         panels: into how many panels of rows the copy engines' work is cut.
+        team: how many programs compute each of the last tiles together, in the variants that can.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
     """
 
@@ -44,6 +45,7 @@ class GemmConfig:
     comm_rows: int = 16
     comm_warps: int = 16
     panels: int = 4
+    team: int = 1
     descriptors: bool = True
 
     def __str__(self) -> str:
@@ -51,13 +53,14 @@ class GemmConfig:
         return (
             f"{self.block_m}x{self.block_n}x{self.block_k} group={self.group_m} warps={self.num_warps} "
             f"stages={self.num_stages} subtiles={self.epilogue_subtiles} sms={self.num_sms} comm_sms={self.comm_sms} "
-            f"comm_rows={self.comm_rows} comm_warps={self.comm_warps} panels={self.panels} {loads}"
+            f"comm_rows={self.comm_rows} comm_warps={self.comm_warps} panels={self.panels} team={self.team} "
+            f"{loads}"
         )
 
 
 def invalid_reason(config: GemmConfig) -> str | None:
     """Return why a configuration makes no sense, or None."""
-    for name in ("block_m", "block_n", "block_k", "num_warps", "comm_rows", "comm_warps"):
+    for name in ("block_m", "block_n", "block_k", "num_warps", "comm_rows", "comm_warps", "team"):
         value = getattr(config, name)
         if value < 1 or value & (value - 1):
             return f"{name} is {value}; it takes a power of two"

@@ -5,7 +5,8 @@
 | 8, two warp groups | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
 | 1 | loads operands, and meanwhile sends the tile before to every rank, in pieces | room; the finished tile |
 
-The pieces are paced by the main loop (../common/hopper/outbox.py). Before its first piece a program waits once for the
+The pieces are paced by the main loop (../common/hopper/outbox.py). What is finished at the end is sent after the last
+multiplication, so the last tiles can be shared by teams of programs, who end them earlier (team.py). Before its first piece a program waits once for the
 peers to be ready, and it takes part in ending the call when all its pieces have arrived. Pattern: arXiv 2511.12500,
 section 4, which names "wave specialization" and leaves it unbuilt.
 """
@@ -22,24 +23,28 @@ from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
 from ..common.hopper.arguments import Parcel, Sizes
 from ..common.hopper.operator import ROW_BYTES, WarpSpecializedOperator
-from ..common.hopper.outbox import await_arrival, let_refill, load_and_send, open_outbox, send_last
+from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import open_ring
-from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles, num_turns
+from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
+from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .operator import FAMILY, GemmAllScatter
 from .problem import GemmAllScatterProblem
 
 
 @gluon.jit
-def warp_specialized_kernel(a, b, out, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Compute this rank's block of C into every rank's C."""
     epoch = begin_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    turns = num_turns(num_tiles(sizes, TILE))
+    tiles = num_tiles(sizes, TILE)
+    whole = whole_turns(tiles, TILE)
+    shared = shared_turns(tiles, whole, TILE)
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     gl.warp_specialize(
         [
-            (multiply_tiles, (ring, outbox, turns, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)),
-            (_load_and_scatter, (a, b, out, ring, outbox, turns, sizes, peers, epoch, WORLD_SIZE, TILE)),
+            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+            (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
         ],
         [1],
         [LOADER_REGISTERS],
@@ -48,22 +53,28 @@ def warp_specialized_kernel(a, b, out, sizes, peers, WORLD_SIZE: gl.constexpr, T
 
 @gluon.jit
 def _load_and_scatter(
-    a, b, out, ring, outbox, turns, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    turns = whole + shared
     step = 0
     row = 0
     col = 0
+    kept = 0
+    cols = 0
     for turn in range(turns):
-        parcel = Parcel(peers.rank + 1, row, col)
-        row, col = tile_origin(gl.program_id(0) + turn * gl.num_programs(0), sizes, TILE)
+        parcel = Parcel(peers.rank + 1, row, col + kept, cols)
+        position, start, stop = work_of(turn, whole, num_steps, TILE)
+        row, col = tile_origin(position, sizes, TILE)
+        kept, cols = kept_columns(turn, whole, TILE)
+        step, start = load_ahead(a, b, ring, step, row, col, start, stop, outbox, turn > 1, TILE)
         step = load_and_send(
-            a, b, ring, step, row, col, sizes.k, out, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
+            a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
         )
-        if turn > 0:
-            let_refill(outbox)
-        else:
+        if turn == 0:
             wait_ready(peers, epoch, WORLD_SIZE)
-    send_last(out, outbox, Parcel(peers.rank + 1, row, col), turns, WORLD_SIZE, WORLD_SIZE, TILE)
+    parcel = Parcel(peers.rank + 1, row, col + kept, cols)
+    send_last(out, outbox, parcel, turns, turns > 1, WORLD_SIZE, WORLD_SIZE, TILE)
     await_arrival()
     finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
 
@@ -88,6 +99,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
         # This rank's columns of every rank's C. Where it has none, nothing is stored, but a descriptor needs some.
         columns = slice(start, stop) if stop > start else slice(0, 1)
         self._out = self._pieces_of(self.ctx.peer_view(rows)[:, :, columns])
+        self._team = self._open_team(self.config.num_sms)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(
@@ -95,6 +107,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
             self.config.num_sms,
             **self._operands(a, b),
             out=self._out,
+            team=self._team,
             sizes=self._sizes,
             peers=self._peers(),
             WORLD_SIZE=self.problem.world_size,

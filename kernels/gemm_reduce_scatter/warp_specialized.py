@@ -25,6 +25,7 @@ from triton.experimental.gluon import language as gl
 from iris_core import fence_before_descriptor_loads, wait
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.hopper.arguments import Parcel
@@ -35,13 +36,15 @@ from ..common.hopper.outbox import (
     await_arrival,
     hand_over,
     let_refill,
+    load_ahead,
     load_and_send,
     open_outbox,
     send_last,
     wait_emptied,
 )
-from ..common.hopper.ring import multiply_tile, open_ring
-from ..common.hopper.roles import LOADER_REGISTERS, num_turns
+from ..common.hopper.ring import load_steps, multiply_tile, open_ring
+from ..common.hopper.roles import LOADER_REGISTERS
+from ..common.hopper.team import num_turns
 from ..common.partials import announce_position, owner_of
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
@@ -112,31 +115,48 @@ def _load_and_send_partials(
     TILE: gl.constexpr,
 ):
     tiles = num_tiles(shards, TILE)
+    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
     step = 0
     position = 0
     owner = 0
     row = 0
     col = 0
+    sending = 0  # the position of the tile whose pieces were sent last
     for turn in range(turns):
-        before = position
-        parcel = Parcel(owner, row, col)
+        before = sending
+        sending = position
+        parcel = Parcel(owner, row, col, TILE.BLOCK_N)
         position = gl.program_id(0) + turn * gl.num_programs(0)
         owner = owner_of(peers, position, tiles, WORLD_SIZE)
         row, col = tile_origin(position % tiles, shards, TILE)
         a_row = owner * shards.m + row
-        step = load_and_send(a, b, ring, step, a_row, col, shards.k, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE)
-        if turn > 0:
-            let_refill(outbox)
-        if turn >= sent:
-            vacate(inbox)
-        # The tile before is announced last: the multiply warps are waiting for the room that it took.
-        if turn == 0:
-            if sent > 0:
-                wait_ready(peers, epoch, WORLD_SIZE)
-        elif turn <= sent:
+        is_own = turn >= sent
+        overdue = (turn > 1) & (turn <= sent)
+        step, start = load_ahead(a, b, ring, step, a_row, col, 0, num_steps, outbox, overdue, TILE)
+        if overdue:  # with steps loaded ahead, and long after the last piece, there is nothing to wait for any more
             await_arrival()
             announce_position(shards, peers, before, tiles, epoch, WORLD_SIZE)
-    send_last(out, outbox, Parcel(owner, row, col), turns, 1, WORLD_SIZE, TILE)
+        # Partials need the outbox's memory: what is there during an own tile leaves in half of its main loop.
+        stop = gl.where(is_own, (start + num_steps) // 2, num_steps)
+        step = load_and_send(
+            a, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+        )
+        if is_own:
+            if turn > 0:
+                let_refill(outbox)
+            vacate(inbox)
+            step = load_steps(a, b, ring, step, a_row, col, stop, num_steps, TILE)
+            if (turn == sent) & (turn > 0):
+                await_arrival()
+                announce_position(shards, peers, sending, tiles, epoch, WORLD_SIZE)
+        elif turn == 0:
+            wait_ready(peers, epoch, WORLD_SIZE)
+    parcel = Parcel(owner, row, col, TILE.BLOCK_N)
+    if (turns > 1) & (turns == sent):
+        let_refill(outbox)
+        await_arrival()
+        announce_position(shards, peers, sending, tiles, epoch, WORLD_SIZE)
+    send_last(out, outbox, parcel, turns, False, 1, WORLD_SIZE, TILE)
     await_arrival()
     if (sent > 0) & (turns == sent):
         announce_position(shards, peers, position, tiles, epoch, WORLD_SIZE)
@@ -160,6 +180,12 @@ def _collect(slots, inbox, sent, turns, shards, peers, epoch, WORLD_SIZE: gl.con
 
 class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmReduceScatter):
     """See the module. The rows of its output may lie further apart than they are long."""
+
+    @classmethod
+    def _config_reason(cls, problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
+        if config.team > 1:
+            return f"team is {config.team}; own tiles come last, and nothing is sent behind them that a team could hasten"
+        return super()._config_reason(problem, config)
 
     def _open_buffers(self) -> None:
         problem = self.problem

@@ -6,6 +6,7 @@
 | `ring.py` | operand tiles through shared memory: the loader warp fills stages, two multiply warp groups use them |
 | `outbox.py` | a finished tile on its way out: left in shared memory, sent in pieces paced by the next tile's loads |
 | `inbox.py` | peers' partial tiles on their way in: loaded in slabs, added to the finished tile |
-| `roles.py` | the turns of a program, and the part of the multiply warps |
+| `team.py` | the turns of a program; the last tiles, computed by several programs each |
+| `roles.py` | the part of the multiply warps |
 | `operator.py` | the host's part: what is supported, tensor descriptors |
 """

@@ -17,6 +17,7 @@ class WarpTile(NamedTuple):
     """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
 
     STAGES operand tiles are in flight; a finished tile is sent in pieces of PIECE_ROWS rows and `PIECE_COLS` columns.
+    TEAM programs compute each of the last tiles together (team.py).
     """
 
     BLOCK_M: int
@@ -26,6 +27,7 @@ class WarpTile(NamedTuple):
     LOADS: int
     STAGES: int
     PIECE_ROWS: int
+    TEAM: int
 
 
 class Ring(NamedTuple):
@@ -57,8 +59,16 @@ class Inbox(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """Where the tile in the outbox goes: a first rank, and a row and a column of the matrix there."""
+    """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there; and its width."""
 
     rank: Any
     row: Any
     col: Any
+    cols: Any
+
+
+class Team(NamedTuple):
+    """Where programs that share a tile exchange sums, in this rank's memory, and a flag a round and program."""
+
+    sums_ptr: Any
+    flags_ptr: Any

@@ -15,7 +15,7 @@ from ..config import GemmConfig, quickest_tile
 from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..operator import FusedOperator, describable
 from ..problem import Problem
-from .arguments import WarpTile
+from .arguments import Team, WarpTile
 from .outbox import PIECE_COLS
 
 P = TypeVar("P", bound=Problem)
@@ -46,6 +46,10 @@ def config_reason(config: GemmConfig) -> str | None:
         return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; pieces have 8 rows or more"
+    if config.block_n // config.team < PIECE_COLS.value:
+        return f"{config.team} programs share {config.block_n} columns; each keeps {PIECE_COLS.value} or more"
+    if config.num_sms <= config.team:
+        return f"{config.team} programs make a team; there are only {config.num_sms}"
     if config.epilogue_subtiles != 1 or not config.descriptors:
         return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
     stage_bytes = 2 * (config.block_m + config.block_n) * config.block_k
@@ -79,7 +83,17 @@ class WarpSpecializedOperator(FusedOperator[P]):
             return f"warp-specialised kernels multiply bfloat16 and float16, not {problem.dtype}"
         if reason := super().unsupported_reason(problem, config):
             return reason
-        return (config_reason(config) if config else None) or cls._sizes_reason(problem)
+        return (cls._config_reason(problem, config) if config else None) or cls._sizes_reason(problem)
+
+    @classmethod
+    def _config_reason(cls, problem: P, config: GemmConfig) -> str | None:
+        """Return why this variant cannot do the problem with a configuration, or None."""
+        if reason := config_reason(config):
+            return reason
+        k = problem.a_shape(0)[1]
+        if config.team > 1 and k < config.team * config.block_k:
+            return f"{config.team} programs share a tile whose k is {k}; each takes {config.block_k} or more"
+        return None
 
     @classmethod
     def _sizes_reason(cls, problem: P) -> str | None:
@@ -96,6 +110,16 @@ class WarpSpecializedOperator(FusedOperator[P]):
         return GemmConfig(
             block_m, block_n, 64, num_warps=NUM_WARPS, num_stages=_STAGES[block_n], num_sms=num_sms, comm_rows=32
         )
+
+    def _open_team(self, num_programs: int) -> Team | None:
+        """Return where programs that share tiles exchange sums; None if they do not."""
+        config = self.config
+        if config.team == 1:
+            return None
+        most_rounds = -(-num_programs // (num_programs // config.team))
+        elements = min(most_rounds, 2) * num_programs * config.block_m * config.block_n
+        sums = torch.empty(elements, dtype=torch.float32, device=self.ctx.get_device())
+        return Team(sums, self._local_flags(most_rounds * num_programs, "round and program"))
 
     def _padded(self, columns: int) -> int:
         """Return the length of rows, in elements, that TMA can move."""
@@ -129,6 +153,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             loads,
             config.num_stages,
             config.comm_rows,
+            config.team,
         )
         return {
             "a": self._descriptor(a_rows, (config.block_m, 64)),

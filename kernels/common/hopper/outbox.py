@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .arguments import Outbox
-from .ring import load_step
+from .ring import load_step, load_steps
 
 PIECE_COLS = gl.constexpr(64)  # 128 bytes, the widest row of a swizzled tile
 
@@ -33,15 +33,6 @@ def open_outbox(out, TILE: gl.constexpr):
 
 
 @gluon.jit
-def whole_tile(outbox, TILE: gl.constexpr):
-    """Return the outbox's shared memory as one (BLOCK_M, BLOCK_N) tile."""
-    BLOCK_M: gl.constexpr = TILE.BLOCK_M
-    BLOCK_N: gl.constexpr = TILE.BLOCK_N
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], outbox.pieces.dtype)
-    return outbox.pieces._reinterpret(outbox.pieces.dtype, [BLOCK_M, BLOCK_N], LAYOUT)
-
-
-@gluon.jit
 def wait_emptied(outbox, turn):
     """Wait until the program's tile before the `turn`-th is out of the outbox; by the multiply warps."""
     if turn > 0:
@@ -50,11 +41,27 @@ def wait_emptied(outbox, turn):
 
 @gluon.jit
 def hand_over(acc, outbox, TILE: gl.constexpr):
-    """Round a tile into the empty outbox and say that it is there; by the multiply warps."""
-    whole_tile(outbox, TILE).store(acc.to(outbox.pieces.dtype))
+    """Round a tile, or its first columns, into the empty outbox and say that it is there; by the multiply warps."""
+    SHAPE: gl.constexpr = [acc.shape[0], acc.shape[1]]
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, outbox.pieces.dtype)
+    outbox.pieces._reinterpret(outbox.pieces.dtype, SHAPE, LAYOUT).store(acc.to(outbox.pieces.dtype))
     fence_async_shared()  # every thread's stores, before the copy engine's reads
     gl.thread_barrier()  # the arrival is one thread's
     mbarrier.arrive(outbox.filled, count=1)
+
+
+@gluon.jit
+def load_ahead(a, b, ring, step, a_row, col, start, stop, outbox, overdue, TILE: gl.constexpr):
+    """Load the first steps of a tile while the tile before is multiplied, as many as there are stages.
+
+    With `overdue`, what was sent last is still in the outbox, which the multiply warps need next: let them refill it,
+    only now that all but one of the stages have something to do. Return the program's next step and the tile's.
+    """
+    ahead = gl.minimum(start + TILE.STAGES, stop)
+    step = load_steps(a, b, ring, step, a_row, col, start, ahead - 1, TILE)
+    if overdue:
+        let_refill(outbox)
+    return load_steps(a, b, ring, step, a_row, col, ahead - 1, ahead, TILE), ahead
 
 
 @gluon.jit
@@ -65,7 +72,8 @@ def load_and_send(
     step,
     a_row,
     col,
-    k,
+    start,
+    stop,
     out,
     outbox,
     parcel,
@@ -74,46 +82,46 @@ def load_and_send(
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Load the operands of the program's `turn`-th tile while the tile before, `parcel`, is sent; return the next step.
+    """Load steps of the program's `turn`-th tile while the tile before, `parcel`, is sent; return the next step.
 
-    The pieces are spread over the steps after the first STAGES, which are loaded before the tile before is finished,
-    and end an eighth before the last: they have arrived when someone waits for them.
+    The pieces are spread over these steps and end an eighth before the last: they have arrived when someone waits for
+    them.
     """
-    num_steps = gl.cdiv(k, TILE.BLOCK_K)
-    messages = _messages(DESTINATIONS, TILE)
-    span = gl.maximum(num_steps - TILE.STAGES - num_steps // 8, 1)
+    messages = 0
+    if turn > 0:
+        mbarrier.wait(outbox.filled, (turn - 1) & 1)
+        messages = _messages(parcel, DESTINATIONS, TILE)
+    span = gl.maximum(stop - start - (stop - start) // 8, 1)
     sent = 0
-    for i in range(num_steps):
+    for i in range(start, stop):
         load_step(a, b, ring, step, a_row, col, i * TILE.BLOCK_K, TILE)
         step += 1
-        if turn > 0:
-            if i == TILE.STAGES:
-                mbarrier.wait(outbox.filled, (turn - 1) & 1)
-            due = gl.minimum(gl.maximum(i + 1 - TILE.STAGES, 0) * messages // span, messages)
-            while sent < due:
-                _send(out, outbox, parcel, sent, DESTINATIONS, WORLD_SIZE, TILE)
-                sent += 1
-    if turn > 0:
-        if num_steps <= TILE.STAGES:
-            mbarrier.wait(outbox.filled, (turn - 1) & 1)
-        while sent < messages:
+        due = gl.minimum((i - start + 1) * messages // span, messages)
+        while sent < due:
             _send(out, outbox, parcel, sent, DESTINATIONS, WORLD_SIZE, TILE)
             sent += 1
+    while sent < messages:
+        _send(out, outbox, parcel, sent, DESTINATIONS, WORLD_SIZE, TILE)
+        sent += 1
     return step
 
 
 @gluon.jit
-def send_last(out, outbox, parcel, turns, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Send the last of a program's `turns` tiles, if it had any."""
+def send_last(
+    out, outbox, parcel, turns, overdue, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    """Send the last of a program's `turns` tiles, if it had any; `overdue` as in `load_ahead`."""
+    if overdue:
+        let_refill(outbox)
     if turns > 0:
         mbarrier.wait(outbox.filled, (turns - 1) & 1)
-        for message in range(_messages(DESTINATIONS, TILE)):
+        for message in range(_messages(parcel, DESTINATIONS, TILE)):
             _send(out, outbox, parcel, message, DESTINATIONS, WORLD_SIZE, TILE)
 
 
 @gluon.jit
-def _messages(DESTINATIONS: gl.constexpr, TILE: gl.constexpr):
-    return (TILE.BLOCK_M // TILE.PIECE_ROWS) * (TILE.BLOCK_N // PIECE_COLS) * DESTINATIONS
+def _messages(parcel, DESTINATIONS: gl.constexpr, TILE: gl.constexpr):
+    return parcel.cols // PIECE_COLS * (TILE.BLOCK_M // TILE.PIECE_ROWS) * DESTINATIONS
 
 
 @gluon.jit

@@ -47,6 +47,15 @@ def load_step(a, b, ring, step, a_row, col, k, TILE: gl.constexpr):
 
 
 @gluon.jit
+def load_steps(a, b, ring, step, a_row, col, start, stop, TILE: gl.constexpr):
+    """Load the operands of a tile's steps from `start` and without `stop`; return the program's next step."""
+    for i in range(start, stop):
+        load_step(a, b, ring, step, a_row, col, i * TILE.BLOCK_K, TILE)
+        step += 1
+    return step
+
+
+@gluon.jit
 def multiply_tile(ring, step, num_steps, TILE: gl.constexpr):
     """Return a tile's sum over `num_steps` steps, one or more, in fp32, and the number of the next step.
 
