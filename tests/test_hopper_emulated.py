@@ -47,6 +47,7 @@ class Case:
     programs: int = 3
     block_n: int = 64
     layout: str = "nk"
+    panels: int = 1
     team: int = 1
 
 
@@ -56,10 +57,11 @@ CASES = [
     Case(512, 512, 256, "divides everything", block_n=128, layout="kn"),
     Case(260, 512, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
     Case(5, 64, 64, "fewer tiles than programs, some without any", programs=5),
+    Case(1600, 128, 64, "several parts a shard", panels=3, world_size=2),
     Case(2, 5, 64, "fewer rows and columns than ranks, and one column of B"),
-    Case(300, 216, 336, "many tiles a program", world_size=3, programs=2),
+    Case(300, 216, 336, "many tiles a program, more parts than rows of tiles", panels=2, world_size=3, programs=2),
     Case(200, 100, 136, "alone", world_size=1, programs=2),
-    Case(700, 1024, 200, "two share a tile, and one program is in no team", programs=5, block_n=128, team=2),
+    Case(700, 1024, 200, "two share a tile, and one program is in no team", panels=2, programs=5, block_n=128, team=2),
     Case(640, 512, 1040, "four share a tile, and one is left out", programs=9, block_n=256, world_size=2, team=4),
     Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
 ]
@@ -196,9 +198,11 @@ def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None
     world.wait_ready(peers, epoch, world_size)
     world.finish_after_arrivals(peers, epoch, max(1, operator.config.num_sms - 1) + 1, world_size)
     for peer, destination in operator._destinations:
-        machine.wait(lambda: True)
-        destination.copy_(a)
-        world.announce_part(peers, peer)
+        for part in range(operator._parts()):
+            rows = slice(part * operator._part_rows, (part + 1) * operator._part_rows)
+            machine.wait(lambda: True)
+            destination[rows].copy_(a[rows])
+            world.announce_part(peers, peer)
 
 
 def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str]) -> None:
@@ -218,7 +222,18 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
 @pytest.mark.parametrize("family", KERNELS)
 def test_output_is_right(family: str, case: Case, seed: int) -> None:
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
-    config = GemmConfig(128, case.block_n, 64, group_m=2, num_stages=3, num_sms=case.programs, comm_sms=1, comm_rows=32, team=case.team)
+    config = GemmConfig(
+        128,
+        case.block_n,
+        64,
+        group_m=2,
+        num_stages=3,
+        num_sms=case.programs,
+        comm_sms=1,
+        comm_rows=32,
+        panels=case.panels,
+        team=case.team,
+    )
     window = torch.frombuffer(mmap.mmap(-1, case.world_size * (8 << 20)), dtype=torch.uint8)
     machine = Machine(seed)
     world = World(machine)

@@ -3,7 +3,7 @@
 | queue | work |
 |---|---|
 | current stream | tell the peers this rank is ready · multiply shards as they come |
-| copy stream | wait for the peers to be ready · for each peer: copy the shard, then count it there |
+| copy stream | wait for the peers to be ready · for each peer and part of the shard: copy it, then count it there |
 
 The kernels that wait or count are single programs, and the peers wait for them: the GEMM leaves them one SM, since its
 own programs can fill all the registers of one. The call's number is read by the waiting program too, so that program
@@ -52,7 +52,16 @@ class PushedByCopyEngines(AllGatherGemm):
         world_size = self.problem.world_size
         order = [(self.rank - distance) % world_size for distance in range(1, world_size)]
         self._destinations = [(peer, everywhere[peer]) for peer in order]  # the rank below needs this shard first
+        self._part_rows = self._rows_of_part()
         self._copy_stream = self.ctx.make_stream()
+
+    def _parts(self) -> int:
+        return 1
+
+    def _rows_of_part(self) -> int:
+        """Return the rows of a part of the largest shard: whole tiles."""
+        tiles = -(-self.problem.a_shape(0)[0] // self.config.block_m)
+        return -(-tiles // self._parts()) * self.config.block_m
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
@@ -63,9 +72,11 @@ class PushedByCopyEngines(AllGatherGemm):
         with self._copy_stream.as_current():
             self._run(gate_kernel, 1, num_warps=1, **handshake, total_programs=num_programs + 1)
             for peer, destination in self._destinations:
-                if len(source):
-                    self._copy_stream.copy_2d(destination, source)
-                self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
+                for part in range(self._parts()):
+                    rows = slice(part * self._part_rows, (part + 1) * self._part_rows)
+                    if len(source[rows]):
+                        self._copy_stream.copy_2d(destination[rows], source[rows])
+                    self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
         self._multiply(a, b, num_programs, total_programs=num_programs + 1)
         self._copy_stream.current_waits()
 

@@ -2,16 +2,19 @@
 
 | who | does | waits for |
 |---|---|---|
-| the copy engines | push this rank's shard of A to every peer (copies.py) | the peers' readiness |
+| the copy engines | push this rank's shard of A to every peer, in parts (copies.py) | the peers' readiness |
 | 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
-| 1 warp | loads operands, meanwhile stores the tile before, in pieces | room; each peer's shard; the finished tile |
+| 1 warp | loads operands, meanwhile stores the tile before, in pieces | room; each part of a peer's shard; the finished tile |
 
 So the multiply warps never wait for a peer as long as there is a stage in shared memory to use. The own shard comes
-first, read where the caller has it. All SMs but one: see copies.py. The Hopper form of `copy_engine`, whose protocol
+first, read where the caller has it. Where the link is slower than the multiplication, the last part to arrive decides:
+teams share the last tiles (../common/hopper/team.py), so that all programs are there to multiply it. All SMs but one: see copies.py. The Hopper form of `copy_engine`, whose protocol
 this is; pattern: arXiv 2511.12500, section 4 ("wave specialization").
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from triton.experimental import gluon
@@ -20,6 +23,7 @@ from triton.experimental.gluon import language as gl
 from iris_core import fence_before_descriptor_loads
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, wait_parts
 from ..common.hopper.arguments import Parcel, Sizes
@@ -35,9 +39,20 @@ from .problem import AllGatherGemmProblem
 
 @gluon.jit
 def warp_specialized_kernel(
-    a, gathered, b, out, team, sizes, peers, total_programs, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a,
+    gathered,
+    b,
+    out,
+    team,
+    sizes,
+    part_rows,
+    peers,
+    total_programs,
+    PARTS: gl.constexpr,
+    WORLD_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
 ):
-    """Multiply each shard when it has come; `sizes` are those of the largest shard's rows of C."""
+    """Multiply each shard when it has come; `sizes` are those of the largest shard's rows of C, `part_rows` a part's."""
     epoch = current_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
@@ -50,7 +65,24 @@ def warp_specialized_kernel(
             (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
-                (a, gathered, b, out, ring, outbox, whole, shared, sizes, peers, epoch, total_programs, WORLD_SIZE, TILE),
+                (
+                    a,
+                    gathered,
+                    b,
+                    out,
+                    ring,
+                    outbox,
+                    whole,
+                    shared,
+                    sizes,
+                    part_rows,
+                    peers,
+                    epoch,
+                    total_programs,
+                    PARTS,
+                    WORLD_SIZE,
+                    TILE,
+                ),
             ),
         ],
         [1],
@@ -69,9 +101,11 @@ def _load_shards_and_store(
     whole,
     shared,
     sizes,
+    part_rows,
     peers,
     epoch,
     total_programs,
+    PARTS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
@@ -84,7 +118,7 @@ def _load_shards_and_store(
     col = 0
     kept = 0
     cols = 0
-    arrived = peers.rank  # the last shard awaited
+    arrived = 0  # parts, in the order in which they are used; the own ones are there
     for turn in range(turns):
         parcel = Parcel(shard, row, col + kept, cols)
         position, start, stop = work_of(turn, whole, num_steps, TILE)
@@ -97,10 +131,12 @@ def _load_shards_and_store(
                 a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
         else:
-            if shard != arrived:
-                wait_parts(peers, shard, epoch, WORLD_SIZE)
+            part = row // part_rows + 1
+            needed = position // tiles * PARTS + part
+            if needed > arrived:
+                wait_parts(peers, shard, (epoch - 1) * PARTS + part, WORLD_SIZE)
                 fence_before_descriptor_loads()
-                arrived = shard
+                arrived = needed
             a_row = shard * sizes.m + row
             step, start = load_ahead(gathered, b, ring, step, a_row, col, start, stop, outbox, turn > 1, TILE)
             step = load_and_send(
@@ -110,12 +146,18 @@ def _load_shards_and_store(
     await_arrival()
     if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
         for distance in gl.static_range(1, WORLD_SIZE):
-            wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch, WORLD_SIZE)
+            wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch * PARTS, WORLD_SIZE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
 class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], PushedByCopyEngines):
     """See the module. The rows of its output may lie further apart than they are long."""
+
+    def default_config(self) -> GemmConfig:
+        return replace(super().default_config(), panels=1)
+
+    def _parts(self) -> int:
+        return self.config.panels
 
     def _open_output(self) -> None:
         problem = self.problem
@@ -139,8 +181,10 @@ class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], PushedByCop
             out=self._out,
             team=self._team,
             sizes=self._sizes,
+            part_rows=self._part_rows,
             peers=self._peers(),
             total_programs=total_programs,
+            PARTS=self._parts(),
             WORLD_SIZE=self.problem.world_size,
         )
 

@@ -138,9 +138,7 @@ def _load_and_send_partials(
             announce_position(shards, peers, before, tiles, epoch, WORLD_SIZE)
         # Partials need the outbox's memory: what is there during an own tile leaves in half of its main loop.
         stop = gl.where(is_own, (start + num_steps) // 2, num_steps)
-        step = load_and_send(
-            a, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
-        )
+        step = load_and_send(a, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE)
         if is_own:
             if turn > 0:
                 let_refill(outbox)
@@ -184,7 +182,9 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
     @classmethod
     def _config_reason(cls, problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
         if config.team > 1:
-            return f"team is {config.team}; own tiles come last, and nothing is sent behind them that a team could hasten"
+            return (
+                f"team is {config.team}; own tiles come last, and nothing is sent behind them that a team could hasten"
+            )
         return super()._config_reason(problem, config)
 
     def _open_buffers(self) -> None:
