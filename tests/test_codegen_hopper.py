@@ -70,7 +70,11 @@ def test_multiplies_with_warp_groups_and_moves_tiles_by_tma(case: Case) -> None:
 @each_case
 def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
     kernel = specialized(case)
-    assert set(kernel.stores_by_file()) <= {"sync.py", "handshake.py", "device.py"}
+    stores = kernel.stores_by_file()
+    exchanged = stores.pop("team.py", {})  # sums that a team exchanges
+    assert set(stores) <= {"sync.py", "handshake.py", "device.py"}
+    assert set(exchanged) <= {8}  # two columns; four neighbouring threads fill a sector
+    assert bool(exchanged) == (kernel.config.team > 1)
     # Splitting an accumulator into slabs renames registers; through shared memory it would take 32 stores or more.
     assert kernel.count(r"st\.shared\.\S*") < 32
 

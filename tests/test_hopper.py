@@ -90,6 +90,8 @@ def test_sizes_that_one_family_refuses() -> None:
         ({"descriptors": False}, "descriptors"),
         ({"epilogue_subtiles": 2}, "epilogue_subtiles"),
         ({"group_m": 0}, "group_m is 0"),
+        ({"team": 3}, "team is 3"),
+        ({"team": 8}, "8 programs share"),
     ],
     ids=str,
 )
@@ -97,6 +99,25 @@ def test_sizes_that_one_family_refuses() -> None:
 def test_a_configuration_that_cannot_run_is_refused(family: str, change: dict[str, Any], said: str) -> None:
     assert reason(family, 8192, 8192, 8192, config=CONFIG) is None
     assert said in (reason(family, 8192, 8192, 8192, config=replace(CONFIG, **change)) or "")
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_teams_that_a_problem_has_no_use_for_are_refused() -> None:
+    for family in ("gemm_all_scatter", "all_gather_gemm"):
+        assert reason(family, 8192, 8192, 256, config=replace(CONFIG, team=4)) is None
+        assert "k is 192" in (reason(family, 8192, 8192, 192, config=replace(CONFIG, team=4)) or "")
+        assert "only 4" in (
+            reason(family, 8192, 8192, 256, config=replace(CONFIG, team=4, num_sms=4, comm_sms=1)) or ""
+        )
+    assert "nothing is sent" in (reason("gemm_reduce_scatter", 8192, 8192, 8192, config=replace(CONFIG, team=2)) or "")
+
+
+@pytest.mark.usefixtures("on_hopper")
+@each_family
+def test_a_default_configuration_is_one_that_runs(family: str) -> None:
+    for size in (64, 256, 1024, 8192):
+        operator = make_operator(family, size)
+        assert reason(family, size, size, size, config=operator.config) is None
 
 
 def make_operator(family: str, size: int = 256, *, rank: int = 2) -> Any:

@@ -4,12 +4,13 @@
 |---|---|---|
 | the copy engines | push this rank's shard of A to every peer, in parts (copies.py) | the peers' readiness |
 | 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
-| 1 warp | loads operands, meanwhile stores the tile before, in pieces | room; each part of a peer's shard; the finished tile |
+| 1 warp | loads operands, meanwhile stores the tile before | room; parts of the peers' shards; the finished tile |
 
 So the multiply warps never wait for a peer as long as there is a stage in shared memory to use. The own shard comes
 first, read where the caller has it. Where the link is slower than the multiplication, the last part to arrive decides:
-teams share the last tiles (../common/hopper/team.py), so that all programs are there to multiply it. All SMs but one: see copies.py. The Hopper form of `copy_engine`, whose protocol
-this is; pattern: arXiv 2511.12500, section 4 ("wave specialization").
+teams share the last tiles (../common/hopper/team.py), so that all programs are there to multiply it. All SMs but one:
+see copies.py. The Hopper form of `copy_engine`, whose protocol this is; pattern: arXiv 2511.12500, section 4 ("wave
+specialization").
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def warp_specialized_kernel(
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Multiply each shard when it has come; `sizes` are those of the largest shard's rows of C, `part_rows` a part's."""
+    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `part_rows` those of a part."""
     epoch = current_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)

@@ -6,9 +6,9 @@
 | 1 | loads operands, and meanwhile sends the tile before to every rank, in pieces | room; the finished tile |
 
 The pieces are paced by the main loop (../common/hopper/outbox.py). What is finished at the end is sent after the last
-multiplication, so the last tiles can be shared by teams of programs, who end them earlier (team.py). Before its first piece a program waits once for the
-peers to be ready, and it takes part in ending the call when all its pieces have arrived. Pattern: arXiv 2511.12500,
-section 4, which names "wave specialization" and leaves it unbuilt.
+multiplication, so the last tiles can be shared by teams of programs, who end them earlier (team.py). Before its first
+piece a program waits once for the peers to be ready, and it takes part in ending the call when all its pieces have
+arrived. Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it unbuilt.
 """
 
 from __future__ import annotations
@@ -89,6 +89,9 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
             if stop > start and start * problem.dtype.itemsize % ROW_BYTES:
                 return f"rank {rank}'s columns of C start at {start}; TMA stores on a multiple of {ROW_BYTES} bytes"
         return super()._sizes_reason(problem)
+
+    def _peers_of_a_tile(self) -> int:
+        return self.problem.world_size - 1
 
     def _open_buffers(self) -> None:
         problem = self.problem

@@ -179,13 +179,13 @@ def _collect(slots, inbox, sent, turns, shards, peers, epoch, WORLD_SIZE: gl.con
 class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmReduceScatter):
     """See the module. The rows of its output may lie further apart than they are long."""
 
+    teams = (1,)
+
     @classmethod
     def _config_reason(cls, problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
-        if config.team > 1:
-            return (
-                f"team is {config.team}; own tiles come last, and nothing is sent behind them that a team could hasten"
-            )
-        return super()._config_reason(problem, config)
+        if reason := super()._config_reason(problem, config):
+            return reason
+        return f"team is {config.team}; nothing is sent after the last tiles" if config.team > 1 else None
 
     def _open_buffers(self) -> None:
         problem = self.problem

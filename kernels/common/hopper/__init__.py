@@ -8,5 +8,6 @@
 | `inbox.py` | peers' partial tiles on their way in: loaded in slabs, added to the finished tile |
 | `team.py` | the turns of a program; the last tiles, computed by several programs each |
 | `roles.py` | the part of the multiply warps |
+| `plan.py` | the quickest cut into tiles and teams, by prediction |
 | `operator.py` | the host's part: what is supported, tensor descriptors |
 """

@@ -11,12 +11,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import interpreter
 
-from ..config import GemmConfig, quickest_tile
+from ..config import GemmConfig
 from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..operator import FusedOperator, describable
 from ..problem import Problem
 from .arguments import Team, WarpTile
 from .outbox import PIECE_COLS
+from .plan import BLOCK_M, STEP_K, WIDTHS, quickest_cut
 
 P = TypeVar("P", bound=Problem)
 
@@ -41,7 +42,7 @@ def config_reason(config: GemmConfig) -> str | None:
     """Return why the warp-specialised kernels cannot run with a configuration, or None."""
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         return f"two warp groups multiply 128 rows: num_warps is {config.num_warps} and block_m {config.block_m}"
-    if config.block_n not in _STAGES or config.block_k != 64:
+    if config.block_n not in WIDTHS or config.block_k != STEP_K:
         tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
         return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
     if config.comm_rows < 8:
@@ -74,6 +75,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
     """An operator whose kernel gives warps roles. Its operands and outputs are moved by TMA: see `_operands`."""
 
     variant = "warp_specialized"
+    teams: tuple[int, ...] = (1, 2, 4)  # sizes that a default configuration may have
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
@@ -106,10 +108,22 @@ class WarpSpecializedOperator(FusedOperator[P]):
 
     def _config_for(self, m: int, n: int) -> GemmConfig:
         num_sms = self.ctx.get_cu_count()
-        block_m, block_n = quickest_tile(m, n, num_sms, {(128, 256): 1.0, (128, 128): 0.85, (128, 64): 0.55})
+        k = self.problem.a_shape(0)[1]
+        cut = quickest_cut(m, n, k, num_programs=num_sms, peers=self._peers_of_a_tile(), teams=self.teams)
         return GemmConfig(
-            block_m, block_n, 64, num_warps=NUM_WARPS, num_stages=_STAGES[block_n], num_sms=num_sms, comm_rows=32
+            BLOCK_M,
+            cut.block_n,
+            STEP_K,
+            num_warps=NUM_WARPS,
+            num_stages=_STAGES[cut.block_n],
+            num_sms=num_sms,
+            comm_rows=32,
+            team=cut.team,
         )
+
+    def _peers_of_a_tile(self) -> int:
+        """Return how many peers the last tiles are sent to."""
+        return 0
 
     def _open_team(self, num_programs: int) -> Team | None:
         """Return where programs that share tiles exchange sums; None if they do not."""

@@ -1,0 +1,63 @@
+"""How long a rank's tiles take, as far as that can be said beforehand, and the quickest way to cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+
+BLOCK_M = 128
+STEP_K = 64
+# Widths of tiles, and how fast each multiplies, relative to the first.
+WIDTHS = {256: 1.0, 128: 0.85, 64: 0.55}
+LEAST_KEPT = 64  # columns that a member of a team keeps
+_TFLOPS = 6.0  # of an SM, with the widest tile: 8192x2048x8192 on an H200
+_LINK_GBPS = 350.0  # stores of all SMs to peers, H200 and NVLink 4
+_EXCHANGE_US = 4.0  # of a team's sums; an estimate
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The width of tiles, and how many programs compute each of the last ones together."""
+
+    block_n: int
+    team: int
+
+
+def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: int) -> float:
+    """Return how long a rank takes for an (m, n) of inner size k, in µs, with what it sends at last.
+
+    All programs end a turn at once. What they then have is sent during the next turn, or after the last one. So it ends
+    with the multiplication and the last turn's bytes, or with the first turn and all bytes, whichever is later.
+
+    Args:
+        cut: into which tiles, and teams.
+        m, n, k: of the rank's multiplication.
+        num_programs: that compute.
+        peers: how many ranks each tile is sent to.
+    """
+    tiles = -(-m // BLOCK_M) * -(-n // cut.block_n)
+    if not tiles:
+        return 0.0
+    tile_us = 2e-6 * BLOCK_M * cut.block_n * k / (_TFLOPS * WIDTHS[cut.block_n])
+    tile_sent_us = 2e-3 * BLOCK_M * cut.block_n * peers / _LINK_GBPS
+    teams = num_programs // cut.team
+    whole = -(-tiles // num_programs) - 1
+    left = tiles - whole * num_programs
+    rounds = -(-left // teams)
+    round_us = tile_us / cut.team + (_EXCHANGE_US if cut.team > 1 else 0.0)
+    first_us = tile_us if whole else round_us
+    multiplied_us = whole * tile_us + rounds * round_us
+    return max(multiplied_us + (left - (rounds - 1) * teams) * tile_sent_us, first_us + tiles * tile_sent_us)
+
+
+def quickest_cut(m: int, n: int, k: int, *, num_programs: int, peers: int, teams: Iterable[int]) -> Cut:
+    """Return the cut that is predicted to end first, of those with teams of these sizes; see `predicted_us`."""
+    cuts = [Cut(block_n, team) for block_n, team in product(WIDTHS, teams) if is_possible(Cut(block_n, team), k)]
+    cuts = [cut for cut in cuts if cut.team == 1 or cut.team < num_programs]
+    return min(cuts, key=lambda cut: predicted_us(cut, m, n, k, num_programs=num_programs, peers=peers))
+
+
+def is_possible(cut: Cut, k: int) -> bool:
+    """Whether each member of a team has columns to keep and a step of k to multiply."""
+    return cut.team == 1 or (cut.block_n // cut.team >= LEAST_KEPT and k >= cut.team * STEP_K)

@@ -1,0 +1,57 @@
+"""How the warp-specialised kernels' tiles are cut: what is predicted, and what is chosen."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from iris_kernels.common.hopper.plan import LEAST_KEPT, STEP_K, Cut, is_possible, predicted_us, quickest_cut
+
+on_four = partial(predicted_us, num_programs=132, peers=3)
+alone = partial(predicted_us, num_programs=132, peers=0)
+TEAMS = (1, 2, 4)
+
+
+def test_without_peers_turns_are_what_counts() -> None:
+    one_turn = alone(Cut(256, 1), 128 * 132, 256, 8192)
+    assert alone(Cut(256, 1), 128, 256, 8192) == pytest.approx(one_turn)
+    assert alone(Cut(256, 1), 128 * 133, 256, 8192) == pytest.approx(2 * one_turn)
+    assert alone(Cut(256, 1), 128 * 132, 256, 4096) == pytest.approx(one_turn / 2)
+    assert alone(Cut(256, 1), 0, 256, 8192) == 0
+
+
+def test_a_team_shortens_a_last_turn_that_few_programs_have() -> None:
+    """33 tiles behind a whole turn: a program each, or all at once, four programs each."""
+    rows = 128 * (132 + 33)
+    whole, shared = alone(Cut(256, 1), rows, 256, 8192), alone(Cut(256, 4), rows, 256, 8192)
+    assert shared < 0.7 * whole
+
+
+def test_a_team_halves_what_is_sent_last() -> None:
+    """Four full turns over slow links: the multiplication takes as long, but for the exchange of sums."""
+    sizes = (128 * 132, 1024, 65536)
+    wait = on_four(Cut(256, 1), *sizes) - alone(Cut(256, 1), *sizes)
+    shared = on_four(Cut(256, 2), *sizes) - alone(Cut(256, 2), *sizes)
+    assert shared == pytest.approx(wait / 2)
+
+
+def test_the_link_bounds_from_below() -> None:
+    sent_us = 8192 * 2048 * 2 * 3 / 350e3
+    for cut in (Cut(256, 1), Cut(256, 4), Cut(64, 1)):
+        assert on_four(cut, 8192, 2048, 64) > sent_us
+
+
+def test_what_is_chosen_is_possible() -> None:
+    for k in (64, 128, 200, 8192):
+        for programs in (1, 2, 4, 5, 132):
+            cut = quickest_cut(8192, 2048, k, num_programs=programs, peers=3, teams=TEAMS)
+            assert cut.team == 1 or (cut.block_n >= cut.team * LEAST_KEPT and k >= cut.team * STEP_K)
+            assert cut.team == 1 or cut.team < programs
+    assert quickest_cut(8192, 2048, 8192, num_programs=132, peers=3, teams=(1,)).team == 1
+    assert not is_possible(Cut(128, 4), 8192)
+
+
+def test_narrow_outputs_get_narrow_tiles() -> None:
+    assert quickest_cut(128 * 132, 64, 512, num_programs=132, peers=0, teams=TEAMS) == Cut(64, 1)
+    assert quickest_cut(8192, 8192, 8192, num_programs=132, peers=0, teams=TEAMS).block_n == 256
