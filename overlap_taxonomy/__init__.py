@@ -1,16 +1,24 @@
-"""The axes along which GEMM-and-communication kernels differ, and the registry of the variants that exist."""
+"""How GEMM-and-communication kernels differ: the axes, the registry of the variants there are, and what each costs."""
 
 from .axes import Agent, Arrangement, Sync
+from .cost import Work
+from .machine import MACHINES, Machine, machine_for
+from .model import predict_us
 from .registry import get_variant, list_families, list_variants, register
 from .variant import Variant
 
 __all__ = [
+    "MACHINES",
     "Agent",
     "Arrangement",
+    "Machine",
     "Sync",
     "Variant",
+    "Work",
     "get_variant",
     "list_families",
     "list_variants",
+    "machine_for",
+    "predict_us",
     "register",
 ]

@@ -1,0 +1,161 @@
+"""The parts of a predicted time: a rank's GEMM in waves of tiles, bytes over the link, the vendor's collectives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from .machine import Machine
+
+LIBRARY_TILE_RATES = {(128, 192): 0.97}  # the vendor has tiles that our kernels do not
+WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
+
+
+@dataclass(frozen=True)
+class Work:
+    """A problem as the model sees it: sizes of the whole, and the bytes of an element.
+
+    Raises:
+        ValueError: a size below one.
+    """
+
+    family: str
+    m: int
+    n: int
+    k: int
+    world_size: int
+    element_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "world_size", "element_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive integer")
+
+    @property
+    def peers(self) -> int:
+        """All ranks but one."""
+        return self.world_size - 1
+
+    def share(self, size: int) -> int:
+        """Return the largest rank's part of a size."""
+        return -(-size // self.world_size)
+
+    def is_narrow(self, elements: int) -> bool:
+        """Whether rows of so many elements are not on 16 bytes."""
+        return elements * self.element_bytes % WIDE_BYTES != 0
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A rank's GEMM on some SMs.
+
+    Args:
+        tiles, waves: how many; SMs take a tile each in a wave.
+        wave_us: of one wave.
+        tile_n: columns of a tile.
+        tile_bytes: of a finished tile.
+        last_tiles: tiles of the last wave.
+    """
+
+    tiles: int
+    waves: int
+    wave_us: float
+    tile_n: int
+    tile_bytes: int
+    last_tiles: int
+
+    @property
+    def us(self) -> float:
+        """The whole."""
+        return self.waves * self.wave_us
+
+    @property
+    def last_share(self) -> float:
+        """The part of the output that is finished by the last wave."""
+        return self.last_tiles / self.tiles
+
+
+def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, kind: str = "portable") -> Gemm:
+    """Return a rank's GEMM with the tile whose waves end first.
+
+    Args:
+        machine, work: where, and of what dtype.
+        m, n, k: of the rank's own GEMM.
+        sms: that multiply; 0 for all.
+        kind: "library", "portable" (our kernels in Triton) or "specialized" (warps with roles).
+    """
+    sms = sms or machine.num_sms
+    is_library = kind == "library"
+    tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
+    if kind == "portable":
+        tflops *= machine.portable_rate
+    if work.is_narrow(k):
+        tflops /= machine.library_narrow_slowdown if is_library else machine.narrow_slowdown
+    sm_flops_a_us = tflops * 1e6 / machine.num_sms
+    sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
+    rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
+    if is_library:
+        rates |= LIBRARY_TILE_RATES
+    best: Gemm | None = None
+    for (tile_m, tile_n), rate in rates.items():
+        tiles = -(-m // tile_m) * -(-n // tile_n)
+        waves = -(-tiles // sms)
+        beside_us = machine.tile_us
+        if kind == "portable":
+            is_narrow = work.is_narrow(n) or work.is_narrow(k)
+            beside_us = machine.narrow_tile_us if is_narrow else machine.portable_tile_us
+            beside_us *= tile_m * tile_n / (128 * 256)
+        wave_us = 2.0 * tile_m * tile_n * k / (sm_flops_a_us * rate) + beside_us
+        tile_bytes = tile_m * tile_n * work.element_bytes
+        candidate = Gemm(tiles, waves, wave_us, tile_n, tile_bytes, tiles - (waves - 1) * sms)
+        if best is None or candidate.us < best.us:
+            best = candidate
+    assert best is not None
+    floor_us = work.element_bytes * (m * k + k * n + m * n) / machine.memory_gbps / 1e3
+    wave_us = max(best.wave_us, floor_us / best.waves)
+    wave_us /= _clock(machine, wave_us * best.waves)
+    return replace(best, wave_us=wave_us)
+
+
+def _clock(machine: Machine, us: float) -> float:
+    """The clock's share of its highest, in calls of this length one after the other: power is limited."""
+    return machine.hot_share + (1 - machine.hot_share) * math.exp(-us / (machine.warm_ms * 1e3))
+
+
+def push_us(
+    machine: Machine, size: float, *, narrow: bool, sms: int = 0, piece_bytes: int = 0, to_one: bool = False
+) -> float:
+    """Return the time in which SMs store so many bytes to peers.
+
+    Args:
+        machine: where.
+        size: in bytes, to all peers together.
+        narrow: whether rows are not on 16 bytes.
+        sms: that send; 0 for all.
+        piece_bytes: after how many of them an SM waits for their arrival, to announce them; 0 for never.
+        to_one: whether they go to one peer after the other.
+    """
+    sm_gbps = machine.sm_link_gbps
+    if piece_bytes:
+        sm_gbps = piece_bytes / (piece_bytes / sm_gbps + machine.announce_us * 1e3)
+    gbps = min(machine.peer_gbps if to_one else machine.link_gbps, (sms or machine.num_sms) * sm_gbps)
+    return size / (gbps * (machine.narrow_link_gbps / machine.link_gbps if narrow else 1.0)) / 1e3
+
+
+def copy_us(machine: Machine, size: float, row_bytes: int) -> float:
+    """Return the time of one copy by a copy engine, the start of it included."""
+    gbps = machine.engine_narrow_rows_gbps if row_bytes % 512 else machine.engine_gbps
+    return size / gbps / 1e3 + machine.engine_us
+
+
+def collective_us(machine: Machine, work: Work, size: float, *, gbps: float = 0.0) -> float:
+    """Return the time of the vendor's collective.
+
+    Args:
+        machine, work: where, and among how many.
+        size: what a rank sends, in bytes.
+        gbps: its rate on large buffers; 0 for that of an all-gather.
+    """
+    large = size / (gbps or machine.collective_gbps) / 1e3 + machine.collective_us * work.peers
+    small = size / machine.small_collective_gbps / 1e3 + machine.small_collective_us * work.peers
+    return min(large, small)

@@ -1,0 +1,82 @@
+"""Fitting a machine's constants to measured times, and how far predictions are from them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from .cost import Work
+from .machine import Machine
+from .model import predict_us
+
+FIXED = {"num_sms", "world_size", "fp32_tflops"}  # what is counted, or is not in the measurements
+_SHARES = {"hot_share", "portable_rate", "spare_power", "stall_share"}  # at most 1
+_WORST = 0.5  # a time that is off by more counts no more than this: patterns the model has no constant for
+_STEPS = (1.3, 1.1, 1.03, 1.01)
+_FARTHEST = 2.0  # from where a constant starts: what fits best beyond that is no longer what was measured
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A variant's measured time, in µs."""
+
+    variant: str
+    work: Work
+    us: float
+
+
+def error_of(machine: Machine, measurement: Measurement) -> float | None:
+    """Return how far a prediction is from a measurement, relative to it and signed; None for an unknown variant."""
+    predicted = predict_us(machine, measurement.variant, measurement.work)
+    return None if predicted is None else predicted / measurement.us - 1
+
+
+def median_errors(machine: Machine, measurements: Iterable[Measurement]) -> dict[tuple[str, str], float]:
+    """Return the median of the errors' sizes, by family and variant; what the model does not know is left out."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    for measurement in measurements:
+        error = error_of(machine, measurement)
+        if error is not None:
+            errors.setdefault((measurement.work.family, measurement.variant), []).append(abs(error))
+    return {key: statistics.median(values) for key, values in errors.items()}
+
+
+def fit(machine: Machine, measurements: Sequence[Measurement], *, rounds: int = 4) -> Machine:
+    """Return the machine with its constants moved to where the predictions fit best.
+
+    One constant after the other is raised or lowered, in ever smaller steps, as long as that helps: they stay what they
+    mean, and what no measurement shows stays as it was.
+    """
+    names = [column.name for column in fields(machine) if isinstance(getattr(machine, column.name), float)]
+    start, best = machine, _loss(machine, measurements)
+    for step in _STEPS:
+        for _ in range(rounds):
+            before = best
+            for name in (name for name in names if name not in FIXED):
+                for factor in (step, 1 / step):
+                    while (moved := _moved(machine, name, factor, start)) is not None:
+                        loss = _loss(moved, measurements)
+                        if loss >= best - 1e-6:
+                            break
+                        machine, best = moved, loss
+            if before - best < 1e-4:
+                break
+    return machine
+
+
+def _moved(machine: Machine, name: str, factor: float, start: Machine) -> Machine | None:
+    value, original = getattr(machine, name) * factor, getattr(start, name)
+    if not original / _FARTHEST <= value <= original * _FARTHEST or (name in _SHARES and value > 1):
+        return None
+    return replace(machine, **{name: float(f"{value:.3g}")})
+
+
+def _loss(machine: Machine, measurements: Sequence[Measurement]) -> float:
+    losses = []
+    for measurement in measurements:
+        predicted = predict_us(machine, measurement.variant, measurement.work)
+        if predicted is not None:
+            losses.append(min(_WORST, abs(math.log(predicted / measurement.us))))
+    return statistics.fmean(losses) if losses else 0.0

@@ -1,0 +1,174 @@
+"""What the cost model knows of a machine: a handful of measured constants, and the machines they were measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The constants of a kind of GPU and of what joins several of them. Rates are of one GPU.
+
+    Args:
+        name: what the command line calls it.
+        gpu: part of the device's name, as its driver gives it.
+        world_size: ranks that the constants are for.
+        is_measured: False where they are taken from data sheets or from another machine: what follows is a prediction.
+        num_sms: SMs, or compute units.
+        boost_tflops: all SMs multiplying 2-byte operands, in a short call.
+        hot_share: what is left of that in calls so long that the power limit holds the clock down.
+        warm_ms: length of a call, among others back to back, by which two thirds of that is lost.
+        fp32_tflops: all SMs multiplying fp32 exactly.
+        tile_rates: how fast each tile multiplies, relative to `boost_tflops`.
+        portable_rate: our portable kernels' main loop against the vendor's and the warp-specialised one.
+        tile_us: what a tile costs beside its multiplications, in a kernel that overlaps its epilogue.
+        portable_tile_us: the same for a 128x256 tile in our portable kernels, which do not.
+        spare_power: what fewer SMs gain in clock, as a power of how many fewer: all of them reach the power limit.
+        narrow_slowdown: how much slower our kernels multiply where rows are not on 16 bytes.
+        narrow_tile_us: `portable_tile_us` there.
+        library_narrow_slowdown: the same for the vendor's.
+        launch_us: from one kernel to the next on a stream.
+        handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
+        memory_gbps: a kernel streaming its own memory.
+        layout_gbps: a copy that changes the layout: bytes read and written.
+        sum_gbps: partial sums read and added in an epilogue.
+        link_gbps: SMs storing to all peers at once.
+        peer_gbps: SMs storing to one peer; less where each peer has a link of its own.
+        sm_link_gbps: one SM storing to peers.
+        announce_us: what an SM that sends whole tiles waits for each to arrive.
+        narrow_link_gbps: all SMs storing to all peers, 2 bytes at a time.
+        pull_gbps: SMs loading from peers.
+        engine_gbps: the copy engines, contiguous rows.
+        engine_narrow_rows_gbps: the same for rows that are not multiples of 512 bytes.
+        engine_us: before a copy starts, or what follows it.
+        stall_share: of the time in which a program stores its tile to peers, what it cannot hide behind others'.
+        collective_gbps, collective_us: the vendor's collectives on large buffers: rate, and latency for each peer.
+        small_collective_gbps, small_collective_us: the same on small ones, where it uses another protocol.
+        all_reduce_gbps: `collective_gbps` of an all-reduce, whose bytes go round twice.
+    """
+
+    name: str
+    gpu: str
+    world_size: int
+    is_measured: bool
+    num_sms: int
+    boost_tflops: float
+    hot_share: float
+    warm_ms: float
+    fp32_tflops: float
+    portable_rate: float
+    tile_us: float
+    portable_tile_us: float
+    spare_power: float
+    narrow_slowdown: float
+    narrow_tile_us: float
+    library_narrow_slowdown: float
+    launch_us: float
+    handshake_us: float
+    memory_gbps: float
+    layout_gbps: float
+    sum_gbps: float
+    link_gbps: float
+    peer_gbps: float
+    sm_link_gbps: float
+    announce_us: float
+    narrow_link_gbps: float
+    pull_gbps: float
+    engine_gbps: float
+    engine_narrow_rows_gbps: float
+    engine_us: float
+    stall_share: float
+    collective_gbps: float
+    collective_us: float
+    small_collective_gbps: float
+    small_collective_us: float
+    all_reduce_gbps: float
+    tile_rates: Mapping[tuple[int, int], float] = field(
+        default_factory=lambda: {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
+    )
+
+
+# Fitted to results/h200x4-bf16.csv and results/h200x4-paper-bf16.csv, from starting points measured one by one.
+H200X4 = Machine(
+    name="h200x4",
+    gpu="H200",
+    world_size=4,
+    is_measured=True,
+    num_sms=132,
+    boost_tflops=825.0,
+    hot_share=0.84,
+    warm_ms=3.6,
+    fp32_tflops=45.0,
+    portable_rate=0.999,
+    tile_us=1.44,
+    portable_tile_us=3.8,
+    spare_power=0.438,
+    narrow_slowdown=32.4,
+    narrow_tile_us=94.5,
+    library_narrow_slowdown=6.59,
+    launch_us=2.58,
+    handshake_us=11.9,
+    memory_gbps=4000.0,
+    layout_gbps=1650.0,
+    sum_gbps=1910.0,
+    link_gbps=342.0,
+    peer_gbps=322.0,
+    sm_link_gbps=82.0,
+    announce_us=3.5,
+    narrow_link_gbps=239.0,
+    pull_gbps=320.0,
+    engine_gbps=357.0,
+    engine_narrow_rows_gbps=222.0,
+    engine_us=8.41,
+    stall_share=0.762,
+    collective_gbps=313.0,
+    collective_us=8.08,
+    small_collective_gbps=196.0,
+    small_collective_us=2.93,
+    all_reduce_gbps=344.0,
+)
+
+# The same GPUs behind the same switch. Nothing was measured on eight.
+H200X8 = replace(H200X4, name="h200x8", world_size=8, is_measured=False)
+
+# From data sheets and public figures: 304 compute units; a link of its own to each of seven peers, of which a copy
+# engine or a kernel that stores to one peer uses one. What no data sheet tells is taken from the H200.
+MI300X8 = replace(
+    H200X4,
+    name="mi300xx8",
+    gpu="MI300X",
+    world_size=8,
+    is_measured=False,
+    num_sms=304,
+    boost_tflops=650.0,
+    fp32_tflops=80.0,
+    memory_gbps=4000.0,
+    link_gbps=310.0,
+    peer_gbps=45.0,
+    narrow_link_gbps=200.0,
+    pull_gbps=290.0,
+    engine_gbps=45.0,
+    engine_narrow_rows_gbps=45.0,
+    collective_gbps=300.0,
+    all_reduce_gbps=300.0,
+    tile_rates={(128, 128): 1.0, (64, 128): 0.7, (64, 64): 0.45},
+)
+
+MACHINES = {machine.name: machine for machine in (H200X4, H200X8, MI300X8)}
+
+
+def machine_for(device_name: str, world_size: int) -> Machine | None:
+    """Return the machine whose constants are closest to a device's; None for a GPU that the model does not know.
+
+    Args:
+        device_name: as the driver gives it, e.g. "NVIDIA H200".
+        world_size: how many of them; constants for another number are taken, as a prediction, where none are for this.
+    """
+    kin = [machine for machine in MACHINES.values() if machine.gpu in device_name]
+    if not kin:
+        return None
+    closest = min(kin, key=lambda machine: abs(machine.world_size - world_size))
+    if closest.world_size == world_size:
+        return closest
+    return replace(closest, world_size=world_size, is_measured=False)
