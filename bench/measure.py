@@ -154,7 +154,7 @@ class _Run:
                 outcome.failed("error", error)
                 continue
             verdict = expectation.judge(output)
-            outcome.config = str(operator.ran_config or "")
+            outcome.config = operator.describe_config()
             self._agree_on(outcome, verdict.error, verdict.reason, call)
 
     def time(self) -> None:

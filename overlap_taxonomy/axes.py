@@ -11,6 +11,7 @@ class Arrangement(Enum):
     CONCURRENT_KERNELS = "two kernels, two streams"
     FUSED_KERNEL = "one kernel"
     KERNEL_AND_COPIES = "one kernel and DMA copies, two streams"
+    CHOSEN = "as the variant it chooses"
 
 
 class Agent(Enum):
@@ -23,6 +24,7 @@ class Agent(Enum):
     COMM_PROGRAMS = "some programs of the same grid"
     COMM_WARPS = "some warps of every program"
     COPY_ENGINES = "the copy engines, no SM"
+    CHOSEN = "as in the variant it chooses"
 
 
 class Sync(Enum):
@@ -34,3 +36,4 @@ class Sync(Enum):
     SHARED_MEMORY_BARRIER = "a barrier in shared memory a tile"
     SHARD_COUNTER = "a counter a shard"
     PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"
+    CHOSEN = "as in the variant it chooses"

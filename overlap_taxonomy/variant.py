@@ -23,6 +23,7 @@ class Variant:
         build: ``build(ctx, problem, config=None)`` returns an operator; collective over all ranks.
         unsupported_reason: ``unsupported_reason(problem, config)`` returns None, or why this variant cannot do it.
         is_baseline: True for the vendor's own calls, which overlap nothing.
+        delegates: True where `build` makes another variant's operator: there are no kernels of its own to check.
     """
 
     family: str
@@ -34,3 +35,9 @@ class Variant:
     build: Callable[..., Any] = field(repr=False, compare=False)
     unsupported_reason: Callable[..., str | None] = field(repr=False, compare=False)
     is_baseline: bool = False
+    delegates: bool = False
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels of ours are behind this name and no other."""
+        return not self.is_baseline and not self.delegates

@@ -202,7 +202,7 @@ def _pool(device: str, once: bool) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
 
 def _is_fused_and_supported(subject: Subject) -> bool:
     variant = get_variant(subject.family, subject.variant)
-    return not variant.is_baseline and variant.unsupported_reason(subject.problem(), None) is None
+    return variant.has_kernels and variant.unsupported_reason(subject.problem(), None) is None
 
 
 def _heap_bytes(subject: Subject) -> int:

@@ -13,6 +13,7 @@ from ..common.config import GemmConfig
 from ..common.functional import operator_for
 from . import (
     async_tp,
+    auto,
     bulk_synchronous,
     copy_engine,
     fused_sequential,
@@ -36,6 +37,7 @@ for _variant in (
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
+    auto.VARIANT,
 ):
     register(_variant)
 
@@ -60,7 +62,7 @@ def all_gather_gemm(
         a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (k, this rank's columns), likewise cut by columns.
-        variant: the overlap pattern.
+        variant: the overlap pattern; "auto" chooses the fastest.
         config: tunables; None for the defaults.
         return_gathered: return all of A too, as training needs.
 

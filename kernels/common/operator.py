@@ -34,6 +34,7 @@ class Operator(ABC, Generic[P]):
     Attributes:
         config: the configuration.
         ran_config: what the last call ran with, where its operands did not allow for all of it.
+        chosen_by: the variant that was asked for, where that one chose this.
 
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
@@ -42,6 +43,7 @@ class Operator(ABC, Generic[P]):
 
     family: str
     variant: str
+    chosen_by = ""
 
     def __init__(self, ctx: Context, problem: P, config: GemmConfig | None = None) -> None:
         self.ctx = ctx
@@ -110,8 +112,14 @@ class Operator(ABC, Generic[P]):
     def close(self) -> None:
         """Give the buffers back; collective. The output must not be used after this."""
 
+    def describe_config(self) -> str:
+        """Return what the last call ran with, for a table; behind the variant's name where that was chosen."""
+        config = str(self.ran_config or "")
+        return f"{self.chosen_by}: {self.variant} {config}".rstrip() if self.chosen_by else config
+
     def __str__(self) -> str:
-        return f"{self.family}/{self.variant}"
+        chosen = f" (chosen by {self.chosen_by})" if self.chosen_by else ""
+        return f"{self.family}/{self.variant}{chosen}"
 
     def _check_operands(self, a: torch.Tensor, b: torch.Tensor) -> None:
         problem, device = self.problem, self.ctx.get_device()

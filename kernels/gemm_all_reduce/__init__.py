@@ -9,7 +9,7 @@ from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
-from . import bulk_synchronous, fused_sequential, library, workgroup_specialized
+from . import auto, bulk_synchronous, fused_sequential, library, workgroup_specialized
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
 from .reference import reference
@@ -21,6 +21,7 @@ for _variant in (
     bulk_synchronous.VARIANT,
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
+    auto.VARIANT,
 ):
     register(_variant)
 
@@ -46,7 +47,7 @@ def gemm_all_reduce(
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
-        variant: the overlap pattern; "fused_sequential" is one-shot, for small m.
+        variant: the overlap pattern; "fused_sequential" is one-shot, for small m; "auto" chooses the fastest.
         config: tunables; None for the defaults.
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 

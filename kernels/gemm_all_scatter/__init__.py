@@ -10,6 +10,7 @@ from overlap_taxonomy import register
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
 from . import (
+    auto,
     bulk_synchronous,
     copy_engine,
     fused_sequential,
@@ -32,6 +33,7 @@ for _variant in (
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
+    auto.VARIANT,
 ):
     register(_variant)
 
@@ -54,7 +56,7 @@ def gemm_all_scatter(
         ctx: the context.
         a: (m, k), the same on every rank; bf16, fp16 or fp32, on the context's device.
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
-        variant: the overlap pattern.
+        variant: the overlap pattern; "auto" chooses the fastest.
         config: tunables; None for the defaults.
 
     Returns:

@@ -11,6 +11,7 @@ from ..common.config import GemmConfig
 from ..common.functional import operator_for
 from . import (
     async_tp,
+    auto,
     bulk_synchronous,
     copy_engine,
     fused_sequential,
@@ -34,6 +35,7 @@ for _variant in (
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
+    auto.VARIANT,
 ):
     register(_variant)
 
@@ -58,7 +60,7 @@ def gemm_reduce_scatter(
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
-        variant: the overlap pattern.
+        variant: the overlap pattern; "auto" chooses the fastest.
         config: tunables; None for the defaults.
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 

@@ -1,0 +1,154 @@
+"""The variant `auto`: makes the operator of whichever variant was measured, or else is predicted, to be fastest.
+
+What is known, in this order: the user's tuning cache, the times that come with the library, the cost model. What the
+vendor has is always among the candidates, and one of ours is chosen only where it is faster by a margin. Rank 0 decides,
+once, as the operator is made, and tells the others. Nothing is measured here; ``iris-bench tune`` does that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from iris_core import Context
+from overlap_taxonomy import (
+    Agent,
+    Arrangement,
+    Sync,
+    Variant,
+    Work,
+    get_variant,
+    list_variants,
+    machine_for,
+    predict_us,
+)
+
+from .config import GemmConfig
+from .measured import Table, device_name, key_of, shipped_table
+from .operator import Operator
+from .problem import Problem
+from .tuning_cache import read_cache
+
+NAME = "auto"
+# By how much one of our variants must be ahead of the vendor's: times of one machine differ from run to run, and the model
+# is off, by so much where its constants were measured and by more where they were not.
+MEASURED_MARGIN = 0.02
+MODEL_MARGIN = 0.10
+PREDICTION_MARGIN = 0.25
+# Interpreted kernels have no performance to choose by. Every family has this one.
+INTERPRETED = "workgroup_specialized"
+
+_known: weakref.WeakKeyDictionary[Context, tuple[Table, Table]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to make, and why: a word on where the times came from."""
+
+    variant: str
+    config: GemmConfig | None
+    why: str
+
+
+def auto_variant(
+    family: str,
+    *,
+    vendor: str = "library",
+    left_out: Callable[[Mapping[str, Any]], Collection[str]] = lambda options: (),
+) -> Variant:
+    """Return a family's `auto`.
+
+    Args:
+        family: the family.
+        vendor: the baseline whose output is what the family's function promises.
+        left_out: which variants cannot do what the family's own options ask for.
+    """
+
+    def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
+        with ctx.together(f"make {family}/{NAME}"):
+            if reason := unsupported_reason(problem, config):
+                raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
+            choice = None
+            if ctx.get_rank() == 0:
+                choice = asdict(decide(ctx, family, problem, vendor=vendor, left_out=left_out(options)))
+        choice = ctx.broadcast(choice, 0)
+        chosen = GemmConfig(**choice["config"]) if choice["config"] else None
+        operator = get_variant(family, choice["variant"]).build(ctx, problem, chosen, **options)
+        operator.chosen_by = NAME
+        return operator
+
+    return Variant(
+        family=family,
+        name=NAME,
+        arrangement=Arrangement.CHOSEN,
+        agent=Agent.CHOSEN,
+        sync=Sync.CHOSEN,
+        summary="whichever was measured or is predicted to be fastest for the problem, the vendor's included",
+        build=build,
+        unsupported_reason=unsupported_reason,
+        delegates=True,
+    )
+
+
+def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | None:
+    """Return why `auto` cannot make an operator, or None: the vendor's pieces can do every problem."""
+    return "it chooses the configuration too and takes no configuration of the caller's" if config else None
+
+
+def decide(ctx: Context, family: str, problem: Problem, *, vendor: str, left_out: Collection[str]) -> Choice:
+    """Return what to make on this context's machine."""
+    candidates = _candidates(family, problem, vendor, left_out)
+    if ctx.is_interpreted():
+        return Choice(INTERPRETED if INTERPRETED in candidates else candidates[-1], None, "interpreted")
+    gpu = device_name(ctx.get_device())
+    if ctx not in _known:
+        _known[ctx] = (read_cache(gpu), shipped_table(gpu))
+    return choose(family, problem, candidates, gpu=gpu, tables=_known[ctx])
+
+
+def choose(
+    family: str, problem: Problem, candidates: Sequence[str], *, gpu: str, tables: tuple[Table, Table] = ({}, {})
+) -> Choice:
+    """Return the fastest of several variants.
+
+    Args:
+        family, problem: what is to be done.
+        candidates: variants that can do it, the vendor's first.
+        gpu: the device's name.
+        tables: measured times: this user's, and those that come with the library.
+    """
+    key = key_of(family, problem)
+    for why, table in zip(("measured here", "measured"), tables, strict=True):
+        measured = table.get(key)
+        if measured and candidates[0] in measured.times_us:
+            times = {name: measured.times_us[name] for name in candidates if name in measured.times_us}
+            name = fastest(times, MEASURED_MARGIN)
+            config = measured.configs.get(name)
+            if not get_variant(family, name).unsupported_reason(problem, config):
+                return Choice(name, config, why)
+    machine = machine_for(gpu, problem.world_size)
+    if machine is None:
+        return Choice(candidates[0], None, "neither measured nor modelled")
+    work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
+    predicted = {name: predict_us(machine, name, work) for name in candidates}
+    margin = MODEL_MARGIN if machine.is_measured else PREDICTION_MARGIN
+    return Choice(fastest({name: us for name, us in predicted.items() if us is not None}, margin), None, "predicted")
+
+
+def fastest(times_us: Mapping[str, float], margin: float) -> str:
+    """Return the fastest; the first, which is the vendor's, unless another is ahead of it by a margin."""
+    vendor, *others = times_us
+    best = min(others, key=times_us.__getitem__, default=vendor)
+    return best if times_us[best] < times_us[vendor] * (1 - margin) else vendor
+
+
+def _candidates(family: str, problem: Problem, vendor: str, left_out: Collection[str]) -> list[str]:
+    """The vendor's, and our variants that can do the problem here, in the order of registration."""
+    ours = [
+        variant.name
+        for variant in list_variants(family)
+        if variant.has_kernels and variant.name not in left_out and not variant.unsupported_reason(problem, None)
+    ]
+    return [vendor, *ours]

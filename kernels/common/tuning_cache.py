@@ -1,0 +1,89 @@
+"""The user's tuning cache: measured times of this machine, in a file of the user's own that nothing else may write.
+
+``$IRIS_CACHE_DIR``, or ``~/.cache/iris-overlap``, has a file for each kind of GPU. What is not as it should be is not
+used, and a warning says why and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import warnings
+from pathlib import Path
+
+from .measured import Table, file_name, from_json, setup_of, to_json
+
+_MOST_BYTES = 16 << 20
+_MEND = "run `iris-bench tune` again, or delete the file"
+
+
+def cache_path(gpu: str) -> Path:
+    """Return the file of a kind of GPU; it need not be there."""
+    folder = os.environ.get("IRIS_CACHE_DIR")
+    return (Path(folder) if folder else Path.home() / ".cache" / "iris-overlap") / file_name(gpu)
+
+
+def read_cache(gpu: str) -> Table:
+    """Return the user's measured times for a kind of GPU; none, with a warning, from a file that cannot be trusted."""
+    try:
+        path = cache_path(gpu)
+    except RuntimeError:  # no home
+        return {}
+    try:
+        return from_json(_read(path), setup_of(gpu))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        warnings.warn(f"the tuning cache {path} is not used: {error}; {_MEND}", stacklevel=2)
+        return {}
+
+
+def write_cache(gpu: str, table: Table) -> Path:
+    """Add times to the user's file, in one step: a reader sees the old file or the new one.
+
+    Raises:
+        ValueError: the folder is not the user's own, or cannot be written.
+    """
+    path = cache_path(gpu)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path.parent.stat(), path.parent)
+        merged = read_cache(gpu) | table
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")  # mode 0600
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(to_json(setup_of(gpu), merged))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ValueError(f"cannot write the tuning cache: {error}; IRIS_CACHE_DIR names another folder") from None
+    return path
+
+
+def _read(path: Path) -> str:
+    """The text of a regular file that this user owns, in a folder that others cannot write either."""
+    # A link could lead anywhere, and a pipe would never end.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        _check_owner(status, path)
+        _check_owner(path.parent.stat(), path.parent)
+        if status.st_size > _MOST_BYTES:
+            raise ValueError(f"it has {status.st_size} bytes, more than {_MOST_BYTES}")
+        return file.read(_MOST_BYTES + 1).decode("utf-8")
+
+
+def _check_owner(status: os.stat_result, path: Path) -> None:
+    if status.st_uid != os.geteuid():
+        raise ValueError(f"{path} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError(f"others may write {path}: mode {stat.S_IMODE(status.st_mode):o}")
