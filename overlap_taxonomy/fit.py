@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from .cost import Work
 from .machine import Machine
@@ -70,7 +71,8 @@ def _moved(machine: Machine, name: str, factor: float, start: Machine) -> Machin
     value, original = getattr(machine, name) * factor, getattr(start, name)
     if not original / _FARTHEST <= value <= original * _FARTHEST or (name in _SHARES and value > 1):
         return None
-    return replace(machine, **{name: float(f"{value:.3g}")})
+    changed: Any = {name: float(f"{value:.3g}")}
+    return replace(machine, **changed)
 
 
 def _loss(machine: Machine, measurements: Sequence[Measurement]) -> float:

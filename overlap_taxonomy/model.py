@@ -134,7 +134,7 @@ def _engine_gather(machine: Machine, work: Work, *, kind: str = "portable") -> f
     return _as_shards_come(own, work, arrival) + _ends(machine, kernels=2)
 
 
-# GEMM + reduce-scatter: partial tiles of C, each to its owner ---------------------------------------------------------
+# GEMM + reduce-scatter: partial tiles of C, each to its owner -------------------------------------------------------
 
 
 def _partial_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
@@ -180,7 +180,7 @@ def _warp_reduce(machine: Machine, work: Work) -> float:
     return max(own.us, own.wave_us + push + own.wave_us) + _sum_us(machine, work) + _ends(machine, kernels=1)
 
 
-# GEMM + all-reduce: as reduce-scatter, and the sums to every peer; or partial tiles to every peer ----------------------
+# GEMM + all-reduce: as reduce-scatter, and the sums to every peer; or partial tiles to every peer ------------------
 
 
 def _library_all_reduce(machine: Machine, work: Work) -> float:
@@ -228,7 +228,7 @@ def _panels(work: Work, part_bytes: float) -> int:
 
 
 def _sent_beside(own: Gemm, push: float) -> float:
-    """Tiles are sent while the next are multiplied: the first wave sends nothing, the last one's bytes leave after it."""
+    """Tiles leave while the next are multiplied: the first wave sends nothing, the last one's leave after it."""
     return max(own.us + push * own.last_share, own.wave_us + push)
 
 

@@ -1,8 +1,8 @@
 """The variant `auto`: makes the operator of whichever variant was measured, or else is predicted, to be fastest.
 
 What is known, in this order: the user's tuning cache, the times that come with the library, the cost model. What the
-vendor has is always among the candidates, and one of ours is chosen only where it is faster by a margin. Rank 0 decides,
-once, as the operator is made, and tells the others. Nothing is measured here; ``iris-bench tune`` does that.
+vendor has is always among the candidates, and one of ours is chosen only where it is faster by a margin. Rank 0
+decides, once, as the operator is made, and tells the others. Nothing is measured here; ``iris-bench tune`` does that.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .problem import Problem
 from .tuning_cache import read_cache
 
 NAME = "auto"
-# By how much one of our variants must be ahead of the vendor's: times of one machine differ from run to run, and the model
-# is off, by so much where its constants were measured and by more where they were not.
+# By how much one of our variants must be ahead of the vendor's: times of one machine differ from run to run, and the
+# model is off, by so much where its constants were measured and by more where they were not.
 MEASURED_MARGIN = 0.02
 MODEL_MARGIN = 0.10
 PREDICTION_MARGIN = 0.25
