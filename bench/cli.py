@@ -1,4 +1,4 @@
-"""The command ``iris-bench``: list, run, table, plot; check, stress and memcheck are in files of their own."""
+"""The command ``iris-bench``: list, run, table, plot; the others are in folders of their own."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from .ranks import (
 from .record import Record, read_records
 from .stress.cli import stress
 from .stress.memcheck import memcheck
+from .tune.cli import defaults, tune
+from .tune.model_cli import model
 
 app = typer.Typer(
     help="Measure GEMMs fused with collectives against the vendor library.",
@@ -40,6 +42,9 @@ app = typer.Typer(
 app.command()(check)
 app.command()(stress)
 app.command()(memcheck)
+app.command()(model)
+app.command()(tune)
+app.command()(defaults)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 

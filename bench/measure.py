@@ -12,9 +12,10 @@ import torch
 
 import iris_core
 from iris_core import AllocationMismatch, Context, PeerError
+from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.operator import Operator
 from iris_kernels.common.problem import Problem
-from overlap_taxonomy import get_variant
+from overlap_taxonomy import Variant, get_variant
 
 from . import environment, timing
 from .correctness import Expectation
@@ -32,7 +33,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """One problem and what to do with it; `dtype` as torch names it, `variants` in the order of measurement."""
+    """One problem and what to do with it.
+
+    Args:
+        variants: names, in the order of measurement.
+        dtype: as torch names it.
+        configured: what stands behind a name that is no variant's: the name, the variant, and its configuration.
+    """
 
     family: str
     variants: tuple[str, ...]
@@ -43,6 +50,14 @@ class Job:
     rounds: int
     burst: int
     timed: bool
+    configured: tuple[tuple[str, str, GemmConfig], ...] = ()
+
+    def behind(self, name: str) -> tuple[Variant, GemmConfig | None]:
+        """Return the variant that a name stands for, and its configuration; None for the default."""
+        for label, variant, config in self.configured:
+            if label == name:
+                return get_variant(self.family, variant), config
+        return get_variant(self.family, name), None
 
     def problem(self) -> Problem:
         """Return the family's problem; ValueError where the sizes make none."""
@@ -82,6 +97,12 @@ def open_rank(rank: int, world_size: int, heap_bytes: int, device: str) -> dict[
     return environment.device_columns(_context.get_device())
 
 
+def context() -> Context:
+    """Return this rank's context."""
+    assert _context is not None, "open_rank comes first"
+    return _context
+
+
 def close_rank(rank: int, world_size: int) -> None:
     """End this rank's context; collective."""
     global _context
@@ -97,9 +118,7 @@ def measure(rank: int, world_size: int, job: Job) -> list[Outcome]:
         TimeoutError: a rank waited in vain for another.
         PeerError: a rank died, or failed alone.
     """
-    ctx = _context
-    assert ctx is not None, "open_rank comes first"
-    run = _Run(ctx, FAMILIES[job.family], job)
+    run = _Run(context(), FAMILIES[job.family], job)
     run.open()
     for call in range(CHECKED_CALLS):
         run.check(call)
@@ -125,12 +144,12 @@ class _Run:
     def open(self) -> None:
         """Make the operators of all variants that can do this problem."""
         for name, outcome in self.outcomes.items():
-            variant = get_variant(self.job.family, name)
-            reason = variant.unsupported_reason(self.problem, None)
+            variant, config = self.job.behind(name)
+            reason = variant.unsupported_reason(self.problem, config)
             if reason:
                 outcome.failed("unsupported", reason)
                 continue
-            operator, error = _attempt(self.ctx, variant.build, self.ctx, self.problem)
+            operator, error = _attempt(self.ctx, variant.build, self.ctx, self.problem, config)
             if operator is not None:
                 self.operators[name] = operator
             else:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 _GROUPS_A_ROW = 8  # shapes side by side before a new row of axes begins
 _BASELINE_COLOURS = ("#4d4d4d", "#808080", "#b3b3b3", "#d0d0d0")
-# Okabe and Ito's palette, without its black: told apart with any colour vision.
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442")
+# Okabe and Ito's palette, with violet for its black: told apart with any colour vision.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442", "#5d3a9b")
 
 
 def check_path(path: Path) -> None:

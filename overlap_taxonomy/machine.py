@@ -15,6 +15,7 @@ class Machine:
         gpu: part of the device's name, as its driver gives it.
         world_size: ranks that the constants are for.
         is_measured: False where they are taken from data sheets or from another machine: what follows is a prediction.
+        is_hopper: whether the warp-specialised kernels run there.
         num_sms: SMs, or compute units.
         boost_tflops: all SMs multiplying 2-byte operands, in a short call.
         hot_share: what is left of that in calls so long that the power limit holds the clock down.
@@ -52,6 +53,7 @@ class Machine:
     gpu: str
     world_size: int
     is_measured: bool
+    is_hopper: bool
     num_sms: int
     boost_tflops: float
     hot_share: float
@@ -95,6 +97,7 @@ H200X4 = Machine(
     gpu="H200",
     world_size=4,
     is_measured=True,
+    is_hopper=True,
     num_sms=132,
     boost_tflops=825.0,
     hot_share=0.84,
@@ -140,6 +143,7 @@ MI300X8 = replace(
     gpu="MI300X",
     world_size=8,
     is_measured=False,
+    is_hopper=False,
     num_sms=304,
     boost_tflops=650.0,
     fp32_tflops=80.0,

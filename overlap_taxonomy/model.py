@@ -27,7 +27,7 @@ _COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # pa
 
 
 def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
-    """Return the predicted time of a call among others, in µs; None for a variant that the model does not know.
+    """Return the predicted time of a call among others, in µs; None for a variant that is not modelled, or not there.
 
     Raises:
         ValueError: the model does not know the family.
@@ -35,7 +35,9 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
     if work.family not in FAMILIES:
         raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(FAMILIES)}")
     pattern = FAMILIES[work.family].get(variant)
-    return None if pattern is None else pattern(machine, work)
+    if pattern is None or (variant == "warp_specialized" and not machine.is_hopper):
+        return None
+    return pattern(machine, work)
 
 
 # GEMM + all-scatter: tiles of C to every peer -----------------------------------------------------------------------

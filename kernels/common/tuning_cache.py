@@ -47,9 +47,8 @@ def write_cache(gpu: str, table: Table) -> Path:
         ValueError: the folder is not the user's own, or cannot be written.
     """
     path = cache_path(gpu)
+    check_folder()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(path.parent.stat(), path.parent)
         merged = read_cache(gpu) | table
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")  # mode 0600
         try:
@@ -65,6 +64,23 @@ def write_cache(gpu: str, table: Table) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write the tuning cache: {error}; IRIS_CACHE_DIR names another folder") from None
     return path
+
+
+def check_folder() -> None:
+    """Make the folder of the cache if it is not there.
+
+    Raises:
+        ValueError: it is not the user's own, or cannot be written; names it.
+    """
+    folder = cache_path("").parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(folder.stat(), folder)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot keep a tuning cache in {folder}: {error}; IRIS_CACHE_DIR names another folder"
+        ) from None
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,120 @@
+"""What a rank does to tune one problem: every variant as it comes, then other configurations of the fastest two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from iris_core import Context
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.problem import Problem
+from overlap_taxonomy import Agent, Variant, get_variant
+
+from .. import measure
+from ..measure import Job, Outcome
+from ..record import LIBRARY, YARDSTICKS
+
+TUNED = 2  # variants whose configurations are varied
+# Tiles with their warps and stages; what a variant or the device cannot do of them is left out.
+_TILES = ((128, 256, 8, 3), (128, 128, 8, 4), (128, 64, 8, 6), (64, 128, 4, 4))
+
+
+@dataclass
+class Tuned:
+    """What came out for one problem.
+
+    Args:
+        times_us: the best time of each variant that is right.
+        configs: the configuration it had, as a dictionary, where that is not the default.
+        tried: how many operators were measured.
+        failed: why a variant, with its default configuration, has no time.
+    """
+
+    times_us: dict[str, float] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tried: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def keep(self, variant: str, outcome: Outcome, config: GemmConfig | None = None) -> None:
+        """Keep a time if it is the variant's best so far."""
+        self.tried += 1
+        if outcome.status != "ok" or outcome.time_us is None:
+            if config is None:
+                self.failed[variant] = f"{outcome.status}: {outcome.reason}"
+        elif outcome.time_us < self.times_us.get(variant, float("inf")):
+            self.times_us[variant] = outcome.time_us
+            if config is not None:
+                self.configs[variant] = asdict(config)
+
+
+def tune(rank: int, world_size: int, job: Job) -> Tuned:
+    """Measure a problem's candidates; the same result on every rank; collective.
+
+    Raises:
+        TimeoutError, PeerError: as `measure.measure`.
+    """
+    tuned = Tuned()
+    for outcome in measure.measure(rank, world_size, job):
+        if outcome.variant not in YARDSTICKS:
+            tuned.keep(outcome.variant, outcome)
+    ours = [get_variant(job.family, name) for name in job.variants]
+    ours = [variant for variant in ours if variant.has_kernels]
+    best = sorted((variant for variant in ours if variant.name in tuned.times_us), key=lambda v: tuned.times_us[v.name])
+    for variant in best[:TUNED]:
+        default = _default_config(measure.context(), variant, job.problem())
+        others = list(neighbours(variant, job.problem(), default))
+        for some in _batched(others, len(ours)):
+            named = {f"{variant.name} {index}": config for index, config in enumerate(some)}
+            varied = replace(
+                job,
+                variants=(LIBRARY, *named),
+                configured=tuple((label, variant.name, config) for label, config in named.items()),
+            )
+            for outcome in measure.measure(rank, world_size, varied):
+                if outcome.variant in named:
+                    tuned.keep(variant.name, outcome, named[outcome.variant])
+    return tuned
+
+
+def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterator[GemmConfig]:
+    """Yield configurations that differ from a variant's default in one respect, and that it can do."""
+    tried = {config}
+    for change in _changes(variant, config):
+        other = replace(config, **change)
+        if other not in tried and not variant.unsupported_reason(problem, other):
+            tried.add(other)
+            yield other
+
+
+def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
+    for block_m, block_n, num_warps, num_stages in _TILES:
+        if (block_m, block_n) != (config.block_m, config.block_n):
+            rows = min(config.comm_rows, block_m)
+            yield {
+                "block_m": block_m,
+                "block_n": block_n,
+                "num_warps": num_warps,
+                "num_stages": num_stages,
+                "comm_rows": rows,
+            }
+    if variant.agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS):
+        yield {"comm_sms": max(1, config.comm_sms * 2 // 3)}
+        yield {"comm_sms": config.comm_sms * 3 // 2}
+    if variant.agent is Agent.COPY_ENGINES:
+        yield {"panels": config.panels * 2}
+        yield {"panels": max(1, config.panels // 2)}
+    else:
+        yield {"group_m": config.group_m * 2}
+
+
+def _default_config(ctx: Context, variant: Variant, problem: Problem) -> GemmConfig:
+    operator = variant.build(ctx, problem)
+    config: GemmConfig = operator.config
+    operator.close()
+    return config
+
+
+def _batched(configs: list[GemmConfig], size: int) -> Iterator[list[GemmConfig]]:
+    for start in range(0, len(configs), size):
+        yield configs[start : start + size]

@@ -1,0 +1,146 @@
+"""The commands ``iris-bench tune`` and ``iris-bench defaults``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.measured import FORMAT, Measured, Table, file_name, key_of, to_json
+from iris_kernels.common.tuning_cache import check_folder, write_cache
+from overlap_taxonomy import list_variants
+
+from .. import measure, report, sweep
+from ..ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
+from ..record import LIBRARY, read_records
+from . import candidates
+from .candidates import Tuned
+from .measured import tables
+
+_SHIPPED = Path(__file__).resolve().parents[2] / "kernels" / "common" / "measured_times"
+_VENDORS = (LIBRARY, "library_layout")  # what auto compares ours with
+
+
+def tune(
+    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
+    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")] = "square",
+    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs].")] = None,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    rounds: Annotated[int | None, typer.Option(help="Samples a candidate [default: 20].")] = None,
+    burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random operands.")] = 0,
+) -> None:
+    """Measure every variant, and configurations of the fastest, on this machine; `auto` goes by the result.
+
+    It is kept in $IRIS_CACHE_DIR, or ~/.cache/iris-overlap. Only what is right is timed, as in run. Exit status: 0, or
+    1 if the ranks were lost, or 2 if the command makes no sense.
+    """
+    is_first = True
+    try:
+        launcher = find_launcher()
+        is_first = launcher is None or launcher.rank == 0
+        gpus = count_gpus()
+        if choose_device("auto", os.environ, gpus) == "cpu":
+            raise ValueError("tuning needs GPUs: the times of interpreted kernels are not performance")
+        world_size = choose_world_size(world_size, device="cuda", gpus=gpus, launcher=launcher)
+        plan = sweep.make_plan(
+            families=family,
+            variants=",".join((*_VENDORS, *dict.fromkeys(v.name for v in list_variants() if v.has_kernels))),
+            shapes=shapes,
+            dtype=dtype,
+            device="cuda",
+            world_size=world_size,
+            seed=seed,
+            rounds=rounds,
+            burst=burst,
+            timed=True,
+            link_gbps=sweep.H200_LINK_GBPS,
+        )
+        if is_first:
+            check_folder()
+    except ValueError as error:
+        _refuse(error, speak=is_first)
+    ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, "cuda")
+    ended_early = _run(plan, ranks, is_first=is_first)
+    if ended_early and is_first:
+        print(f"iris-bench: tuning ended early: {type(ended_early).__name__}: {ended_early}", file=sys.stderr)
+    if ended_early and launcher:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # peers may be gone: no waiting for a device, or for the threads of a process group
+    raise typer.Exit(1 if ended_early else 0)
+
+
+def defaults(
+    files: Annotated[list[Path], typer.Argument(help="CSVs that run wrote; of what is in several, the last counts.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to, a file a kind of GPU.")] = _SHIPPED,
+) -> None:
+    """Make the tables of measured times that come with the library, from sweeps.
+
+    Exit status: 0, or 2 if a file is not what run writes.
+    """
+    try:
+        found = tables(record for file in files for record in read_records(file))
+        if not found:
+            raise ValueError("no row of the CSVs was timed on a GPU")
+    except ValueError as error:
+        _refuse(error)
+    out.mkdir(parents=True, exist_ok=True)
+    for gpu, table in found.items():
+        path = out / file_name(gpu)
+        path.write_text(to_json({"format": FORMAT, "gpu": gpu}, table), encoding="utf-8")
+        print(f"{path}: {len(table)} problems")
+
+
+def _run(plan: sweep.Plan, ranks: Ranks, *, is_first: bool) -> Exception | None:
+    """Tune problem by problem, and keep each as it ends; return what ended this early."""
+    console = report.make_console(stderr=True)
+    console.quiet = not is_first
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    ended_early: BaseException | None = None
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=len(plan.jobs))
+        try:
+            gpu = ranks.call(measure.open_rank, plan.heap_bytes, plan.device)["device_name"]
+            for job in plan.jobs:
+                progress.update(task, description=f"{job.family} {job.shape}")
+                tuned: Tuned = ranks.call(candidates.tune, job)
+                if is_first:
+                    table: Table = {key_of(job.family, job.problem()): _measured(tuned)} if tuned.times_us else {}
+                    path = write_cache(gpu, table)
+                    console.print(f"{job.family} {job.shape}: {_summary(tuned)}; kept in {path}", soft_wrap=True)
+                progress.advance(task)
+            ranks.call(measure.close_rank)
+            return None
+        except Exception as error:
+            ended_early = error
+            return error
+        except BaseException as error:
+            ended_early = error
+            raise
+        finally:
+            ranks.close(kill=ended_early is not None)
+
+
+def _measured(tuned: Tuned) -> Measured:
+    return Measured(tuned.times_us, {name: GemmConfig(**config) for name, config in tuned.configs.items()})
+
+
+def _summary(tuned: Tuned) -> str:
+    if not tuned.times_us:
+        return f"none of {tuned.tried} candidates was right"
+    best = min(tuned.times_us, key=tuned.times_us.__getitem__)
+    said = f"{best} {tuned.times_us[best]:,.1f} us, {LIBRARY} {tuned.times_us.get(LIBRARY, float('nan')):,.1f} us"
+    bad = [f"{name} {why}" for name, why in tuned.failed.items() if not why.startswith("unsupported")]
+    return f"{said}, of {tuned.tried} candidates" + (f"; {'; '.join(bad)}" if bad else "")
+
+
+def _refuse(error: ValueError, *, speak: bool = True) -> NoReturn:
+    if speak:
+        print(f"iris-bench: {error}", file=sys.stderr)
+    raise typer.Exit(2)

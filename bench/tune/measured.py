@@ -1,0 +1,48 @@
+"""From rows of sweeps to what the model is compared with, and to tables of measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from iris_kernels.common.measured import Key, Measured, Table
+from overlap_taxonomy import Machine, Work, list_variants
+from overlap_taxonomy.fit import Measurement
+
+from ..record import YARDSTICKS, Record, latest
+from ..sweep import DTYPES
+
+_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
+    """Return the times that were measured on a machine."""
+    return [
+        Measurement(
+            record.variant,
+            Work(record.family, record.m, record.n, record.k, record.world_size, _ELEMENT_BYTES[record.dtype]),
+            record.time_us,
+        )
+        for record in _timed(records)
+        if record.time_us and machine.gpu in record.device_name and record.world_size == machine.world_size
+    ]
+
+
+def tables(records: Iterable[Record]) -> dict[str, Table]:
+    """Return a table of times for each kind of GPU; of what was measured twice, the later time."""
+    delegating = {(variant.family, variant.name) for variant in list_variants() if variant.delegates}
+    found: dict[str, dict[Key, dict[str, float]]] = {}
+    for record in _timed(records):
+        if (record.family, record.variant) in delegating or record.time_us is None:
+            continue
+        dtype = DTYPES[record.dtype]
+        key = Key(record.family, record.m, record.n, record.k, record.world_size, dtype)
+        found.setdefault(record.device_name, {}).setdefault(key, {})[record.variant] = record.time_us
+    return {gpu: {key: Measured(times) for key, times in table.items()} for gpu, table in found.items()}
+
+
+def _timed(records: Iterable[Record]) -> list[Record]:
+    return [
+        record
+        for record in latest(records)
+        if record.device == "cuda" and record.status == "ok" and record.time_us and record.variant not in YARDSTICKS
+    ]

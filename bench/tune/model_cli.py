@@ -1,0 +1,123 @@
+"""The command ``iris-bench model``: predicted times, against measured ones or for machines that are not here."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from overlap_taxonomy import MACHINES, Machine, Work, list_variants, predict_us
+from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
+
+from .. import report
+from ..families import FAMILIES
+from ..record import LIBRARY, read_records
+from ..shapes import parse_shapes
+from ..sweep import select_families
+from .measured import measurements
+
+
+def model(
+    files: Annotated[list[Path] | None, typer.Argument(help="CSVs that run wrote, to compare with.")] = None,
+    refit: Annotated[bool, typer.Option("--fit", help="Fit the constants to the CSVs first, and print them.")] = False,
+    machine: Annotated[str, typer.Option(help=f"Of {', '.join(MACHINES)}; several by commas.")] = "h200x4",
+    family: Annotated[str, typer.Option(help="'all', or names separated by commas; without CSVs.")] = "all",
+    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, by commas; without CSVs.")] = "8192x8192x8192",
+    each: Annotated[bool, typer.Option("--each", help="Show every row of the CSVs, not the medians alone.")] = False,
+) -> None:
+    """Print the cost model's median error against measured times, by variant; without CSVs, what it predicts.
+
+    Exit status: 0, or 2 if the command makes no sense.
+    """
+    console = report.make_console()
+    try:
+        chosen = [_machine(name.strip()) for name in machine.split(",")]
+        if refit and not files:
+            raise ValueError("--fit needs CSVs to fit to, e.g. --fit sweep.csv")
+        if not files:
+            families = select_families(family)
+            for one in chosen:
+                for name in families:
+                    _predict(console, one, name, shapes)
+            return
+        records = [record for file in files for record in read_records(file)]
+        for one in chosen:
+            measured = measurements(records, one)
+            if not measured:
+                raise ValueError(f"no row of the CSVs was measured on {one.world_size} x {one.gpu}")
+            if refit:
+                one = fit(one, measured)
+                _print_constants(console, one)
+            _compare(console, one, measured, each=each)
+    except ValueError as error:
+        print(f"iris-bench: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def _machine(name: str) -> Machine:
+    if name not in MACHINES:
+        raise ValueError(f"unknown machine {name!r}; known machines: {', '.join(MACHINES)}")
+    return MACHINES[name]
+
+
+def _compare(console: Console, machine: Machine, measured: list[Measurement], *, each: bool) -> None:
+    if each:
+        table = _table("family", "variant", "M x N x K", "measured us", "model us", "error")
+        for one in measured:
+            if (error := error_of(machine, one)) is not None:
+                work = one.work
+                sizes = f"{work.m}x{work.n}x{work.k}"
+                table.add_row(
+                    work.family, one.variant, sizes, f"{one.us:,.1f}", f"{one.us * (1 + error):,.1f}", f"{error:+.1%}"
+                )
+        console.print(table)
+    errors = median_errors(machine, measured)
+    table = _table("family", "variant", "rows", "median error")
+    for (family, variant), error in errors.items():
+        rows = sum((one.work.family, one.variant) == (family, variant) for one in measured)
+        table.add_row(family, variant, str(rows), f"{error:.1%}")
+    console.print(table)
+    sizes_of_errors = [abs(error) for one in measured if (error := error_of(machine, one)) is not None]
+    console.print(f"{machine.name}: median error of all {statistics.median(sizes_of_errors):.1%}")
+    unknown = sorted({one.variant for one in measured if error_of(machine, one) is None})
+    if unknown:
+        console.print(f"not modelled: {', '.join(unknown)}")
+
+
+def _predict(console: Console, machine: Machine, family: str, shapes: str) -> None:
+    label = (
+        "model; its constants were measured" if machine.is_measured else "PREDICTION: not measured on such a machine"
+    )
+    collective = FAMILIES[family].collective
+    for shape in parse_shapes(shapes, collective=collective, world_size=machine.world_size):
+        work = Work(family, shape.m, shape.n, shape.k, machine.world_size)
+        library = predict_us(machine, LIBRARY, work)
+        console.print(Text(f"{family}  {shape}  2-byte dtypes, {machine.name} ({label})", style="bold"))
+        table = _table("variant", "predicted us", "speedup")
+        for variant in list_variants(family):
+            us = predict_us(machine, variant.name, work)
+            if us is not None and library is not None:
+                table.add_row(variant.name, f"{us:,.1f}", f"{library / us:.2f}")
+        console.print(table)
+
+
+def _print_constants(console: Console, machine: Machine) -> None:
+    console.print("constants, for overlap_taxonomy/machine.py:")
+    for column in fields(machine):
+        if isinstance(getattr(machine, column.name), float):
+            console.print(f"    {column.name}={getattr(machine, column.name)},", soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, column in enumerate(columns):
+        table.add_column(column, no_wrap=True, justify="left" if index < 2 else "right")
+    return table
