@@ -1,0 +1,149 @@
+"""The cost model: close to what was measured, sound where nothing was, and easy to fit again."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from iris_bench import cli
+from iris_bench.record import read_records
+from iris_bench.tune.measured import measurements
+from overlap_taxonomy import MACHINES, Work, list_families, list_variants, machine_for, predict_us
+from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
+from overlap_taxonomy.model import FAMILIES
+
+RESULTS = Path(__file__).parent.parent / "results"
+SWEEPS = [RESULTS / "h200x4-bf16.csv", RESULTS / "h200x4-paper-bf16.csv"]
+H200 = MACHINES["h200x4"]
+
+
+def measured() -> list[Measurement]:
+    return measurements((record for file in SWEEPS for record in read_records(file)), H200)
+
+
+def test_the_model_is_close_to_the_sweeps() -> None:
+    errors = [abs(error) for one in measured() if (error := error_of(H200, one)) is not None]
+    assert len(errors) > 200
+    assert statistics.median(errors) < 0.05
+    assert max(median_errors(H200, measured()).values()) < 0.15
+
+
+def test_every_variant_with_kernels_is_modelled() -> None:
+    assert sorted(FAMILIES) == list_families()
+    for variant in list_variants():
+        if variant.has_kernels or variant.name == "library":
+            assert variant.name in FAMILIES[variant.family]
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda machine: machine.name)
+@pytest.mark.parametrize("size", [1, 127, 4096])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+def test_every_time_is_positive_and_grows_with_the_work(machine, size: int, world_size: int) -> None:
+    for family, patterns in FAMILIES.items():
+        for variant in patterns:
+            us = predict_us(machine, variant, Work(family, size, 2048, 1024, world_size))
+            if us is None:
+                assert variant == "warp_specialized"
+                assert not machine.is_hopper
+                continue
+            assert us > 0
+            more = predict_us(machine, variant, Work(family, 16 * size, 4 * 2048, 4 * 1024, world_size))
+            assert more is not None
+            assert more > us
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_overlap_is_faster_than_the_link_or_the_multiplication(family: str) -> None:
+    """All ranks of 8192 x 8192 x 8192 send a quarter to three peers, and multiply a quarter, whatever the family."""
+    work = Work(family, 8192, 8192, 8192, 4)
+    link = 3 * 8192 * 2048 * 2 / max(H200.link_gbps, H200.engine_gbps) / 1e3
+    multiplication = 2 * 8192**3 / 4 / H200.boost_tflops / 1e6
+    for variant in FAMILIES[family]:
+        us = predict_us(H200, variant, work)
+        assert us is not None
+        assert us > max(link, multiplication)
+
+
+def test_the_bytes_of_the_last_wave_are_not_hidden() -> None:
+    """One wave of tiles: nothing can be sent beside it."""
+    one_wave = Work("gemm_all_scatter", 1024, 4096, 65536, 4)
+    slow_link = replace(H200, link_gbps=H200.link_gbps / 2)
+    push = 3 * 1024 * 1024 * 2 / H200.link_gbps / 1e3
+    for variant in ("warp_specialized", "fused_sequential"):
+        fast, slow = predict_us(H200, variant, one_wave), predict_us(slow_link, variant, one_wave)
+        assert fast is not None
+        assert slow is not None
+        assert slow - fast == pytest.approx(push, rel=1e-6)
+
+
+def test_a_constant_is_found_again_by_fitting() -> None:
+    other = replace(H200, link_gbps=H200.link_gbps * 0.7, handshake_us=H200.handshake_us * 1.5)
+    truth = [replace(one, us=predict_us(other, one.variant, one.work) or one.us) for one in measured()]
+    truth = [one for one in truth if one.variant != "async_tp"]
+    fitted = fit(H200, truth)
+    assert fitted.link_gbps == pytest.approx(other.link_gbps, rel=0.05)
+    assert fitted.handshake_us == pytest.approx(other.handshake_us, rel=0.15)
+    assert statistics.median(abs(error_of(fitted, one) or 0) for one in truth) < 0.02
+
+
+def test_machines_are_found_by_the_drivers_name() -> None:
+    assert machine_for("NVIDIA H200", 4) is H200
+    assert machine_for("NVIDIA H200", 8) is MACHINES["h200x8"]
+    assert machine_for("AMD Instinct MI300X", 8) is MACHINES["mi300xx8"]
+    assert machine_for("NVIDIA GeForce 256", 4) is None
+    two = machine_for("NVIDIA H200", 2)
+    assert two is not None
+    assert not two.is_measured
+
+
+def test_what_is_not_known_is_said() -> None:
+    work = Work("gemm_all_scatter", 8, 8, 8, 2)
+    assert predict_us(H200, "magic", work) is None
+    with pytest.raises(ValueError, match="no model of family 'gemm_all_thumbs'; known families: gemm_all_scatter"):
+        predict_us(H200, "library", replace(work, family="gemm_all_thumbs"))
+    with pytest.raises(ValueError, match="k is 0"):
+        replace(work, k=0)
+
+
+def test_the_model_needs_no_torch() -> None:
+    look = "import sys, overlap_taxonomy.fit; sys.exit(bool({'torch', 'triton', 'iris_kernels'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", look], timeout=60).returncode == 0
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(cli.app, ["model", *map(str, arguments)])
+
+
+def test_the_command_compares_fits_and_predicts() -> None:
+    compared = invoke(*SWEEPS)
+    assert compared.exit_code == 0, compared.output
+    assert "h200x4: median error of all" in compared.stdout
+    assert "not modelled: async_tp" in compared.stdout
+    assert "8192x8192x28672" in invoke(SWEEPS[1], "--each").stdout
+    fitted = invoke("--fit", SWEEPS[1])
+    assert "link_gbps=" in fitted.stdout
+    predicted = invoke("--machine", "h200x8,mi300xx8", "--shapes", "1024x2048x4096")
+    assert predicted.stdout.count("PREDICTION") == 2 * len(FAMILIES)
+    assert "PREDICTION" not in invoke("--shapes", "1024x2048x4096").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--machine", "abacus"], "known machines: h200x4"),
+        (["--fit"], "--fit needs CSVs"),
+        (["nothing.csv"], "cannot read nothing.csv"),
+        (["--machine", "mi300xx8", SWEEPS[0]], "no row of the CSVs was measured on 8 x MI300X"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments: list[object], says: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
