@@ -1,0 +1,214 @@
+"""`auto`: the fastest of what is known, never ours without a margin, and the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from checking import fault, make_data
+from families import make_problem
+from ranks import Ranks, context, raised
+
+from iris_kernels.all_gather_gemm import all_gather_gemm
+from iris_kernels.common import auto
+from iris_kernels.common.auto import Choice, choose, fastest
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.measured import Measured, key_of, shipped_table
+from iris_kernels.gemm_all_scatter import gemm_all_scatter
+from overlap_taxonomy import MACHINES, Work, get_variant, list_families, predict_us
+
+GPU = "NVIDIA H200"
+FAMILY = "gemm_all_scatter"
+CANDIDATES = ["library_layout", "fused_sequential", "copy_engine"]
+CONFIG = GemmConfig(128, 128, 64, num_stages=4)
+
+
+def problem(m: int = 8192, n: int = 8192, k: int = 8192, world_size: int = 4) -> Any:
+    return make_problem(FAMILY, m, n, k, world_size, torch.bfloat16)
+
+
+def chosen(times: dict[str, float], shipped: dict[str, float] | None = None, **more: Any) -> Choice:
+    """What is chosen where the user's cache has these times, and the library those."""
+    key = key_of(FAMILY, problem())
+    tables = ({key: Measured(times, **more)} if times else {}, {key: Measured(shipped)} if shipped else {})
+    return choose(FAMILY, problem(), CANDIDATES, gpu=GPU, tables=tables)
+
+
+def test_the_fastest_is_chosen_by_a_margin_only() -> None:
+    assert fastest({"library": 100.0, "a": 90.0, "b": 80.0}, 0.1) == "b"
+    assert fastest({"library": 100.0, "a": 91.0}, 0.1) == "library"
+    assert fastest({"library": 100.0, "a": 90.0}, 0.1) == "library"  # not by less than the margin, nor by just that
+    assert fastest({"library": 100.0}, 0.1) == "library"
+
+
+def test_the_users_times_come_first_then_the_shipped_ones() -> None:
+    ours, theirs = {"library_layout": 100.0, "copy_engine": 90.0}, {"library_layout": 100.0, "fused_sequential": 50.0}
+    assert chosen(ours, theirs) == Choice("copy_engine", None, "measured here")
+    assert chosen({}, theirs) == Choice("fused_sequential", None, "measured")
+
+
+def test_the_configuration_that_was_measured_is_used() -> None:
+    times = {"library_layout": 100.0, "copy_engine": 90.0}
+    assert chosen(times, configs={"copy_engine": CONFIG}).config == CONFIG
+    # One that the variant cannot do (any more) is not: the next that is known decides.
+    bad = replace(CONFIG, block_m=48)
+    assert chosen(times, {"library_layout": 1.0, "copy_engine": 2.0}, configs={"copy_engine": bad}) == Choice(
+        "library_layout", None, "measured"
+    )
+
+
+def test_measured_times_without_the_vendors_decide_nothing() -> None:
+    assert chosen({"copy_engine": 1.0}, {"library_layout": 10.0, "copy_engine": 20.0}).variant == "library_layout"
+
+
+def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
+    assert chosen({"library_layout": 100.0, "warp_specialized": 1.0}).variant == "library_layout"
+
+
+def test_other_sizes_dtypes_and_worlds_are_other_problems() -> None:
+    table = {key_of(FAMILY, problem()): Measured({"library_layout": 1.0, "copy_engine": 100.0})}
+    for other in (problem(m=4096), problem(world_size=2), make_problem(FAMILY, 8192, 8192, 8192, 4, torch.float16)):
+        assert choose(FAMILY, other, CANDIDATES, gpu=GPU, tables=(table, {})).why == "predicted"
+
+
+@pytest.mark.parametrize("family", list_families())
+@pytest.mark.parametrize("m", [1, 64, 512, 2048, 8192])
+def test_what_is_predicted_is_ahead_of_the_vendors_by_the_margin(family: str, m: int) -> None:
+    machine = MACHINES["h200x4"]
+    candidates = ["library", "fused_sequential", "workgroup_specialized", "bulk_synchronous"]
+    choice = choose(family, make_problem(family, m, 8192, 8192, 4, torch.bfloat16), candidates, gpu=GPU)
+    work = Work(family, m, 8192, 8192, 4)
+    library, us = predict_us(machine, "library", work), predict_us(machine, choice.variant, work)
+    assert choice.why == "predicted"
+    assert choice.variant == "library" or us < 0.9 * library  # type: ignore[operator]
+
+
+def test_where_nothing_was_measured_the_margin_is_wider() -> None:
+    with mock.patch.object(
+        auto, "predict_us", side_effect=lambda machine, name, work: {"library_layout": 100}.get(name, 80)
+    ):
+        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
+        assert choose(FAMILY, problem(world_size=8), CANDIDATES, gpu=GPU).variant == "library_layout"
+
+
+def test_a_short_call_has_the_wider_margin_too() -> None:
+    times = {"library_layout": 50, "fused_sequential": 40, "copy_engine": 60}
+    with mock.patch.object(auto, "predict_us", side_effect=lambda machine, name, work: times[name]):
+        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "library_layout"
+        times["fused_sequential"] = 30
+        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
+
+
+@pytest.mark.parametrize("narrow", [{"k": 8191}, {"n": 8191}])
+def test_rows_that_are_not_on_16_bytes_are_left_to_the_vendor(narrow: dict[str, int]) -> None:
+    assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant != "library_layout"
+    assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "library_layout"
+
+
+def test_an_unknown_gpu_gets_the_vendors() -> None:
+    choice = choose(FAMILY, problem(), CANDIDATES, gpu="NVIDIA GeForce 256")
+    assert choice == Choice("library_layout", None, "neither measured nor modelled")
+
+
+def test_on_the_shipped_problems_it_is_never_slower_than_the_vendors() -> None:
+    table = shipped_table(GPU)
+    for key, measured in table.items():
+        names = ["library", *(name for name in measured.times_us if not name.startswith("library"))]
+        names = [name for name in names if name != "async_tp"]
+        asked = make_problem(key.family, key.m, key.n, key.k, key.world_size, getattr(torch, key.dtype))
+        choice = choose(key.family, asked, names, gpu=GPU, tables=({}, table))
+        assert choice.why == "measured"
+        assert measured.times_us[choice.variant] <= measured.times_us["library"]
+        assert measured.times_us[choice.variant] <= min(measured.times_us[name] for name in names) * 1.021
+
+
+def make_and_call(rank: int, world_size: int, family: str) -> list[str]:
+    """Make `auto`, call it, and say what it is."""
+    ctx = context()
+    asked = make_problem(family, 40, 70, 33, world_size, torch.float16)
+    operator = get_variant(family, "auto").build(ctx, asked)
+    data = make_data(family, asked, rank, 0, ctx.get_device())
+    wrong = fault(operator.as_matrix(operator(data.a, data.b)), data, asked.dtype)
+    said = [str(operator), operator.describe_config(), wrong or "right"]
+    operator.close()
+    return said
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("family", list_families())
+def test_it_makes_the_operator_of_another(ranks: Callable[[int], Ranks], family: str) -> None:
+    for name, config, right in ranks(2).call(make_and_call, family):
+        assert name == f"{family}/workgroup_specialized (chosen by auto)"
+        assert config.startswith("auto: workgroup_specialized 32x32x32 ")
+        assert right == "right"
+
+
+def disagree(rank: int, world_size: int) -> str:
+    """Each rank would choose another."""
+    own = Choice(["copy_engine", "fused_sequential"][rank], None, "here")
+    with mock.patch.object(auto, "decide", return_value=own):
+        operator = get_variant(FAMILY, "auto").build(
+            context(), make_problem(FAMILY, 8, 8, 8, world_size, torch.float32)
+        )
+    operator.close()
+    return operator.variant
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_rank_0_decides_for_all(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(disagree) == ["copy_engine"] * 2
+
+
+def fail_to_decide(rank: int, world_size: int) -> tuple[str, str]:
+    asked = make_problem(FAMILY, 8, 8, 8, world_size, torch.float32)
+    with mock.patch.object(auto, "decide", side_effect=OSError("no disk")):
+        error = raised(get_variant(FAMILY, "auto").build, context(), asked)
+    context().barrier()
+    return error
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_decision_that_fails_fails_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
+    first, second = ranks(2).call(fail_to_decide)
+    assert first == ("OSError", "no disk")
+    assert second[0] == "PeerError"
+    assert "no disk" in second[1]
+
+
+def choose_the_vendors(rank: int, world_size: int) -> tuple[tuple[int, ...], str | None, str]:
+    """C is one matrix also where the vendor's pieces are chosen, for columns that ranks share unevenly."""
+    ctx = context()
+    asked = make_problem(FAMILY, 6, 7, 5, world_size, torch.float32)
+    data = make_data(FAMILY, asked, rank, 0, ctx.get_device())
+    with mock.patch.object(auto, "_candidates", lambda family, problem, vendor, left_out: [vendor]):
+        output = gemm_all_scatter(ctx, data.a, data.b, variant="auto")
+    operator = list(ctx.operators.values())[-1]
+    return tuple(output.shape), fault(output, data, asked.dtype), operator.variant
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_the_vendors_choice_has_the_same_output(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(choose_the_vendors) == [((6, 7), None, "library_layout")] * 2
+
+
+def gather_too(rank: int, world_size: int) -> tuple[str, bool]:
+    """The gathered A is asked for, and what cannot give it would be fastest."""
+    ctx = context()
+    asked = make_problem("all_gather_gemm", 6, 4, 5, world_size, torch.float32)
+    data = make_data("all_gather_gemm", asked, rank, 0, ctx.get_device())
+    with mock.patch.object(auto, "INTERPRETED", "fused_sequential"):
+        _, gathered = all_gather_gemm(ctx, data.a, data.b, variant="auto", return_gathered=True)
+    ctx.barrier()
+    rows = slice(*asked.rows(rank))
+    return list(ctx.operators.values())[-1].variant, bool(torch.equal(gathered[rows], data.a))
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_variant_without_a_gathered_a_is_left_out(ranks: Callable[[int], Ranks]) -> None:
+    for variant, is_whole in ranks(2).call(gather_too):
+        assert variant != "fused_sequential"
+        assert is_whole

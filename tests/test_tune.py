@@ -1,0 +1,187 @@
+"""The tuner: what it tries, what it keeps, and the commands `tune` and `defaults`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import FUSED, make_problem, name
+from ranks import Ranks, close_context
+from typer.testing import CliRunner, Result
+
+from iris_bench import cli, measure
+from iris_bench import ranks as bench_ranks
+from iris_bench.measure import Outcome
+from iris_bench.shapes import Shape
+from iris_bench.tune import candidates
+from iris_bench.tune import cli as tune_cli
+from iris_bench.tune.candidates import Tuned, neighbours
+from iris_kernels.common.config import default_config
+from iris_kernels.common.measured import Key, shipped_table
+from iris_kernels.common.tuning_cache import read_cache
+from overlap_taxonomy import Variant
+
+RESULTS = Path(__file__).parent.parent / "results"
+GPU = "NVIDIA H200"
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_neighbours_are_valid_different_and_few(variant: Variant) -> None:
+    problem = make_problem(variant.family, 8192, 8192, 8192, 4, torch.bfloat16)
+    default = default_config("sm_90", 132, m=8192, n=2048, dtype=torch.bfloat16, comm_share=0.1)
+    if variant.unsupported_reason(problem, default):
+        default = replace(default, descriptors=False)
+    found = list(neighbours(variant, problem, default))
+    assert 3 <= len(found) <= 8
+    assert len({default, *found}) == len(found) + 1
+    for config in found:
+        assert variant.unsupported_reason(problem, config) is None
+
+
+def test_the_best_time_is_kept_with_its_configuration() -> None:
+    tuned = Tuned()
+    config = default_config("sm_90", 132, m=8192, n=2048, dtype=torch.bfloat16)
+    tuned.keep("copy_engine", Outcome("copy_engine", time_us=10.0))
+    tuned.keep("copy_engine", Outcome("copy_engine 0", time_us=12.0), config)
+    assert tuned.configs == {}
+    tuned.keep("copy_engine", Outcome("copy_engine 1", time_us=8.0), config)
+    tuned.keep("copy_engine", Outcome("copy_engine 2", status="wrong", reason="x", time_us=1.0), config)
+    tuned.keep("fused_sequential", Outcome("fused_sequential", status="wrong", reason="x"))
+    assert tuned.times_us == {"copy_engine": 8.0}
+    assert tuned.configs["copy_engine"]["block_m"] == config.block_m
+    assert tuned.failed == {"fused_sequential": "wrong: x"}
+
+
+def tune_small(rank: int, world_size: int) -> Tuned:
+    close_context()
+    measure.open_rank(rank, world_size, 8 << 20, "cpu")
+    job = measure.Job(
+        family="gemm_all_scatter",
+        variants=("library", "library_layout", "fused_sequential", "workgroup_specialized"),
+        shape=Shape(5, 8, 3),
+        dtype="float32",
+        world_size=world_size,
+        seed=0,
+        rounds=1,
+        burst=1,
+        timed=True,
+    )
+    tuned = candidates.tune(rank, world_size, job)
+    measure.close_rank(rank, world_size)
+    return tuned
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_ranks_measure_candidates_and_agree(ranks: Callable[[int], Ranks]) -> None:
+    first, second = ranks(2).call(tune_small)
+    assert first == second
+    assert first.times_us.keys() == {"library", "library_layout", "fused_sequential", "workgroup_specialized"}
+    assert first.tried > 4 + 2 * 3
+    assert first.failed == {}
+
+
+class ScriptedRanks(bench_ranks.Ranks):
+    """Ranks that find the same for every problem."""
+
+    is_first = True
+    tuned: Tuned | Exception
+
+    def __init__(self, world_size: int, device: str) -> None:
+        assert (world_size, device) == (2, "cuda")
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        if fn is candidates.tune and isinstance(self.tuned, Exception):
+            raise self.tuned
+        return {"device_name": GPU} if fn is measure.open_rank else self.tuned
+
+    def close(self, *, kill: bool = False) -> None:
+        pass
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ScriptedRanks]:
+    for variable in (*bench_ranks._TORCHRUN_VARIABLES, *bench_ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tune_cli, "StartedRanks", ScriptedRanks)
+    monkeypatch.setattr(tune_cli, "count_gpus", lambda: 2)
+    return ScriptedRanks
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+def test_the_command_fills_the_cache(scripted: type[ScriptedRanks]) -> None:
+    scripted.tuned = Tuned({"library_layout": 50.0, "copy_engine": 40.0}, tried=9)
+    result = invoke("tune", "--family", "gemm_all_scatter", "--shapes", "64x64x64,8x8x8")
+    assert result.exit_code == 0, result.output
+    assert "gemm_all_scatter 8x8x8: copy_engine 40.0 us" in result.stderr
+    table = read_cache(GPU)
+    assert table.keys() == {Key("gemm_all_scatter", size, size, size, 2, "bfloat16") for size in (8, 64)}
+    assert all(measured.times_us == scripted.tuned.times_us for measured in table.values())
+
+
+def test_the_command_does_not_measure_what_delegates(
+    scripted: type[ScriptedRanks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def note(self: ScriptedRanks, fn: Any, *args: Any) -> Any:
+        if fn is candidates.tune:
+            asked.extend(args[0].variants)
+        return {"device_name": GPU} if fn is measure.open_rank else Tuned({"library": 1.0})
+
+    monkeypatch.setattr(ScriptedRanks, "call", note)
+    assert invoke("tune", "--shapes", "8x8x8").exit_code == 0
+    assert "auto" not in asked
+    assert {"library", "library_layout", "warp_specialized"} <= set(asked)
+
+
+def test_what_was_tuned_before_the_ranks_were_lost_is_kept(scripted: type[ScriptedRanks]) -> None:
+    scripted.tuned = Tuned({"library_layout": 50.0})
+    invoke("tune", "--family", "gemm_all_scatter", "--shapes", "8x8x8")
+    scripted.tuned = TimeoutError("rank 1: waited in vain")
+    result = invoke("tune", "--family", "gemm_all_scatter", "--shapes", "64x64x64")
+    assert result.exit_code == 1
+    assert "ended early: TimeoutError: rank 1: waited in vain" in result.stderr
+    assert len(read_cache(GPU)) == 1
+
+
+def test_interpreted_kernels_are_not_tuned(scripted: type[ScriptedRanks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_cli, "count_gpus", lambda: 0)
+    result = invoke("tune")
+    assert result.exit_code == 2
+    assert "tuning needs GPUs" in result.stderr
+
+
+def test_a_cache_that_cannot_be_kept_is_refused_before_anything_is_measured(
+    scripted: type[ScriptedRanks], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path / "file"))
+    result = invoke("tune")
+    assert result.exit_code == 2
+    assert "IRIS_CACHE_DIR names another folder" in result.stderr
+
+
+def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
+    sweeps = sorted(RESULTS.glob("h200x4-*.csv"))
+    result = invoke("defaults", *sweeps, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    (made,) = tmp_path.iterdir()
+    assert shipped_table(GPU)
+    text = made.read_text()
+    assert "auto" not in text
+    assert "gemm_alone" not in text
+    assert text.count("times_us") == len(shipped_table(GPU))
+
+
+def test_defaults_refuses_what_is_no_sweep(tmp_path: Path) -> None:
+    result = invoke("defaults", tmp_path / "none.csv", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "none.csv" in result.stderr

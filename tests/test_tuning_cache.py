@@ -1,0 +1,188 @@
+"""The tuning cache: what is written is read again, and nothing else is: every corruption is refused with a warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iris_kernels.common import measured, tuning_cache
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.measured import Key, Measured, from_json, setup_of, shipped_table, to_json
+from iris_kernels.common.tuning_cache import cache_path, read_cache, write_cache
+
+GPU = "NVIDIA H200"
+KEY = Key("gemm_all_scatter", 8192, 4096, 1024, 4, "bfloat16")
+CONFIG = GemmConfig(128, 128, 64, num_stages=4)
+TABLE = {KEY: Measured({"library_layout": 100.0, "copy_engine": 80.5}, {"copy_engine": CONFIG})}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(path))
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_written_is_read_again(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_cache(GPU) == {}  # nothing there is nothing wrong
+        path = write_cache(GPU, TABLE)
+        assert read_cache(GPU) == TABLE
+    assert path == folder / "nvidia-h200.json"
+    assert (mode(path), mode(folder)) == (0o600, 0o700)
+    assert os.listdir(folder) == [path.name]  # no temporary file is left
+
+
+def test_times_are_added_to_those_there() -> None:
+    other = KEY._replace(m=1)
+    write_cache(GPU, TABLE)
+    write_cache(GPU, {other: Measured({"library": 5.0})})
+    assert read_cache(GPU).keys() == {KEY, other}
+    write_cache(GPU, {KEY: Measured({"library_layout": 99.0})})
+    assert read_cache(GPU)[KEY] == Measured({"library_layout": 99.0})
+
+
+def test_the_folder_is_in_the_home_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("IRIS_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_path(GPU) == tmp_path / ".cache" / "iris-overlap" / "nvidia-h200.json"
+
+
+def refused(says: str) -> None:
+    """The file is not used, and the warning names it, what is wrong, and what to do."""
+    with pytest.warns(UserWarning, match="is not used") as caught:
+        assert read_cache(GPU) == {}
+    (warning,) = caught
+    for part in (str(cache_path(GPU)), says, "run `iris-bench tune` again"):
+        assert part in str(warning.message)
+
+
+def changed(**fields: Any) -> str:
+    return json.dumps(json.loads(to_json(setup_of(GPU), TABLE)) | fields)
+
+
+def entry(**fields: Any) -> str:
+    said = json.loads(to_json(setup_of(GPU), TABLE))
+    said["entries"][0] |= fields
+    return json.dumps(said)
+
+
+CORRUPT = {
+    "empty": ("", "not JSON"),
+    "truncated": (to_json(setup_of(GPU), TABLE)[:-20], "not JSON"),
+    "not JSON": ("import os; os.abort()", "not JSON"),
+    "not text": (b"\xff\xfe\x00", "decode"),
+    "very deep": ("[" * 100_000, "not JSON"),
+    "a list": ("[]", "no list of entries"),
+    "no entries": ("{}", "no list of entries"),
+    "another format": (changed(format=99), "format 99"),
+    "another Triton": (changed(triton="2.0.0"), "triton '2.0.0'"),
+    "another version": (changed(library="0.0.1"), "library '0.0.1'"),
+    "another GPU": (changed(gpu="NVIDIA B300"), "gpu 'NVIDIA B300'"),
+    "entries of another kind": (changed(entries=[1]), "entry 0"),
+    "a missing size": (changed(entries=[{"family": "x"}]), "entry 0: KeyError: 'm'"),
+    "a size as text": (entry(m="8192"), "m is '8192'"),
+    "a size that is true": (entry(k=True), "k is True"),
+    "no times": (entry(times_us={}), "times_us"),
+    "a time as text": (entry(times_us={"library": "fast"}), "'fast'"),
+    "a negative time": (entry(times_us={"library": -1}), "-1"),
+    "not a number": (entry(times_us={"library": float("nan")}), "nan"),
+    "endless": (entry(times_us={"library": float("inf")}), "inf"),
+    "a foreign field": (entry(configs={"copy_engine": {"__class__": "x"}}), "is no configuration"),
+    "half a configuration": (entry(configs={"copy_engine": {"block_m": 128}}), "TypeError"),
+    "a bad configuration": (
+        entry(configs={"copy_engine": {"block_m": 48, "block_n": 64, "block_k": 64}}),
+        "block_m is 48",
+    ),
+    "a fraction of a warp": (
+        entry(configs={"copy_engine": {"block_m": 64, "block_n": 64, "block_k": 64, "num_warps": 4.5}}),
+        "num_warps is 4.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_a_corrupted_file_is_not_used(what: str) -> None:
+    content, says = CORRUPT[what]
+    path = write_cache(GPU, TABLE)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused(says)
+    with pytest.warns(UserWarning, match="is not used"):
+        write_cache(GPU, TABLE)  # mends it
+    assert read_cache(GPU) == TABLE
+
+
+def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cache(GPU, TABLE)
+    monkeypatch.setattr(tuning_cache, "_MOST_BYTES", 10)
+    refused("more than 10")
+
+
+@pytest.mark.parametrize("bits", [0o620, 0o602])
+def test_a_file_that_others_may_write_is_not_used(bits: int) -> None:
+    write_cache(GPU, TABLE).chmod(bits)
+    refused("others may write")
+
+
+def test_a_folder_that_others_may_write_is_not_used(folder: Path) -> None:
+    write_cache(GPU, TABLE)
+    folder.chmod(0o777)
+    refused("others may write")
+    with pytest.raises(ValueError, match=r"others may write .*IRIS_CACHE_DIR names another folder"):
+        write_cache(GPU, TABLE)
+
+
+def test_another_users_file_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cache(GPU, TABLE)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    refused("not to 12345")
+
+
+def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    path = write_cache(GPU, TABLE)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    refused("symbolic links")
+
+
+def test_a_pipe_holds_nobody_up(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.mkfifo(cache_path(GPU), 0o600)
+    refused("not a regular file")
+
+
+def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_cache(GPU, TABLE)
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(ValueError, match="disk full"):
+        write_cache(GPU, {KEY._replace(m=1): Measured({"library": 1.0})})
+    assert read_cache(GPU) == TABLE
+    assert os.listdir(folder) == [path.name]
+
+
+def test_the_times_that_come_with_the_library_are_sound() -> None:
+    table = shipped_table(GPU)
+    assert table
+    assert shipped_table("NVIDIA GeForce 256") == {}
+    for key, times in table.items():
+        assert "library" in times.times_us
+        assert getattr(torch, key.dtype) in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def test_shipped_times_need_not_be_of_this_triton() -> None:
+    text = to_json({"format": measured.FORMAT, "gpu": GPU}, TABLE)
+    assert from_json(text, {"format": measured.FORMAT, "gpu": GPU}) == TABLE
+    with pytest.raises(ValueError, match="triton None"):
+        from_json(text, setup_of(GPU))
