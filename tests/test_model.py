@@ -82,6 +82,17 @@ def test_the_bytes_of_the_last_wave_are_not_hidden() -> None:
         assert slow - fast == pytest.approx(push, rel=1e-6)
 
 
+def test_of_several_waves_the_last_ones_bytes_alone_are_not_hidden() -> None:
+    """512 tiles are three waves of 132 and one of 116."""
+    long = Work("gemm_all_scatter", 8192, 8192, 65536, 4)
+    slow_link = replace(H200, link_gbps=H200.link_gbps / 2)
+    push = 3 * 8192 * 2048 * 2 / H200.link_gbps / 1e3
+    fast, slow = (predict_us(machine, "warp_specialized", long) for machine in (H200, slow_link))
+    assert fast is not None
+    assert slow is not None
+    assert slow - fast == pytest.approx(push * 116 / 512, rel=1e-6)
+
+
 def test_a_constant_is_found_again_by_fitting() -> None:
     other = replace(H200, link_gbps=H200.link_gbps * 0.7, handshake_us=H200.handshake_us * 1.5)
     truth = [replace(one, us=predict_us(other, one.variant, one.work) or one.us) for one in measured()]
