@@ -10,6 +10,8 @@ import torch
 
 from ..host_group import HostGroup
 
+Step = Callable[[], object]  # queues one thing, as often as it is called
+
 STRIDE_ALIGNMENT = 2 << 20  # bytes; device.translate tells the compiler that heaps are this far apart, or a multiple
 
 
@@ -39,6 +41,44 @@ class Stream(ABC):
     @abstractmethod
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Copy a matrix by a copy engine: 2-D, same shape and dtype, rows contiguous, any row stride."""
+
+
+class PreparedStream(Stream):
+    """A stream whose operations can be prepared: what takes the host time is done once, what is returned only queues.
+
+    Attributes:
+        handle: the driver's.
+    """
+
+    handle: int
+
+    @abstractmethod
+    def waiting_for_current(self) -> Step:
+        """Prepare `wait_for_current`; the current stream is the one current when the step is called."""
+
+    @abstractmethod
+    def current_waiting(self) -> Step:
+        """Prepare `current_waits`, likewise."""
+
+    @abstractmethod
+    def waiting_for_value(self, flag: torch.Tensor, value: int) -> Step:
+        """Prepare `wait_value`."""
+
+    @abstractmethod
+    def copying_2d(self, dst: torch.Tensor, src: torch.Tensor) -> Step:
+        """Prepare `copy_2d`. The step keeps the addresses and not the tensors."""
+
+    def wait_for_current(self) -> None:
+        self.waiting_for_current()()
+
+    def current_waits(self) -> None:
+        self.current_waiting()()
+
+    def wait_value(self, flag: torch.Tensor, value: int) -> None:
+        self.waiting_for_value(flag, value)()
+
+    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self.copying_2d(dst, src)()
 
 
 class Backend(ABC):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from .base import Step
 from .vmm import VmmBackend
 
 try:
@@ -89,16 +91,27 @@ class CudaBackend(VmmBackend):
     def _create_stream(self) -> int:
         return int(_check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
-    def stream_wait_value(self, stream: int, address: int, value: int) -> None:
+    def waiting_for_value(self, stream: int, address: int, value: int) -> Step:
         at_least = cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        _check(cu.cuStreamWaitValue32(stream, address, value, at_least))
+        return _queuing(cu.cuStreamWaitValue32, cu.CUstream(stream), cu.CUdeviceptr(address), value, at_least)
 
-    def copy_2d(
+    def copying_2d(
         self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
-    ) -> None:
+    ) -> Step:
         copy = cu.CUDA_MEMCPY2D()
         copy.srcMemoryType = copy.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
         copy.srcDevice, copy.srcPitch = src, src_pitch
         copy.dstDevice, copy.dstPitch = dst, dst_pitch
         copy.WidthInBytes, copy.Height = width_bytes, height
-        _check(cu.cuMemcpy2DAsync(copy, stream))
+        return _queuing(cu.cuMemcpy2DAsync, copy, cu.CUstream(stream))
+
+    def record_event(self, event: int, stream: int) -> None:
+        _check(cu.cuEventRecord(event, stream))
+
+    def wait_event(self, stream: int, event: int) -> None:
+        _check(cu.cuStreamWaitEvent(stream, event, 0))
+
+
+def _queuing(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Step:
+    """Return what makes a call of the driver with arguments that are converted already."""
+    return lambda: _check(call(*arguments))

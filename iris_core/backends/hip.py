@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
 
+from .base import Step
 from .vmm import VmmBackend
 
 # hip_runtime_api.h
@@ -135,8 +137,9 @@ class HipBackend(VmmBackend):
         self._call("hipStreamCreateWithFlags", byref(stream), c_uint(_STREAM_NON_BLOCKING))
         return int(stream.value or 0)
 
-    def stream_wait_value(self, stream: int, address: int, value: int) -> None:
-        self._call(
+    def waiting_for_value(self, stream: int, address: int, value: int) -> Step:
+        return partial(
+            self._call,
             "hipStreamWaitValue32",
             c_void_p(stream),
             c_void_p(address),
@@ -145,10 +148,11 @@ class HipBackend(VmmBackend):
             c_uint(0xFFFFFFFF),
         )
 
-    def copy_2d(
+    def copying_2d(
         self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
-    ) -> None:
-        self._call(
+    ) -> Step:
+        return partial(
+            self._call,
             "hipMemcpy2DAsync",
             c_void_p(dst),
             c_size_t(dst_pitch),
@@ -159,3 +163,9 @@ class HipBackend(VmmBackend):
             c_int(_MEMCPY_DEVICE_TO_DEVICE),
             c_void_p(stream),
         )
+
+    def record_event(self, event: int, stream: int) -> None:
+        self._call("hipEventRecord", c_void_p(event), c_void_p(stream))
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._call("hipStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))

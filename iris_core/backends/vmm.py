@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..host_group import HostGroup
-from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
+from .base import STRIDE_ALIGNMENT, Backend, PreparedStream, Step, round_up
 
 
 class VmmBackend(Backend):
@@ -77,8 +77,12 @@ class VmmBackend(Backend):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
+    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> PreparedStream:
         return GpuStream(self)
+
+    def current_stream(self) -> int:
+        """Return the driver's handle of this device's current stream."""
+        return torch._C._cuda_getCurrentRawStream(self.device.index)
 
     def compute_units(self) -> int:
         return torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -140,45 +144,65 @@ class VmmBackend(Backend):
     def _create_stream(self) -> int: ...
 
     @abstractmethod
-    def stream_wait_value(self, stream: int, address: int, value: int) -> None:
-        """Queue a wait until the 32-bit word at `address` is at least `value`."""
+    def waiting_for_value(self, stream: int, address: int, value: int) -> Step:
+        """Prepare a wait until the 32-bit word at `address` is at least `value`."""
 
     @abstractmethod
-    def copy_2d(
+    def copying_2d(
         self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
-    ) -> None:
-        """Queue a copy of `height` rows by a copy engine."""
+    ) -> Step:
+        """Prepare a copy of `height` rows by a copy engine."""
+
+    @abstractmethod
+    def record_event(self, event: int, stream: int) -> None:
+        """Let an event stand for all work now in a stream."""
+
+    @abstractmethod
+    def wait_event(self, stream: int, event: int) -> None:
+        """Hold a stream until what the event stands for now is done."""
 
 
-class GpuStream(Stream):
+class GpuStream(PreparedStream):
     """A side stream of high priority."""
 
     def __init__(self, backend: VmmBackend) -> None:
         self._backend = backend
         self._stream = torch.cuda.Stream(backend.device, priority=-1)
+        self.handle = self._stream.cuda_stream
+        # One event is enough: a wait is for what was recorded last before it, whatever is recorded later.
+        self._event = torch.cuda.Event()
+        self._event.record(self._stream)  # makes it
 
-    def wait_for_current(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._backend.device))
+    def waiting_for_current(self) -> Step:
+        return self._fork
 
-    def current_waits(self) -> None:
-        torch.cuda.current_stream(self._backend.device).wait_stream(self._stream)
+    def current_waiting(self) -> Step:
+        return self._join
 
     def as_current(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._stream)
 
-    def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        self._backend.stream_wait_value(self._stream.cuda_stream, flag.data_ptr(), value)
+    def waiting_for_value(self, flag: torch.Tensor, value: int) -> Step:
+        return self._backend.waiting_for_value(self.handle, flag.data_ptr(), value)
 
-    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._backend.copy_2d(
+    def copying_2d(self, dst: torch.Tensor, src: torch.Tensor) -> Step:
+        return self._backend.copying_2d(
             dst=dst.data_ptr(),
             dst_pitch=dst.stride(0) * dst.element_size(),
             src=src.data_ptr(),
             src_pitch=src.stride(0) * src.element_size(),
             width_bytes=src.shape[1] * src.element_size(),
             height=src.shape[0],
-            stream=self._stream.cuda_stream,
+            stream=self.handle,
         )
+
+    def _fork(self) -> None:
+        self._backend.record_event(self._event.cuda_event, self._backend.current_stream())
+        self._backend.wait_event(self.handle, self._event.cuda_event)
+
+    def _join(self) -> None:
+        self._backend.record_event(self._event.cuda_event, self.handle)
+        self._backend.wait_event(self._backend.current_stream(), self._event.cuda_event)
 
 
 class _Exported:

@@ -53,7 +53,7 @@ class PushedByCopyEngines(AllGatherGemm):
         order = [(self.rank - distance) % world_size for distance in range(1, world_size)]
         self._destinations = [(peer, everywhere[peer]) for peer in order]  # the rank below needs this shard first
         self._part_rows = self._rows_of_part()
-        self._copy_stream = self.ctx.make_stream()
+        self._copy_stream = self._side_stream()
 
     def _parts(self) -> int:
         return 1
@@ -66,7 +66,11 @@ class PushedByCopyEngines(AllGatherGemm):
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
         num_programs = max(1, self.config.num_sms - 1)
-        source = a if a.stride(1) == 1 else a.contiguous()  # a copy engine copies rows
+        source = a
+        if a.stride(1) != 1:  # a copy engine copies rows
+            source = self.gathered[self._own_rows]
+            if not self.keep_gathered:
+                self._calls.copy(source, a)
         self._run(begin_kernel, 1, num_warps=1, **handshake)
         self._copy_stream.wait_for_current()
         with self._copy_stream.as_current():

@@ -65,7 +65,7 @@ class FusedSequential(AllGatherGemm):
         self._staged = self._on_heap((self.problem.a_shape(0)[0], self.problem.k), self.problem.dtype)
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self._staged[: a.shape[0]].copy_(a)
+        self._calls.copy(self._staged[: a.shape[0]], a)
         arguments: dict[str, Any] = self._main_loop(self._staged, b)
         arguments["own_ptr"] = arguments.pop("a")
         self._run(

@@ -75,7 +75,7 @@ class ProducerConsumer(AllGatherGemm):
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
-        self._push_stream = self.ctx.make_stream()
+        self._push_stream = self._side_stream()
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         config = self.config

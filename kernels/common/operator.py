@@ -15,6 +15,7 @@ from .arguments import Gemm, Peers, Tile
 from .config import GemmConfig, default_config, invalid_reason
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
 from .handshake import call_of_state, describe_state, number_of_call, state_words
+from .launching import Calls, SideStream
 from .problem import Problem
 
 P = TypeVar("P", bound=Problem)
@@ -147,8 +148,23 @@ class FusedOperator(Operator[P]):
     @abstractmethod
     def default_config(self) -> GemmConfig: ...
 
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self.ctx.debug or not self._calls.are_prepared:
+            return super().__call__(a, b)
+        self.ctx.check()
+        call = self._calls.find(a, b)
+        if call is None:
+            self._check_operands(a, b)
+            with self._calls.preparing(a, b) as call:
+                self._launch(a, b)
+            call.config = self.ran_config
+        self.ran_config = call.config
+        call.queue(a)
+        return self.output
+
     def _open(self) -> None:
         world_size = self.problem.world_size
+        self._calls = Calls(self.ctx.backend)
         self._buffers: list[torch.Tensor] = []  # on the heap
         self._watched: list[torch.Tensor] = []  # elsewhere
         self._state = self._on_heap((state_words(world_size),), torch.int64)
@@ -170,6 +186,7 @@ class FusedOperator(Operator[P]):
         for buffer in self._buffers:
             self.ctx.free(buffer)
         self._buffers, self._watched = [], []
+        self._calls.clear()
 
     def _parts(self) -> int:
         """Return in how many parts a call announces its data to a peer."""
@@ -193,8 +210,12 @@ class FusedOperator(Operator[P]):
 
     def _run(self, kernel: Any, num_programs: int, *, num_warps: int | None = None, **arguments: Any) -> None:
         """Queue a kernel; `num_warps` where it is not the compute kernels'."""
-        config = self.config
-        kernel[(num_programs,)](**arguments, num_warps=num_warps or config.num_warps, num_stages=config.num_stages)
+        options = {"num_warps": num_warps or self.config.num_warps, "num_stages": self.config.num_stages}
+        self._calls.launch(kernel, num_programs, arguments, options)
+
+    def _side_stream(self) -> SideStream:
+        """Return a queue of work beside the current stream, of high priority."""
+        return SideStream(self._calls, self.ctx.make_stream())
 
     def _local_flags(self, count: int, what: str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """Return zeroed words that only this rank's kernels use, named in the report of a failed wait.

@@ -69,7 +69,7 @@ class CopyEngine(GemmAllScatter):
             order = [(self.rank + distance) % len(everywhere) for distance in range(1, len(everywhere))]
             self._panels.append((tiles, everywhere[self.rank, rows], [everywhere[peer, rows] for peer in order]))
         self._counts = self._local_flags(len(self._panels), "panel", dtype=torch.int32)
-        self._copy_stream = self.ctx.make_stream()
+        self._copy_stream = self._side_stream()
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._copy_stream.wait_for_current()

@@ -51,7 +51,7 @@ class ProducerConsumer(GemmAllScatter):
     def _open_buffers(self) -> None:
         super()._open_buffers()
         self._flags = self._local_flags(self._num_tiles, "tile")
-        self._push_stream = self.ctx.make_stream()
+        self._push_stream = self._side_stream()
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         config = self.config

@@ -87,7 +87,7 @@ class CopyEngine(GemmReduceScatter):
                 rows = slice(min(row, owner_rows), min(row + panel_rows, owner_rows))
                 self._panels.append((owner, tiles, self._partials[owner, rows], everywhere[owner, self.rank, rows]))
         self._counts = self._local_flags(len(self._panels), "panel", dtype=torch.int32)
-        self._copy_stream = self.ctx.make_stream()
+        self._copy_stream = self._side_stream()
 
     def _parts(self) -> int:
         return self._num_panels

@@ -72,7 +72,7 @@ class ProducerConsumer(GemmReduceScatter):
     def _open_buffers(self) -> None:
         super()._open_buffers()
         self._computed = self._local_flags(self._num_sent, "partial tile")
-        self._push_stream = self.ctx.make_stream()
+        self._push_stream = self._side_stream()
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         config = self.config

@@ -1,0 +1,245 @@
+"""Calls that cost the host little: what a call queues is prepared once, and from then on only queued.
+
+A launch through Triton binds, specialises and looks up its arguments, and encodes its tensor descriptors, every time.
+An operator's calls differ in where A and B lie and in nothing else:
+
+| A and B lie | the host |
+|---|---|
+| where they lay in an earlier call | queues the steps of that call |
+| elsewhere, with the strides and on the 16 bytes' boundaries of an earlier call | makes steps for that call's kernels |
+| otherwise | first asks Triton for the kernels, which specialises them as for any launch |
+
+A step hands a compiled kernel's launcher what Triton would hand it: Triton's own code expands the descriptors, and
+addresses are passed as numbers. No step keeps an operand. All kernels of a call are loaded before the first is queued.
+
+Only on NVIDIA GPUs. Elsewhere, in debug mode, and while Triton has launch hooks (a profiler's), launches go through
+Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+
+from iris_core.backends.base import Backend, PreparedStream, Step, Stream
+
+from .config import GemmConfig
+
+_MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
+_ALIGNMENT_BYTES = 16  # what Triton specialises addresses for
+_LAUNCHER_FORMAT = "iiiKKppOOOOOO"  # of what Triton's launcher takes before the kernel's arguments (Triton 3.6)
+
+
+@dataclass
+class PreparedCall:
+    """What a call queues: copies of A to `copies`, then `steps`; and the configuration it runs with."""
+
+    copies: list[torch.Tensor] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    config: GemmConfig | None = None
+
+    def queue(self, a: torch.Tensor) -> None:
+        """Queue the call on the current stream; `a` lies where it lay when the call was prepared."""
+        for destination in self.copies:
+            destination.copy_(a)
+        for step in self.steps:
+            step()
+
+
+class Calls:
+    """An operator's prepared calls, and the one that is being prepared.
+
+    Args:
+        backend: whose kernels are launched.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend: Any = backend
+        self._can_prepare = backend.name == "cuda"
+        self._calls: dict[Any, PreparedCall] = {}
+        self._kernels: dict[Any, Any] = {}  # compiled; by strides and alignment, and the place in the call
+        self._alignment: Any = None  # of the call that is being prepared
+        self.recording: PreparedCall | None = None
+        self.stream: PreparedStream | None = None  # that launches are being prepared for; None: the current one
+
+    @property
+    def are_prepared(self) -> bool:
+        """Whether calls are prepared rather than launched through Triton."""
+        return self._can_prepare and not _has_hooks()
+
+    def find(self, a: torch.Tensor, b: torch.Tensor) -> PreparedCall | None:
+        """Return the call prepared for operands that lie where these lie."""
+        return self._calls.get(_place(a, b))
+
+    @contextlib.contextmanager
+    def preparing(self, a: torch.Tensor, b: torch.Tensor) -> Iterator[PreparedCall]:
+        """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps."""
+        place = _place(a, b)
+        self._alignment = (place[0] % _ALIGNMENT_BYTES, place[1] % _ALIGNMENT_BYTES, *place[2:])
+        self.recording = call = PreparedCall()
+        try:
+            yield call
+        finally:
+            self.recording = self.stream = None
+        if len(self._calls) == _MOST_CALLS:
+            self._calls.clear()
+        self._calls[place] = call
+
+    def launch(self, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
+        """Launch a kernel, through Triton or as a step of the call that is being prepared."""
+        if self.recording is None:
+            kernel[(num_programs,)](**arguments, **options)
+            return
+        key = (self._alignment, len(self.recording.steps))
+        if key not in self._kernels:
+            compiled = kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
+            self._kernels[key] = compiled.result() if hasattr(compiled, "result") else compiled
+        in_order = [arguments[name] for name in kernel.arg_names]
+        tail = prepared_arguments(self._kernels[key], num_programs, in_order)
+        enter = launcher_entry(self._kernels[key].run)
+        if self.stream is not None:
+            self.recording.steps.append(_launching_beside(enter, num_programs, self.stream.handle, tail))
+        else:
+            self.recording.steps.append(_launching(enter, num_programs, self._backend.current_stream, tail))
+
+    def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
+        """Copy A, before anything else that the call queues."""
+        if self.recording is None:
+            destination.copy_(a)
+        else:
+            assert not self.recording.steps, "copies of A come first"
+            self.recording.copies.append(destination)
+
+    def clear(self) -> None:
+        """Forget the prepared calls."""
+        self._calls.clear()
+        self._kernels.clear()
+
+
+class SideStream(Stream):
+    """A stream beside the current one; while a call is prepared, its operations become steps."""
+
+    def __init__(self, calls: Calls, stream: Any) -> None:
+        self._calls = calls
+        self._stream = stream
+
+    def wait_for_current(self) -> None:
+        if self._calls.recording is None:
+            self._stream.wait_for_current()
+        else:
+            self._calls.recording.steps.append(self._stream.waiting_for_current())
+
+    def current_waits(self) -> None:
+        if self._calls.recording is None:
+            self._stream.current_waits()
+        else:
+            self._calls.recording.steps.append(self._stream.current_waiting())
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        if self._calls.recording is None:
+            with self._stream.as_current():
+                yield
+        else:
+            self._calls.stream = self._stream
+            yield
+            self._calls.stream = None
+
+    def wait_value(self, flag: torch.Tensor, value: int) -> None:
+        if self._calls.recording is None:
+            self._stream.wait_value(flag, value)
+        else:
+            self._calls.recording.steps.append(self._stream.waiting_for_value(flag, value))
+
+    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        if self._calls.recording is None:
+            self._stream.copy_2d(dst, src)
+        else:
+            self._calls.recording.steps.append(self._stream.copying_2d(dst, src))
+
+
+def prepared_arguments(compiled: Any, num_programs: int, arguments: list[Any]) -> tuple[Any, ...]:
+    """Return what the launcher of a compiled kernel takes after the grid and the stream.
+
+    Args:
+        compiled: Triton's compiled kernel.
+        num_programs: of the grid.
+        arguments: the kernel's, in the order of its signature.
+    """
+    from triton.backends.nvidia.driver import wrap_handle_tensordesc
+
+    launcher = compiled.run  # makes the launcher and loads the kernel, the first time
+    expand = wrap_handle_tensordesc(
+        lambda *expanded: expanded, compiled.src.signature, getattr(compiled.metadata, "tensordesc_meta", None)
+    )
+    expanded = expand(
+        *(num_programs, 1, 1, 0, compiled.function),
+        *(launcher.launch_cooperative_grid, launcher.launch_pdl),
+        *(None, None),  # no scratch memory: `launcher_entry`
+        compiled.packed_metadata,
+        *(None, None, None),  # no hooks: `Calls.are_prepared`
+        *arguments,
+    )
+    return _numbers(tuple(expanded[4:]))
+
+
+def launcher_entry(launcher: Any) -> Callable[..., None]:
+    """Return the compiled function behind Triton's launcher of a kernel.
+
+    Raises:
+        RuntimeError: this is not the Triton that the preparation was written for.
+    """
+    from triton.backends.nvidia import driver
+
+    entry = getattr(launcher, "launch", None)
+    if inspect.isfunction(entry):  # which expands descriptors for the entry
+        entry = inspect.getclosurevars(entry).nonlocals.get("launcher")
+    needs_scratch = launcher.global_scratch_size or launcher.profile_scratch_size
+    known = getattr(driver, "_BASE_ARGS_FORMAT", None) == _LAUNCHER_FORMAT
+    if not known or not callable(entry) or needs_scratch:
+        raise RuntimeError(
+            f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments than "
+            "those of Triton 3.6, or the kernel asks for scratch memory; install triton>=3.6,<3.7"
+        )
+    return entry
+
+
+def _launching(
+    enter: Callable[..., None], num_programs: int, current_stream: Callable[[], int], tail: tuple[Any, ...]
+) -> Step:
+    return lambda: enter(num_programs, 1, 1, current_stream(), *tail)
+
+
+def _launching_beside(enter: Callable[..., None], num_programs: int, stream: int, tail: tuple[Any, ...]) -> Step:
+    return lambda: enter(num_programs, 1, 1, stream, *tail)
+
+
+def _numbers(argument: Any) -> Any:
+    """Return an argument with addresses in place of tensors, so that it keeps no memory and needs no look-up."""
+    if isinstance(argument, tuple):
+        return tuple(_numbers(one) for one in argument)
+    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
+
+
+def _place(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
+    """Return all that matters of a call's operands but what is in them; the addresses first."""
+    return (
+        *(a.data_ptr(), b.data_ptr(), a.stride(), b.stride()),
+        *(a.shape, b.shape, a.dtype, b.dtype, a.device, b.device),
+    )
+
+
+def _has_hooks() -> bool:
+    runtime = knobs.runtime
+    return bool(_called(runtime.launch_enter_hook) or _called(runtime.launch_exit_hook))
+
+
+def _called(hook: Any) -> Any:
+    return getattr(hook, "calls", hook)  # a chain of hooks, or one

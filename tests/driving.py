@@ -1,0 +1,110 @@
+"""Triton's driver of an NVIDIA GPU that is not there: kernels are compiled, and what would be launched is written down.
+
+All of Triton's launch path runs but its last step, the compiled launcher, in whose place calls are recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from compiling import TARGETS, Case, StubContext
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver
+
+from iris_core.backends.base import PreparedStream, Step
+
+SIDE_STREAM = 7
+
+_numbering = itertools.count()
+
+
+class Log:
+    """What was queued, in order; called in place of a launcher."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+
+    def __call__(self, *arguments: Any) -> None:
+        """Write down a launch: Triton's launch hooks are left out, and tensors are their addresses."""
+        *head, _metadata, _enter, _exit = arguments[:13]
+        self.entries.append(("launch", *_numbers(head), *_numbers(arguments[13:])))
+
+    def take(self) -> list[Any]:
+        """Return the entries and forget them."""
+        taken, self.entries = self.entries, []
+        return taken
+
+
+def _numbers(arguments: Any) -> Any:
+    if isinstance(arguments, (tuple, list)):
+        return tuple(_numbers(one) for one in arguments)
+    return arguments.data_ptr() if hasattr(arguments, "data_ptr") else arguments
+
+
+class LoggedStream(PreparedStream):
+    """A side stream that writes down what is queued there."""
+
+    def __init__(self, log: Log, streams: list[int]) -> None:
+        self.handle = SIDE_STREAM
+        self._log = log
+        self._streams = streams
+
+    def _entry(self, *entry: Any) -> Step:
+        return lambda: self._log.entries.append(entry)
+
+    def waiting_for_current(self) -> Step:
+        return lambda: self._log.entries.append(("fork", self._streams[-1]))
+
+    def current_waiting(self) -> Step:
+        return lambda: self._log.entries.append(("join", self._streams[-1]))
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        self._streams.append(self.handle)
+        yield
+        self._streams.pop()
+
+    def waiting_for_value(self, flag: torch.Tensor, value: int) -> Step:
+        return self._entry("wait", flag.data_ptr(), value)
+
+    def copying_2d(self, dst: torch.Tensor, src: torch.Tensor) -> Step:
+        return self._entry("copy", dst.data_ptr(), src.data_ptr(), *dst.stride(), *src.stride(), *src.shape)
+
+
+@contextlib.contextmanager
+def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
+    """Put the driver in place; give a context that is as on a GPU, the log, and the stack of current streams."""
+    log, streams = Log(), [0]
+    device = f"GPU {next(_numbering)} of none"  # a new one: what Triton keeps of a device keeps its log
+    target = TARGETS[case.target].gpu
+    utils = mock.Mock()
+    utils.fill_tma_descriptor = lambda *what: ("descriptor", *_numbers(what))
+    utils.load_binary.return_value = (object(), 11, 0, 0, 1024)
+    utils.get_device_properties.return_value = {"max_shared_mem": 227 << 10}
+    fake = SimpleNamespace(
+        get_current_device=lambda: device,
+        get_current_stream=lambda device: streams[-1],
+        get_current_target=lambda: target,
+        launcher_cls=nvidia.CudaLauncher,
+        utils=utils,
+        get_active_torch_device=lambda: torch.device("cpu"),
+    )
+    ctx = StubContext(case)
+    ctx.backend.name = "cuda"
+    ctx.backend.current_stream = lambda: streams[-1]
+    ctx.make_stream = lambda: LoggedStream(log, streams)  # type: ignore[method-assign]
+    built = mock.patch.object(nvidia, "compile_module_from_src", return_value=SimpleNamespace(launch=log))
+    found = mock.patch.object(nvidia, "library_dirs", return_value=[])
+    before = driver._active
+    driver.set_active(fake)
+    try:
+        with built, found:
+            yield ctx, log, streams
+    finally:
+        driver._active = before

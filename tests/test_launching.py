@@ -1,0 +1,201 @@
+"""Prepared calls queue what Triton would queue, and are prepared anew when operands need other kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from compiling import Case, make_problem
+from driving import SIDE_STREAM, Log, driven
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+from iris_kernels.common.hopper import operator as hopper
+from overlap_taxonomy import Variant, get_variant, list_variants
+
+SIZE = 1024
+FUSED = [variant for variant in list_variants() if not variant.is_baseline]
+
+
+def name(variant: Variant) -> str:
+    return f"{variant.family}-{variant.name}"
+
+
+def case_of(variant: Variant, **changes: Any) -> Case:
+    return Case(variant.name, "sm_90", family=variant.family, size=SIZE, rank=1, **changes)
+
+
+def matrix(shape: tuple[int, int], *, by_columns: bool = False, shift: int = 0) -> torch.Tensor:
+    """Return a matrix, `shift` elements behind where its memory starts."""
+    rows, columns = shape[::-1] if by_columns else shape
+    lines = torch.empty(rows * columns + shift, dtype=torch.bfloat16)[shift:].view(rows, columns)
+    return lines.t() if by_columns else lines
+
+
+def operands(case: Case, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    problem = make_problem(case)
+    return matrix(problem.a_shape(case.rank), **changes), matrix(problem.b_shape(case.rank), by_columns=True)
+
+
+def build(case: Case, ctx: Any, **options: Any) -> Any:
+    with mock.patch.object(hopper, "machine_reason", return_value=None):
+        return get_variant(case.family, case.variant).build(ctx, make_problem(case), None, **options)
+
+
+def through_triton(operator: Any, log: Log, *data: torch.Tensor) -> list[Any]:
+    """Return what a call queues while Triton has a hook; its launches on a side stream say so."""
+    with mock.patch.object(knobs.runtime, "launch_enter_hook", mock.Mock()):
+        operator(*data)
+    return log.take()
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_a_prepared_call_queues_what_triton_would(variant: Variant) -> None:
+    case = case_of(variant)
+    with driven(case) as (ctx, log, streams):
+        operator = build(case, ctx)
+        data, others = operands(case), operands(case)
+        expected, expected_of_others = through_triton(operator, log, *data), through_triton(operator, log, *others)
+        config = operator.ran_config
+        assert expected != expected_of_others
+        assert any(entry[0] == "launch" for entry in expected)
+        with mock.patch.object(JITFunction, "run", autospec=True, side_effect=JITFunction.run) as run:
+            for _ in range(2):
+                operator(*data)
+                assert log.take() == expected
+            compiled = run.call_count
+            operator(*others)  # elsewhere, and otherwise the same
+            assert log.take() == expected_of_others
+            operator(*data)
+            assert log.take() == expected
+            assert run.call_count == compiled == sum(entry[0] == "launch" for entry in expected)
+        assert operator.ran_config == config
+        streams[0] = 5  # another current stream
+        operator(*data)
+        moved = log.take()
+    assert moved == [_on(entry, 5) for entry in expected]
+
+
+def _on(entry: Any, stream: int) -> Any:
+    if entry[0] == "launch":
+        return entry if entry[4] == SIDE_STREAM else (*entry[:4], stream, *entry[5:])
+    return (entry[0], stream) if entry[0] in ("fork", "join") else entry
+
+
+COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine")
+
+
+@pytest.mark.parametrize("change", ["alignment", "stride", "back"])
+def test_operands_that_need_other_kernels_go_to_triton(change: str) -> None:
+    case = case_of(COPY_ENGINE)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        a, b = operands(case)
+        operator(a, b)
+        first = operator.ran_config
+        assert first.descriptors
+        if change == "alignment":
+            a = matrix(tuple(a.shape), shift=1)
+        elif change == "stride":
+            a = matrix((a.shape[0], 2 * a.shape[1]))[:, ::2]
+        log.take()
+        with mock.patch.object(JITFunction, "run", autospec=True, side_effect=JITFunction.run) as run:
+            operator(a, b)
+        prepared = log.take()
+        assert (run.call_count > 0) == (change != "back")
+        assert operator.ran_config.descriptors == (change == "back")
+        assert prepared == through_triton(operator, log, a, b)
+
+
+def test_another_dtype_is_refused_at_a_prepared_address() -> None:
+    case = case_of(COPY_ENGINE)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        a, b = operands(case)
+        operator(a, b)
+        log.take()
+        with pytest.raises(ValueError, match=r"A is torch\.float16"):
+            operator(a.view(torch.float16), b)
+        with pytest.raises(ValueError, match="the operator was made for"):
+            operator(a.view(a.shape[1], a.shape[0])[: a.shape[0] // 2], b)
+        assert log.take() == []
+
+
+@pytest.mark.parametrize("name", ["copy_engine", "warp_specialized", "fused_sequential"])
+def test_a_is_copied_in_every_call_that_needs_a_copy(name: str) -> None:
+    case = case_of(get_variant("all_gather_gemm", name))
+    with driven(case) as (ctx, _, _):
+        operator = build(case, ctx, **({} if name == "fused_sequential" else {"keep_gathered": True}))
+        a, b = operands(case)
+        rows = slice(*operator.problem.rows(case.rank))
+        copied = operator._staged if name == "fused_sequential" else operator.gathered[rows]
+        for value in (1.0, 2.0):
+            a.fill_(value)
+            operator(a, b)
+            assert copied[: len(a)].eq(value).all()
+
+
+def test_copy_engines_push_rows_of_a_matrix_by_columns_from_the_heap() -> None:
+    case = case_of(get_variant("all_gather_gemm", "copy_engine"))
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        _, b = operands(case)
+        a = matrix(make_problem(case).a_shape(case.rank), by_columns=True)
+        own = operator.gathered[slice(*operator.problem.rows(case.rank))]
+        for value in (1.0, 2.0):
+            a.fill_(value)
+            operator(a, b)
+            copies = [entry for entry in log.take() if entry[0] == "copy"]
+            assert {entry[2] for entry in copies} == {own.data_ptr()}
+            assert own.eq(value).all()
+
+
+def test_no_call_is_prepared_in_debug_mode_or_under_a_profiler() -> None:
+    case = case_of(COPY_ENGINE)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        data = operands(case)
+        operator(*data)
+        with mock.patch.object(JITFunction, "run", autospec=True, side_effect=JITFunction.run) as run:
+            through_triton(operator, log, *data)
+            hooked = run.call_count
+            ctx.debug = True
+            ctx.agree = mock.Mock()  # type: ignore[method-assign]
+            operator(*data)
+            assert run.call_count == 2 * hooked > 0
+            assert ctx.agree.called
+
+
+def test_an_operand_that_cannot_be_read_queues_nothing() -> None:
+    case = case_of(get_variant("all_gather_gemm", "warp_specialized"))
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        a, b = operands(case, shift=1)
+        with pytest.raises(ValueError, match="starting at"):
+            operator(a, b)
+        assert log.take() == []
+
+
+def test_a_prepared_call_keeps_no_operand() -> None:
+    case = case_of(COPY_ENGINE)
+    with driven(case) as (ctx, _, _):
+        operator = build(case, ctx)
+        a, b = operands(case)
+        operator(a, b)
+        with mock.patch.object(torch.Tensor, "data_ptr", side_effect=AssertionError):
+            for step in next(iter(operator._calls._calls.values())).steps:
+                step()  # addresses are numbers
+
+
+def test_another_launcher_is_refused() -> None:
+    case = case_of(COPY_ENGINE)
+    with (
+        driven(case) as (ctx, log, _),
+        mock.patch("triton.backends.nvidia.driver._BASE_ARGS_FORMAT", "iiiKKOOOOOO"),
+    ):
+        operator = build(case, ctx)
+        with pytest.raises(RuntimeError, match=r"install triton>=3\.6"):
+            operator(*operands(case))
+        assert log.take() == []
