@@ -114,4 +114,10 @@ class CudaBackend(VmmBackend):
 
 def _queuing(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Step:
     """Return what makes a call of the driver with arguments that are converted already."""
-    return lambda: _check(call(*arguments))
+
+    def queue() -> None:
+        result = call(*arguments)
+        if result[0]:
+            _check(result)
+
+    return queue

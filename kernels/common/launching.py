@@ -19,6 +19,7 @@ Triton.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from .config import GemmConfig
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _ALIGNMENT_BYTES = 16  # what Triton specialises addresses for
+_ANY_GRID_AND_STREAM = (0, 0, 0, 0)
 _LAUNCHER_FORMAT = "iiiKKppOOOOOO"  # of what Triton's launcher takes before the kernel's arguments (Triton 3.6)
 
 
@@ -64,7 +66,7 @@ class Calls:
         self._backend: Any = backend
         self._can_prepare = backend.name == "cuda"
         self._calls: dict[Any, PreparedCall] = {}
-        self._kernels: dict[Any, Any] = {}  # compiled; by strides and alignment, and the place in the call
+        self._kernels: dict[Any, LoadedKernel] = {}  # by strides and alignment, and the place in the call
         self._alignment: Any = None  # of the call that is being prepared
         self.recording: PreparedCall | None = None
         self.stream: PreparedStream | None = None  # that launches are being prepared for; None: the current one
@@ -100,14 +102,10 @@ class Calls:
         key = (self._alignment, len(self.recording.steps))
         if key not in self._kernels:
             compiled = kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
-            self._kernels[key] = compiled.result() if hasattr(compiled, "result") else compiled
+            self._kernels[key] = LoadedKernel(compiled.result() if hasattr(compiled, "result") else compiled)
+        stream = self._backend.current_stream if self.stream is None else self.stream.handle
         in_order = [arguments[name] for name in kernel.arg_names]
-        tail = prepared_arguments(self._kernels[key], num_programs, in_order)
-        enter = launcher_entry(self._kernels[key].run)
-        if self.stream is not None:
-            self.recording.steps.append(_launching_beside(enter, num_programs, self.stream.handle, tail))
-        else:
-            self.recording.steps.append(_launching(enter, num_programs, self._backend.current_stream, tail))
+        self.recording.steps.append(self._kernels[key].launching(num_programs, stream, in_order))
 
     def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
         """Copy A, before anything else that the call queues."""
@@ -165,65 +163,60 @@ class SideStream(Stream):
             self._calls.recording.steps.append(self._stream.copying_2d(dst, src))
 
 
-def prepared_arguments(compiled: Any, num_programs: int, arguments: list[Any]) -> tuple[Any, ...]:
-    """Return what the launcher of a compiled kernel takes after the grid and the stream.
+class LoadedKernel:
+    """A compiled kernel whose launches can be prepared.
 
     Args:
-        compiled: Triton's compiled kernel.
-        num_programs: of the grid.
-        arguments: the kernel's, in the order of its signature.
-    """
-    from triton.backends.nvidia.driver import wrap_handle_tensordesc
-
-    launcher = compiled.run  # makes the launcher and loads the kernel, the first time
-    expand = wrap_handle_tensordesc(
-        lambda *expanded: expanded, compiled.src.signature, getattr(compiled.metadata, "tensordesc_meta", None)
-    )
-    expanded = expand(
-        *(num_programs, 1, 1, 0, compiled.function),
-        *(launcher.launch_cooperative_grid, launcher.launch_pdl),
-        *(None, None),  # no scratch memory: `launcher_entry`
-        compiled.packed_metadata,
-        *(None, None, None),  # no hooks: `Calls.are_prepared`
-        *arguments,
-    )
-    return _numbers(tuple(expanded[4:]))
-
-
-def launcher_entry(launcher: Any) -> Callable[..., None]:
-    """Return the compiled function behind Triton's launcher of a kernel.
+        compiled: Triton's compiled kernel; it is loaded here.
 
     Raises:
         RuntimeError: this is not the Triton that the preparation was written for.
     """
-    from triton.backends.nvidia import driver
 
-    entry = getattr(launcher, "launch", None)
-    if inspect.isfunction(entry):  # which expands descriptors for the entry
-        entry = inspect.getclosurevars(entry).nonlocals.get("launcher")
-    needs_scratch = launcher.global_scratch_size or launcher.profile_scratch_size
-    known = getattr(driver, "_BASE_ARGS_FORMAT", None) == _LAUNCHER_FORMAT
-    if not known or not callable(entry) or needs_scratch:
-        raise RuntimeError(
-            f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments than "
-            "those of Triton 3.6, or the kernel asks for scratch memory; install triton>=3.6,<3.7"
+    def __init__(self, compiled: Any) -> None:
+        from triton.backends.nvidia import driver
+
+        launcher = compiled.run  # made, and the kernel loaded, when it is first asked for
+        enter = getattr(launcher, "launch", None)
+        if inspect.isfunction(enter):  # which expands descriptors, and then enters
+            enter = inspect.getclosurevars(enter).nonlocals.get("launcher")
+        needs_scratch = launcher.global_scratch_size or launcher.profile_scratch_size
+        is_known = getattr(driver, "_BASE_ARGS_FORMAT", None) == _LAUNCHER_FORMAT
+        if not is_known or not callable(enter) or needs_scratch:
+            raise RuntimeError(
+                f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments "
+                "than those of Triton 3.6, or the kernel asks for scratch memory; install triton>=3.6,<3.7"
+            )
+        self._enter = enter
+        self._expand = driver.wrap_handle_tensordesc(
+            lambda *expanded: expanded, compiled.src.signature, getattr(compiled.metadata, "tensordesc_meta", None)
         )
-    return entry
+        self._how = (
+            compiled.function,
+            *(launcher.launch_cooperative_grid, launcher.launch_pdl),
+            *(None, None),  # no scratch memory
+            compiled.packed_metadata,
+            *(None, None, None),  # no hooks: `Calls.are_prepared`
+        )
 
+    def launching(self, num_programs: int, stream: int | Callable[[], int], arguments: list[Any]) -> Step:
+        """Prepare a launch.
 
-def _launching(
-    enter: Callable[..., None], num_programs: int, current_stream: Callable[[], int], tail: tuple[Any, ...]
-) -> Step:
-    return lambda: enter(num_programs, 1, 1, current_stream(), *tail)
-
-
-def _launching_beside(enter: Callable[..., None], num_programs: int, stream: int, tail: tuple[Any, ...]) -> Step:
-    return lambda: enter(num_programs, 1, 1, stream, *tail)
+        Args:
+            num_programs: of the grid.
+            stream: the driver's handle of the stream, or what gives it when the step is called.
+            arguments: the kernel's, in the order of its signature.
+        """
+        enter = self._enter
+        rest = _numbers(self._expand(*_ANY_GRID_AND_STREAM, *self._how, *arguments)[len(_ANY_GRID_AND_STREAM) :])
+        if callable(stream):
+            return lambda: enter(num_programs, 1, 1, stream(), *rest)
+        return functools.partial(enter, num_programs, 1, 1, stream, *rest)
 
 
 def _numbers(argument: Any) -> Any:
     """Return an argument with addresses in place of tensors, so that it keeps no memory and needs no look-up."""
-    if isinstance(argument, tuple):
+    if isinstance(argument, (tuple, list)):
         return tuple(_numbers(one) for one in argument)
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
