@@ -21,7 +21,9 @@ from overlap_taxonomy import Variant, get_variant
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 
 WORLD_SIZES = [1, 2, 4, 8]
+MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count()))
 CALLS = 200
+REPLAYS = 1000
 LONGEST_DELAY = 1_000_000  # cycles, half a millisecond
 
 
@@ -78,8 +80,7 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("variant", GPU_VARIANTS, ids=name)
 def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_size: int) -> None:
-    most = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count()))
-    cases = MANY if world_size == most else [RAGGED]
+    cases = MANY if world_size == MOST else [RAGGED]
     assert ranks(world_size).call(run_cases, variant.family, variant.name, cases) == [[]] * world_size
 
 
@@ -129,18 +130,23 @@ def test_every_call_is_right_when_devices_come_late(
     assert ranks(world_size).call(call_often, variant.family, variant.name, seed) == [[]] * world_size
 
 
-def replay(rank: int, world_size: int, family: str, variant: str) -> list[str]:
-    """Capture one call; replay it with other inputs, with ordinary calls between."""
-    ctx = context()
-    operator, data = make_operator(rank, world_size, family, variant, 1024)
-    a, b = data[0].a.clone(), data[0].b.t().clone().t()
+def capture(operator: Operator, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """Return a graph of one call, and the call's output."""
     for _ in range(2):  # compile, and load every module
         operator(a, b)
-    ctx.barrier()
+    context().barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = operator(a, b)
-    ctx.barrier()
+    context().barrier()
+    return graph, output
+
+
+def replay(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+    """Capture one call; replay it with other inputs, with ordinary calls between."""
+    operator, data = make_operator(rank, world_size, family, variant, 1024)
+    a, b = data[0].a.clone(), data[0].b.t().clone().t()
+    graph, output = capture(operator, a, b)
     outputs, expected = [], []
     for call in range(24):
         now = data[call % len(data)]
@@ -160,3 +166,52 @@ def replay(rank: int, world_size: int, family: str, variant: str) -> list[str]:
 @pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
 def test_a_captured_call_can_be_replayed(ranks: Callable[[int], Ranks], variant: Variant, world_size: int) -> None:
     assert ranks(world_size).call(replay, variant.family, variant.name) == [[]] * world_size
+
+
+def replay_often(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+    """Replay a captured call with inputs that change in place before each replay; count on the device what is off."""
+    operator, data = make_operator(rank, world_size, family, variant, 512)
+    a, b = data[0].a.clone(), data[0].b.t().clone().t()
+    graph, output = capture(operator, a, b)
+    off = torch.zeros(REPLAYS, dtype=torch.int64, device=a.device)
+    for call in range(REPLAYS):
+        now = data[call % len(data)]
+        a.copy_(now.a)
+        b.copy_(now.b)
+        graph.replay()
+        within = (operator.as_matrix(output) - now.expected).abs_() <= now.bound  # NaN is not within
+        off[call].copy_((~within).sum())
+    context().barrier()
+    operator.close()
+    return [f"replay {call}: {count} elements are off" for call, count in enumerate(off.tolist()) if count]
+
+
+@pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
+def test_every_replay_of_a_captured_call_is_right(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    assert ranks(MOST).call(replay_often, variant.family, variant.name) == [[]] * MOST
+
+
+def call_at_other_addresses(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+    """Call with operands that move, between allocations of other alignment too, on streams that differ."""
+    operator, data = make_operator(rank, world_size, family, variant, 512)
+    shifts = (0, 8, 8 if variant == "warp_specialized" else 1)  # elements; TMA needs 16 bytes
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    outputs, expected = [], []
+    for call in range(60):
+        now = data[call % len(data)]
+        room = torch.empty(now.a.numel() + 8, dtype=now.a.dtype, device=now.a.device)
+        shift = shifts[call % 3]
+        a = room[shift : shift + now.a.numel()].view(now.a.shape)
+        stream = streams[call // 5 % 2]
+        stream.wait_stream(streams[1 - call // 5 % 2])
+        with torch.cuda.stream(stream):
+            a.copy_(now.a)
+            outputs.append(operator(a, now.b).clone())
+        torch.cuda.synchronize()  # before the memory of A goes to another call
+        expected.append(now)
+    return check(operator, outputs, expected)
+
+
+@pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
+def test_operands_may_move_and_streams_may_differ(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    assert ranks(MOST).call(call_at_other_addresses, variant.family, variant.name) == [[]] * MOST
