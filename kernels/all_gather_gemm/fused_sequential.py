@@ -21,6 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.config import GemmConfig
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready_of
+from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, AllGatherGemm
 from .problem import AllGatherGemmProblem
 from .shards import rows_of_shard
@@ -35,12 +36,16 @@ def fused_kernel(own_ptr, b, gemm, block, shard_rows, peers, WORLD_SIZE: tl.cons
     for tile in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
         shard = (peers.rank + tile // tiles) % WORLD_SIZE
         row, col = tile_origin(tile % tiles, one_shard, TILE)
+        began = trace_time(peers)
         if shard != peers.rank:
             wait_ready_of(peers, shard, epoch)
+            began = trace_span(peers, WAIT, tile, began)
         owner_ptr = translate(own_ptr, peers.rank, shard, peers.heap_bases)
         rows = rows_of_shard(block, shard, shard_rows)
         acc = matmul_tile(owner_ptr, b, gemm, rows, row, col, row, TILE)
+        began = trace_span(peers, MULTIPLY, tile, began)
         store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, tile, began)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

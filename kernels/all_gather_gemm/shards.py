@@ -18,6 +18,7 @@ from iris_core import fence_before_descriptor_loads, translate
 
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.handshake import announce_part, wait_parts
+from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 
 
 class Shard(NamedTuple):
@@ -42,6 +43,7 @@ def push_shard(
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
         peer_ptr = translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases)
+        began = trace_time(peers)
         for part in range(first, num_parts, step):
             rows = (part // parts_k) * ROWS + tl.arange(0, ROWS)
             columns = (part % parts_k) * COLS + tl.arange(0, COLS)
@@ -51,6 +53,7 @@ def push_shard(
             tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
         if ANNOUNCE:
             announce_part(peers, peer, WORLD_SIZE)
+        trace_span(peers, PUSH, peer, began)
 
 
 @triton.jit
@@ -80,19 +83,26 @@ def multiply_shards(
     for tile in tl.range(first, tiles, step, num_stages=1):
         row, col = tile_origin(tile, one_shard, TILE)
         rows = rows_of_shard(block, peers.rank, shard_rows)
+        began = trace_time(peers)
         acc = matmul_tile(a, b, gemm, rows, row, col, row, TILE)
+        began = trace_span(peers, MULTIPLY, tile, began)
         store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, tile, began)
     # The first tile of this program after those of its own shard.
     resumed = first + tl.cdiv(tl.maximum(tiles - first, 0), step) * step
     for tile in tl.range(resumed, tiles * WORLD_SIZE, step, num_stages=1):
         shard = (peers.rank + tile // tiles) % WORLD_SIZE
         row, col = tile_origin(tile % tiles, one_shard, TILE)
+        began = trace_time(peers)
         if PARTS > 0:
             wait_parts(peers, shard, epoch * PARTS, WORLD_SIZE)
             fence_before_descriptor_loads()
+            began = trace_span(peers, WAIT, tile, began)
         rows = rows_of_shard(block, shard, shard_rows)
         acc = matmul_tile(gathered, b, gathered_gemm, rows, row, col, shard * shard_rows + row, TILE)
+        began = trace_span(peers, MULTIPLY, tile, began)
         store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, tile, began)
     if PARTS > 0:
         if (tiles == 0) & (first == 0):  # a rank without columns: its gathered A must be whole all the same
             for distance in tl.static_range(1, WORLD_SIZE):

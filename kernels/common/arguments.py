@@ -29,12 +29,16 @@ class Block(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """What it takes to reach the other ranks: the operator's state (handshake.py) and the context's own pointers."""
+    """What it takes to reach the other ranks: the operator's state (handshake.py) and the context's own pointers.
+
+    `trace_ptr` is where programs write down what they do (trace.py); None for nowhere.
+    """
 
     state_ptr: Any
     rank: int
     heap_bases: Any
     watchdog_ptr: Any
+    trace_ptr: Any = None
 
 
 class Tile(NamedTuple):

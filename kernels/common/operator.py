@@ -144,6 +144,7 @@ class FusedOperator(Operator[P]):
     config: GemmConfig
     output: torch.Tensor
     comm_share = 0.0  # the part of the SMs that only communicates
+    can_trace = True
 
     @abstractmethod
     def default_config(self) -> GemmConfig: ...
@@ -165,6 +166,7 @@ class FusedOperator(Operator[P]):
     def _open(self) -> None:
         world_size = self.problem.world_size
         self._calls = Calls(self.ctx.backend)
+        self._trace: torch.Tensor | None = None
         self._buffers: list[torch.Tensor] = []  # on the heap
         self._watched: list[torch.Tensor] = []  # elsewhere
         self._state = self._on_heap((state_words(world_size),), torch.int64)
@@ -213,6 +215,17 @@ class FusedOperator(Operator[P]):
         options = {"num_warps": num_warps or self.config.num_warps, "num_stages": self.config.num_stages}
         self._calls.launch(kernel, num_programs, arguments, options)
 
+    def trace_to(self, trace: torch.Tensor | None) -> None:
+        """Have later calls write down what their programs do (trace.py), or no longer.
+
+        Raises:
+            ValueError: this variant's kernels cannot.
+        """
+        if trace is not None and not self.can_trace:
+            raise ValueError(f"{self}: its kernels do not write traces; those of other variants do")
+        self._trace = trace
+        self._calls.clear()
+
     def _side_stream(self) -> SideStream:
         """Return a queue of work beside the current stream, of high priority."""
         return SideStream(self._calls, self.ctx.make_stream())
@@ -230,7 +243,7 @@ class FusedOperator(Operator[P]):
 
     def _peers(self) -> Peers:
         """Return what kernels that talk to peers take."""
-        return Peers(self._state, self.rank, self.ctx.get_heap_bases(), self.ctx.watchdog.words)
+        return Peers(self._state, self.rank, self.ctx.get_heap_bases(), self.ctx.watchdog.words, self._trace)
 
     def _tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""

@@ -21,6 +21,7 @@ from iris_core import signal, translate, wait
 from .arguments import Block
 from .gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
 from .handshake import wait_parts, wait_ready
+from .trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, SUM, WAIT, trace_span, trace_time
 
 # How a computed partial tile is announced inside the rank.
 ANNOUNCE_TILE = tl.constexpr(0)  # flags[position] = the call's number
@@ -181,12 +182,14 @@ def push_partial_tiles(
     In the order in which they are computed, each after its flag. A tile is announced when the next one is there to be
     sent: the release then finds its stores arrived, and does not wait for them.
     """
+    began = trace_time(peers)
     wait_ready(peers, epoch, WORLD_SIZE)
     tiles = shard_tiles(staging, TILE)
     sent = tiles * (WORLD_SIZE - 1)
     for position in range(first, sent, step):
         owner = owner_of(peers, position, tiles, WORLD_SIZE)
         wait(flags_ptr + position, epoch, peers.watchdog_ptr, scope="gpu")
+        began = trace_span(peers, PUSH_WAIT, position, began)
         if position != first:
             announce_position(staging, peers, position - step, tiles, epoch, WORLD_SIZE)
         source = own_partial(staging, owner)
@@ -197,6 +200,7 @@ def push_partial_tiles(
             # .cg: another SM wrote it, this SM's L1 may hold an older call's.
             value = tl.load(source.c_ptr + offsets, mask=mask, cache_modifier=".cg")
             tl.store(destination.c_ptr + offsets, value, mask=mask)
+        began = trace_span(peers, PUSH, position, began)
     announce_last(first, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
 
 
@@ -219,11 +223,15 @@ def compute_partial_tiles(
     tiles = shard_tiles(staging, TILE)
     for position in tl.range(first, tiles * (WORLD_SIZE - 1), step, num_stages=1):
         owner = owner_of(peers, position, tiles, WORLD_SIZE)
+        began = trace_time(peers)
         acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
+        began = trace_span(peers, MULTIPLY, position, began)
         if ANNOUNCE == ANNOUNCE_PANEL:
             if position == first:  # before the first count that lets a copy engine store there
                 wait_ready(peers, epoch, WORLD_SIZE)
+                began = trace_span(peers, WAIT, position, began)
         store_tile(acc, own_partial(staging, owner), row, col, peers, 1, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, position, began)
         if ANNOUNCE == ANNOUNCE_TILE:
             # Edge: this tile's stores happen before what follows `wait` on its flag, on this GPU.
             signal(flags_ptr + position, epoch, scope="gpu")
@@ -254,11 +262,16 @@ def sum_own_tiles(
     """Compute tiles first, first + step, … of this rank's shard, add the peers' partials, store the sums."""
     tiles = shard_tiles(staging, TILE)
     for tile in tl.range(first, tiles, step, num_stages=1):
+        position = tiles * (WORLD_SIZE - 1) + tile
+        began = trace_time(peers)
         acc, row, col = partial_tile(a, b, gemm, staging, peers.rank, tile, TILE)
+        began = trace_span(peers, MULTIPLY, position, began)
         if DESTINATIONS > 1:
             if tile == first:
                 wait_ready(peers, epoch, WORLD_SIZE)
+                began = trace_span(peers, WAIT, position, began)
         sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, PANELS, DESTINATIONS, WORLD_SIZE, TILE)
+        trace_span(peers, SUM, position, began)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from ..common.config import GemmConfig
 from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, number_of_call, wait_ready
 from ..common.operator import FusedOperator
+from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
 
@@ -39,15 +40,20 @@ def one_shot_kernel(
     mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
     for tile in tl.range(pid, tiles, step, num_stages=1):
         row, col = tile_origin(tile, out, TILE)
+        began = trace_time(peers)
         acc = matmul_tile(a, b, gemm, out, row, col, row, TILE)
+        began = trace_span(peers, MULTIPLY, tile, began)
         if tile == pid:
             wait_ready(peers, epoch, WORLD_SIZE)
+            began = trace_span(peers, WAIT, tile, began)
         store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
         for distance in tl.static_range(0, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
             # Edge: this tile's stores to the peer happen before what follows its wait for the flag.
             signal(translate(flags_ptr, peers.rank, peer, peers.heap_bases) + peers.rank * tiles + tile, epoch)
+        trace_span(peers, STORE, tile, began)
     for tile in tl.range(pid, tiles, step, num_stages=1):
+        began = trace_time(peers)
         for rank in tl.static_range(0, WORLD_SIZE):
             wait(flags_ptr + rank * tiles + tile, epoch, peers.watchdog_ptr)
         row, col = tile_origin(tile, out, TILE)
@@ -58,6 +64,7 @@ def one_shot_kernel(
                 slot_ptr = slots_ptr + rank * slot_size
                 total += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
             store_part(total, out, row + part * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+        trace_span(peers, SUM, tile, began)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

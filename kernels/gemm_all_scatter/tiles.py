@@ -13,6 +13,7 @@ from iris_core import signal, translate, wait
 
 from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_tile, tile_origin
 from ..common.handshake import wait_ready
+from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, WAIT, trace_span, trace_time
 
 # How a computed tile is announced inside the rank.
 ANNOUNCE_NOTHING = tl.constexpr(0)
@@ -43,11 +44,15 @@ def compute_tiles(
     """
     for tile in tl.range(first, num_tiles(block, TILE), step, num_stages=1):
         row, col = tile_origin(tile, block, TILE)
+        began = trace_time(peers)
         acc = matmul_tile(a, b, gemm, block, row, col, row, TILE)
+        began = trace_span(peers, MULTIPLY, tile, began)
         if DESTINATIONS > 1 or ANNOUNCE == ANNOUNCE_PANEL:
             if tile == first:
                 wait_ready(peers, epoch, WORLD_SIZE)
+                began = trace_span(peers, WAIT, tile, began)
         store_tile(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, tile, began)
         if ANNOUNCE == ANNOUNCE_TILE:
             # Edge: this tile's stores happen before what follows `wait` on its flag, on this GPU.
             signal(flags_ptr + tile, epoch, scope="gpu")
@@ -71,11 +76,13 @@ def push_tiles(
     TILE: tl.constexpr,
 ):
     """Copy tiles from this rank's C to every peer's, ROWS rows at a time; with AWAIT_TILES each after its flag."""
+    began = trace_time(peers)
     wait_ready(peers, epoch, WORLD_SIZE)
     for tile in range(first, num_tiles(block, TILE), step):
         row, col = tile_origin(tile, block, TILE)
         if AWAIT_TILES:
             wait(flags_ptr + tile, epoch, peers.watchdog_ptr, scope="gpu")
+        began = trace_span(peers, PUSH_WAIT, tile, began)
         for part in range(TILE.BLOCK_M // ROWS):
             offsets, mask = part_offsets(block, row + part * ROWS, col, ROWS, TILE.BLOCK_N)
             # .cg: another SM wrote it, this SM's L1 may hold an older call's.
@@ -83,3 +90,4 @@ def push_tiles(
             for distance in tl.static_range(1, WORLD_SIZE):
                 peer_ptr = translate(block.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
                 tl.store(peer_ptr + offsets, value, mask=mask)
+        began = trace_span(peers, PUSH, tile, began)

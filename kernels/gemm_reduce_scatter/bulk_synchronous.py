@@ -20,6 +20,7 @@ from ..common.config import GemmConfig
 from ..common.gemm import part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
 from ..common.partials import own_partial, partial_tile, shard_tiles
+from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 
 
@@ -29,8 +30,11 @@ def gemm_kernel(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.c
     tiles = shard_tiles(staging, TILE)
     for position in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
         owner = position // tiles
+        began = trace_time(peers)
         acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
+        began = trace_span(peers, MULTIPLY, position, began)
         store_tile(acc, own_partial(staging, owner), row, col, peers, 1, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, position, began)
 
 
 @triton.jit
@@ -39,7 +43,9 @@ def pull_kernel(
 ):
     """Add all ranks' partials of this rank's shard; the sum goes to DESTINATIONS ranks."""
     epoch = begin_call(peers, WORLD_SIZE)
+    began = trace_time(peers)
     wait_ready(peers, epoch, WORLD_SIZE)
+    began = trace_span(peers, PUSH_WAIT, 0, began)
     parts: tl.constexpr = TILE.BLOCK_M // ROWS
     mine = own_partial(staging, peers.rank)
     for piece in range(tl.program_id(0), shard_tiles(staging, TILE) * parts, tl.num_programs(0)):
@@ -51,6 +57,7 @@ def pull_kernel(
             peer_ptr = translate(mine.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
             total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         store_part(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+        began = trace_span(peers, PUSH, piece, began)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

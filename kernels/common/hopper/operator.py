@@ -76,6 +76,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
 
     variant = "warp_specialized"
     teams: tuple[int, ...] = (1, 2, 4)  # sizes that a default configuration may have
+    can_trace = False
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
