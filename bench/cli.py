@@ -30,6 +30,7 @@ from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .tune.cli import defaults, tune
 from .tune.model_cli import model
+from .trace_cli import trace
 
 app = typer.Typer(
     help="Measure GEMMs fused with collectives against the vendor library.",
@@ -45,6 +46,7 @@ app.command()(memcheck)
 app.command()(model)
 app.command()(tune)
 app.command()(defaults)
+app.command()(trace)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 

@@ -125,6 +125,8 @@ def sum_tile(
     TILE: tl.constexpr,
 ):
     """Add the peers' partials of a tile of this rank's shard, when they have come, and store the sum."""
+    position = tiles * (WORLD_SIZE - 1) + tile
+    began = trace_time(peers)
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + distance) % WORLD_SIZE
         if PANELS == AWAIT_TILES:
@@ -132,6 +134,7 @@ def sum_tile(
         else:
             panel = row // (TILE.BLOCK_M * TILE.GROUP_M)
             wait_parts(peers, peer, (epoch - 1) * PANELS + panel + 1, WORLD_SIZE)
+    began = trace_span(peers, WAIT, position, began)
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     if TILE.SUBTILES == 1:
@@ -141,6 +144,7 @@ def sum_tile(
         left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
         _sum_part(left, out, staging, peers, row, col, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
         _sum_part(right, out, staging, peers, row, col + half, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
+    trace_span(peers, SUM, position, began)
 
 
 @triton.jit
@@ -269,9 +273,8 @@ def sum_own_tiles(
         if DESTINATIONS > 1:
             if tile == first:
                 wait_ready(peers, epoch, WORLD_SIZE)
-                began = trace_span(peers, WAIT, position, began)
+                trace_span(peers, WAIT, position, began)
         sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, PANELS, DESTINATIONS, WORLD_SIZE, TILE)
-        trace_span(peers, SUM, position, began)
 
 
 @triton.jit

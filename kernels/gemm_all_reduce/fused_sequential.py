@@ -56,6 +56,7 @@ def one_shot_kernel(
         began = trace_time(peers)
         for rank in tl.static_range(0, WORLD_SIZE):
             wait(flags_ptr + rank * tiles + tile, epoch, peers.watchdog_ptr)
+        began = trace_span(peers, WAIT, tile, began)
         row, col = tile_origin(tile, out, TILE)
         for part in range(TILE.BLOCK_M // ROWS):
             offsets, mask = part_offsets(out, row + part * ROWS, col, ROWS, TILE.BLOCK_N)

@@ -30,6 +30,7 @@ from ..common.partials import (
     slot_at_owner,
     sum_own_tiles,
 )
+from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 
 
@@ -42,12 +43,16 @@ def fused_kernel(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE
     sent = tiles * (WORLD_SIZE - 1)
     for position in tl.range(pid, sent, step, num_stages=1):
         owner = owner_of(peers, position, tiles, WORLD_SIZE)
+        began = trace_time(peers)
         acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
+        began = trace_span(peers, MULTIPLY, position, began)
         if position == pid:
             wait_ready(peers, epoch, WORLD_SIZE)
+            began = trace_span(peers, WAIT, position, began)
         else:
             announce_position(staging, peers, position - step, tiles, epoch, WORLD_SIZE)
         store_tile(acc, slot_at_owner(staging, peers, owner), row, col, peers, 1, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, position, began)
     announce_last(pid, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
     first = resumed(pid, step, sent)
     sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, 1, WORLD_SIZE, TILE)

@@ -1,0 +1,163 @@
+"""Traces: every tile once, times in order, the output still right; nothing of it in kernels that are not traced."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checking import fault, make_data
+from compiling import Case, StubContext, _operands, compile_kernel, recorded_launches
+from compiling import make_problem as problem_of
+from families import FUSED, make_problem, name
+from ranks import Ranks, context
+from typer.testing import CliRunner
+
+from iris_bench import cli
+from iris_bench.trace import KINDS, Traced, align, write_trace
+from iris_bench.trace_plot import plot_trace
+from iris_kernels.common import trace as spans
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.trace import Span
+from overlap_taxonomy import Variant, get_variant
+
+M, N, K = 40, 70, 33
+CONFIG = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, descriptors=False)
+
+
+def trace_call(rank: int, world_size: int, family: str, variant: str, capacity: int) -> Any:
+    """Trace the second of three calls; return what was wrong with the calls, its spans, and how many were lost."""
+    ctx = context()
+    problem = make_problem(family, M, N, K, world_size, torch.bfloat16)
+    operator = get_variant(family, variant).build(ctx, problem, CONFIG)
+    trace = spans.make_trace(capacity, ctx.get_device())
+    faults = []
+    for call in range(3):
+        operator.trace_to(trace if call == 1 else None)
+        data = make_data(family, problem, rank, call, ctx.get_device())
+        faults.append(fault(operator.as_matrix(operator(data.a, data.b).clone()), data, torch.bfloat16))
+    ctx.barrier()
+    found, lost = spans.read_trace(trace)
+    operator.close()
+    return [wrong for wrong in faults if wrong], [tuple(span) for span in found], lost
+
+
+def num_tiles(variant: Variant, world_size: int) -> int:
+    """Return how many tiles a rank multiplies."""
+
+    def cdiv(size: int, part: int) -> int:
+        return -(-size // part)
+
+    rows, columns = cdiv(M, CONFIG.block_m), cdiv(N, CONFIG.block_n)
+    if variant.family == "gemm_all_scatter":
+        return rows * cdiv(cdiv(N, world_size), CONFIG.block_n)
+    if variant.family == "gemm_all_reduce" and variant.name == "fused_sequential":
+        return rows * columns
+    shard_rows = cdiv(cdiv(M, world_size), CONFIG.block_m)  # shard by shard
+    if variant.family == "all_gather_gemm":
+        return world_size * shard_rows * cdiv(cdiv(N, world_size), CONFIG.block_n)
+    return world_size * shard_rows * columns
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_every_tile_is_multiplied_once_and_times_are_in_order(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    for faults, found, lost in ranks(2).call(trace_call, variant.family, variant.name, 4096):
+        assert (faults, lost) == ([], 0)
+        rows = [Span(*span) for span in found]
+        tiles = [span.tile for span in rows if span.kind == spans.MULTIPLY.value]
+        assert sorted(tiles) == list(range(num_tiles(variant, 2)))
+        assert all(span.begin_ns <= span.end_ns for span in rows)
+        assert {span.kind for span in rows} <= KINDS.keys()
+        by_thread: dict[Any, list[Span]] = {}
+        for span in rows:
+            pushes = span.kind in (spans.PUSH.value, spans.PUSH_WAIT.value)
+            by_thread.setdefault((span.program, pushes), []).append(span)
+        for of_thread in by_thread.values():
+            of_thread.sort(key=lambda span: (span.begin_ns, span.end_ns))
+            assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(of_thread))
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_spans_without_room_are_counted(ranks: Callable[[int], Ranks]) -> None:
+    for faults, found, lost in ranks(2).call(trace_call, "gemm_all_scatter", "fused_sequential", 5):
+        assert (faults, len(found)) == ([], 5)
+        assert lost > 0
+
+
+def compiled(case: Case, *, traced: bool) -> Any:
+    with recorded_launches() as launches:
+        ctx = StubContext(case)
+        operator = get_variant(case.family, case.variant).build(ctx, problem_of(case))
+        if traced:
+            operator.trace_to(spans.make_trace(64, ctx.get_device()))
+        operator(*_operands(operator.problem, case))
+    return [compile_kernel(kernel, arguments, case.target) for kernel, arguments in launches]
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        ("gemm_all_scatter", "workgroup_specialized"),
+        ("all_gather_gemm", "producer_consumer"),
+        ("gemm_reduce_scatter", "fused_sequential"),
+    ],
+)
+def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: str, target: str) -> None:
+    case = Case(variant, target, family=family, rank=1)
+    for plain, traced in zip(compiled(case, traced=False), compiled(case, traced=True), strict=True):
+        clock = r"%globaltimer|s_memrealtime"
+        assert "trace.py" not in plain.code
+        assert "trace.py" in traced.code
+        assert traced.count(clock) > plain.count(clock)
+        assert traced.scratch_bytes == 0
+
+
+def test_clocks_are_aligned_by_the_barriers() -> None:
+    apart = [1000, 1010, 990, 1000, 1005, 995]
+    first = [0, 100, 200, 300, 400, 500]
+    offsets, accuracy = align([first, [time + offset for time, offset in zip(first, apart, strict=True)]])
+    assert offsets == [0, 1000]
+    assert accuracy == 10
+
+
+def test_a_trace_is_written_and_drawn(tmp_path: Path) -> None:
+    push = spans.PUSH.value
+    ranks = [[Span(0, 0, 0, 5000, 7000), Span(0, push, 0, 7000, 7500)], [Span(2, 0, 1, 4000, 9000)]]
+    traced = Traced("a title", "a config", ranks, 700.0, 3)
+    write_trace(traced, tmp_path / "trace.json")
+    plot_trace(traced, tmp_path / "trace.png")
+    assert (tmp_path / "trace.png").stat().st_size > 1000
+    written = json.loads((tmp_path / "trace.json").read_text())
+    assert written["otherData"]["clock_accuracy_us"] == 0.7
+    assert written["otherData"]["lost_spans"] == 3
+    events = [event for event in written["traceEvents"] if event["ph"] == "X"]
+    assert [(event["pid"], event["name"], event["ts"], event["dur"]) for event in events] == [
+        (0, "multiply", 1.0, 2.0),
+        (0, "push", 3.0, 0.5),
+        (1, "multiply", 0.0, 5.0),
+    ]
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in written["traceEvents"] if e["name"] == "thread_name"}
+    assert sorted(threads.values()) == ["program 0", "program 2", "push program 0"]
+    assert {(event["pid"], event["tid"]) for event in events} == threads.keys()
+
+
+@pytest.mark.parametrize(
+    ("variant", "shape", "said"),
+    [
+        ("library", "64x64x64", "writes no trace"),
+        ("warp_specialized", "64x64x64", "writes no trace"),
+        ("all", "64x64x64", "one variant on one shape"),
+        ("fused_sequential", "smoke", "one variant on one shape"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(tmp_path: Path, variant: str, shape: str, said: str) -> None:
+    asked = ["trace", "--family", "gemm_all_scatter", "--variant", variant, "--shape", shape, "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, [*asked, "--out", str(tmp_path / "trace.json")])
+    assert result.exit_code == 2
+    assert said in result.stderr
