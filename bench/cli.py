@@ -28,9 +28,9 @@ from .ranks import (
 from .record import Record, read_records
 from .stress.cli import stress
 from .stress.memcheck import memcheck
+from .trace_cli import trace
 from .tune.cli import defaults, tune
 from .tune.model_cli import model
-from .trace_cli import trace
 
 app = typer.Typer(
     help="Measure GEMMs fused with collectives against the vendor library.",
