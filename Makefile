@@ -20,7 +20,7 @@ SWEEP = $(PY) -m iris_bench run --shapes $(SHAPES) $(if $(FAMILY),--family $(FAM
 	$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(NP),--world-size $(NP)) \
 	--out $(OUT) --plot $(basename $(OUT)).png
 
-.PHONY: help setup bench test test-gpu sweep check stress memcheck lint fmt clean
+.PHONY: help setup bench test test-gpu sweep check stress tune memcheck lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ stress: $(READY) ## Call all operators at random, check every element: NP=4 SECO
 check: $(READY) ## Look for races, deadlocks and wrong answers without a GPU [NP=2 FAMILY= VARIANT= ARGS="--schedules 20"]
 	$(PY) -m iris_bench check $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(ARGS)
+
+tune: $(READY) ## Measure all variants for `auto` on this machine: SHAPES=llama NP=4 [FAMILY=] [DTYPE=fp16]
+	$(PY) -m iris_bench tune --shapes $(SHAPES) $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
+		$(if $(DTYPE),--dtype $(DTYPE)) $(ARGS)
 
 memcheck: $(READY) ## Call every operator once under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \

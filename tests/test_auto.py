@@ -126,6 +126,32 @@ def test_on_the_shipped_problems_it_is_never_slower_than_the_vendors() -> None:
         assert measured.times_us[choice.variant] <= min(measured.times_us[name] for name in names) * 1.021
 
 
+class GpuContext:
+    """A context of rank 0 on a GPU that is not there."""
+
+    def is_interpreted(self) -> bool:
+        return False
+
+    def get_device(self) -> torch.device:
+        return torch.device("cuda")
+
+
+def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
+    key = key_of(FAMILY, problem())
+    table = {key: Measured({"library_layout": 100.0, "copy_engine": 90.0})}
+    with (
+        mock.patch.object(auto, "device_name", return_value=GPU),
+        mock.patch.object(auto, "read_cache", return_value=table) as read,
+    ):
+        for ctx in (GpuContext(), GpuContext()):
+            for _ in range(3):
+                choice = auto.decide(ctx, FAMILY, problem(), vendor="library_layout", left_out=())  # type: ignore[arg-type]
+                assert choice == Choice("copy_engine", None, "measured here")
+            choice = auto.decide(ctx, FAMILY, problem(), vendor="library_layout", left_out=("copy_engine",))  # type: ignore[arg-type]
+            assert choice.variant == "library_layout"
+    assert [call.args for call in read.call_args_list] == [(GPU,)] * 2
+
+
 def make_and_call(rank: int, world_size: int, family: str) -> list[str]:
     """Make `auto`, call it, and say what it is."""
     ctx = context()

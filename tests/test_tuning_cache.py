@@ -8,6 +8,7 @@ import stat
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -58,6 +59,14 @@ def test_the_folder_is_in_the_home_by_default(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("IRIS_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_path(GPU) == tmp_path / ".cache" / "iris-overlap" / "nvidia-h200.json"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IRIS_CACHE_DIR")
+    monkeypatch.setattr(Path, "home", mock.Mock(side_effect=RuntimeError("no home directory.")))
+    assert read_cache(GPU) == {}
+    with pytest.raises(ValueError, match=r"no home directory\. IRIS_CACHE_DIR names a folder"):
+        write_cache(GPU, TABLE)
 
 
 def refused(says: str) -> None:

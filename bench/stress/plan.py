@@ -121,7 +121,9 @@ def make_plan(
                     if _is_fused_and_supported(subject):
                         subjects.append(subject)
     if not subjects:
-        raise ValueError(f"--variant {variants} of --family {families} names baselines alone; only ours are stressed")
+        raise ValueError(
+            f"--variant {variants} of --family {families} names no kernels of ours, which alone are stressed"
+        )
     heap_bytes = _CONTEXT_BYTES + sum(map(_heap_bytes, subjects))
     return Plan(tuple(subjects), device, world_size, seed, heap_bytes)
 

@@ -46,8 +46,8 @@ def write_cache(gpu: str, table: Table) -> Path:
     Raises:
         ValueError: the folder is not the user's own, or cannot be written.
     """
-    path = cache_path(gpu)
     check_folder()
+    path = cache_path(gpu)
     try:
         merged = read_cache(gpu) | table
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")  # mode 0600
@@ -72,7 +72,10 @@ def check_folder() -> None:
     Raises:
         ValueError: it is not the user's own, or cannot be written; names it.
     """
-    folder = cache_path("").parent
+    try:
+        folder = cache_path("").parent
+    except RuntimeError as error:
+        raise ValueError(f"cannot keep a tuning cache: {error} IRIS_CACHE_DIR names a folder") from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(folder.stat(), folder)
