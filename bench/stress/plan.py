@@ -122,7 +122,7 @@ def make_plan(
                         subjects.append(subject)
     if not subjects:
         raise ValueError(
-            f"--variant {variants} of --family {families} names no kernels of ours, which alone are stressed"
+            f"--variant {variants} of --family {families} names baselines or auto alone; only kernels are stressed"
         )
     heap_bytes = _CONTEXT_BYTES + sum(map(_heap_bytes, subjects))
     return Plan(tuple(subjects), device, world_size, seed, heap_bytes)
