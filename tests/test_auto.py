@@ -126,6 +126,17 @@ def test_on_the_shipped_problems_it_is_never_slower_than_the_vendors() -> None:
         assert measured.times_us[choice.variant] <= min(measured.times_us[name] for name in names) * 1.021
 
 
+def test_by_the_model_alone_it_is_not_slower_than_the_vendors_either() -> None:
+    for key, measured in shipped_table(GPU).items():
+        vendor = "library_layout" if key.family == FAMILY else "library"
+        ours = [name for name in measured.times_us if not name.startswith("library") and name != "async_tp"]
+        asked = make_problem(key.family, key.m, key.n, key.k, key.world_size, getattr(torch, key.dtype))
+        choice = choose(key.family, asked, [vendor, *ours], gpu=GPU)
+        assert choice.why != "measured"
+        assert measured.times_us[choice.variant] <= measured.times_us[vendor]
+        assert measured.times_us[choice.variant] <= 1.25 * min(measured.times_us[name] for name in (vendor, *ours))
+
+
 class GpuContext:
     """A context of rank 0 on a GPU that is not there."""
 
