@@ -179,8 +179,6 @@ def _collect(slots, inbox, sent, turns, shards, peers, epoch, WORLD_SIZE: gl.con
 class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmReduceScatter):
     """See the module. The rows of its output may lie further apart than they are long."""
 
-    teams = (1,)
-
     @classmethod
     def _config_reason(cls, problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
         if reason := super()._config_reason(problem, config):

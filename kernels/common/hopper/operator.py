@@ -75,7 +75,8 @@ class WarpSpecializedOperator(FusedOperator[P]):
     """An operator whose kernel gives warps roles. Its operands and outputs are moved by TMA: see `_operands`."""
 
     variant = "warp_specialized"
-    teams: tuple[int, ...] = (1, 2, 4)  # sizes that a default configuration may have
+    # Sizes that a default configuration may have. On two H200s teams of two and four lose (docs/performance.md).
+    teams: tuple[int, ...] = (1,)
     can_trace = False
 
     @classmethod
