@@ -12,6 +12,9 @@ PY := .venv/bin/python
 READY := .venv/.ready
 endif
 
+# Tests at once: a file of tests keeps its ranks and its compiled kernels for itself.
+JOBS ?= 2
+
 # What a sweep measures. Without NP: every GPU, or 4 ranks on the CPU.
 NP ?=
 SHAPES ?= smoke
@@ -35,7 +38,7 @@ bench: $(READY) ## Run every family and variant on small shapes on what the mach
 	$(SWEEP) --overwrite $(ARGS)
 
 test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped
 	@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() < $(or $(NP),1))' || \
