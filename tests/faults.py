@@ -8,32 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from iris_core import Context, iris
+from iris_core.checker.replacing import replaced
 from iris_core.sync import signal
 from iris_kernels.common.handshake import announce_part
-
-
-@contextlib.contextmanager
-def replaced(original: Any, fault: Callable[..., None]) -> Iterator[None]:
-    """Let kernels call `fault` where they name a device function."""
-    holders = [
-        (module, name)
-        for module in list(sys.modules.values())
-        for name, value in list(vars(module).items())
-        if value is original and module.__name__.startswith("iris_")
-    ]
-    for module, name in holders:
-        setattr(module, name, fault)
-    try:
-        yield
-    finally:
-        for module, name in holders:
-            setattr(module, name, original)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def test_the_command_says_what_it_checked() -> None:
 
 def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     racy = next(planted for planted in PLANTED if "relaxed acquire" in planted.name)
-    monkeypatch.setattr("iris_bench.check.cli.run_case", lambda *_, **options: racy.run(schedules=1, seed=0))
+    monkeypatch.setattr("iris_bench.check.show.run_case", lambda *_, **options: racy.run(schedules=1, seed=0))
     result = CliRunner().invoke(app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential"])
     assert result.exit_code == 1
     assert "write by rank 1" in result.output

@@ -17,8 +17,8 @@ from ..families import FAMILIES
 from ..inputs import Draw
 from ..shapes import Shape
 from ..sweep import DTYPES, select_families, select_variants
+from .cli import CALLS
 
-CALLS = 3  # each buffer is used again, and again after that by a rank that may be a call ahead
 _HEAP_BYTES = 1 << 20
 # Small tiles, three programs and two panels: several tiles a program and a program without any among them.
 _CONFIG = GemmConfig(

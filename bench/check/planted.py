@@ -7,10 +7,10 @@ put through what `check` does to sound ones.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import triton
 import triton.language as tl
@@ -18,6 +18,7 @@ import triton.language as tl
 from iris_core import signal, sync, translate, wait
 from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
+from iris_core.checker.replacing import replaced
 from iris_kernels.common import handshake
 from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
 from iris_kernels.gemm_all_scatter import tiles
@@ -194,18 +195,10 @@ PLANTED = (
 
 @contextlib.contextmanager
 def _planted(original: Any, bug: Any) -> Iterator[None]:
-    """Put a bug in the place of what it replaces, in every module that has it."""
+    """Put a bug in the place of what it replaces."""
     if isinstance(original, str):
-        places: list[tuple[Any, str]] = [(CheckedStream, original)]
-        original = getattr(CheckedStream, original)
+        with mock.patch.object(CheckedStream, original, bug):
+            yield
     else:
-        modules = [module for name, module in sys.modules.items() if name.startswith(("iris_core", "iris_kernels"))]
-        places = [(module, name) for module in modules for name, value in vars(module).items() if value is original]
-    assert places, "what the bug replaces is not there"
-    for owner, name in places:
-        setattr(owner, name, bug)
-    try:
-        yield
-    finally:
-        for owner, name in places:
-            setattr(owner, name, original)
+        with replaced(original, bug):
+            yield
