@@ -217,7 +217,7 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
             faults.append(f"rank {rank}, call {number}: {wrong}")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.m}x{case.n}x{case.k}-w{case.world_size}")
 @pytest.mark.parametrize("family", KERNELS)
 def test_output_is_right(family: str, case: Case, seed: int) -> None:

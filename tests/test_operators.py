@@ -33,7 +33,7 @@ CASES = [
     Case(1, 2, 7, "fewer columns than ranks: some have none"),
     Case(33, 37, 41, "divides nothing"),
     Case(64, 128, 96, "divides everything"),
-    Case(70, 516, 32, "several tiles a program, and one step of the main loop"),
+    Case(70, 260, 32, "several tiles a program, and one step of the main loop"),
 ]
 
 
@@ -63,7 +63,7 @@ def run_cases(
 
 
 # Each dtype and each world size, not each of one with each of the other: a rank's dtype knows nothing of its peers.
-WORLDS = [(1, torch.float32), (2, torch.float16), (3, torch.bfloat16), (4, torch.float32), (4, torch.bfloat16)]
+WORLDS = [(1, torch.float32), (2, torch.float16), (3, torch.float32), (4, torch.bfloat16)]
 
 
 @pytest.mark.parametrize(("world_size", "dtype"), WORLDS, ids=lambda value: str(value).removeprefix("torch."))
