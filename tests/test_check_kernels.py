@@ -19,14 +19,14 @@ def case_of(variant: Variant, world_size: int) -> Case:
 
 @pytest.mark.parametrize("variant", FUSED, ids=name)
 def test_no_kernel_of_ours_has_a_race(variant: Variant) -> None:
-    report = run_case(case_of(variant, 2), schedules=3, seed=0)
+    report = run_case(case_of(variant, 2), schedules=3, seed=0, calls=2)
     assert report.ok, report
     assert report.schedules == 3
 
 
 @pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential"], ids=name)
 def test_nor_with_three_ranks(variant: Variant) -> None:
-    report = run_case(case_of(variant, 3), schedules=1, seed=1, calls=2)
+    report = run_case(case_of(variant, 3), schedules=1, seed=1)
     assert report.ok, report
 
 
