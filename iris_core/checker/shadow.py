@@ -111,9 +111,9 @@ class Shadow:
             yield Conflict(base + at, earlier, access)
 
     def _add_read(self, page: _Page, index: np.ndarray, access: Access) -> None:
-        """Keep a read where nothing is kept, or in place of one that happens before it: what races with the older one
+        """Keep a read where nothing is kept, or in place of one that happens before it.
 
-        and is ordered after the newer one cannot be.
+        A write that races with the older read and not with the newer one cannot be.
         """
         clock = self._clocks.of(access.agent)
         for record in page.reads:
