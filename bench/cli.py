@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,6 +15,7 @@ from iris_core import PeerError
 from . import plot as plots
 from . import report, sweep
 from .check.cli import check
+from .exits import leave, refuse
 from .measure import Job
 from .ranks import (
     LaunchedRanks,
@@ -105,7 +106,7 @@ def run(
             done=done,
         )
     except ValueError as error:
-        _refuse(error, speak=is_first)
+        refuse(error, speak=is_first)
     if is_first and overwrite and out:
         out.unlink(missing_ok=True)
     output = sweep.Output(out if is_first else None, done)
@@ -115,13 +116,8 @@ def run(
         ended_early = _run_shown(plan, ranks, output)
     if is_first:
         _show(output, plot, ended_early)
-    failed = ended_early or any(record.status in ("wrong", "error") for record in output.records[len(done) :])
-    if ended_early and launcher:
-        # Peers may be gone: no waiting for a device, or for the threads of a process group.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    raise typer.Exit(1 if failed else 0)
+    failed = any(record.status in ("wrong", "error") for record in output.records[len(done) :])
+    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
 @app.command()
@@ -130,7 +126,7 @@ def table(file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")]) -
     try:
         records = read_records(file)
     except ValueError as error:
-        _refuse(error)
+        refuse(error)
     report.print_records(report.make_console(), records)
 
 
@@ -144,7 +140,7 @@ def plot(
         plots.check_path(out)
         plots.plot_records(read_records(file), out)
     except ValueError as error:
-        _refuse(error)
+        refuse(error)
 
 
 def main() -> None:
@@ -224,9 +220,3 @@ def _show(output: sweep.Output, plot: Path | None, ended_early: Exception | None
         print(f"iris-bench: the sweep ended early: {type(ended_early).__name__}: {ended_early}", file=sys.stderr)
         if not isinstance(ended_early, (TimeoutError, PeerError)) and ended_early.__cause__:
             print(ended_early.__cause__, file=sys.stderr)
-
-
-def _refuse(error: ValueError, *, speak: bool = True) -> NoReturn:
-    if speak:
-        print(f"iris-bench: {error}", file=sys.stderr)
-    raise typer.Exit(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from overlap_taxonomy import get_variant, list_variants
 from . import plot as plots
 from . import sweep, trace_plot
 from . import trace as traces
+from .exits import refuse
 from .measure import Job
 from .ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
 from .trace import Traced
@@ -61,9 +61,7 @@ def trace(
             if path and not path.parent.is_dir():
                 raise ValueError(f"{path.parent} is no folder to write {path.name} to")
     except ValueError as error:
-        if is_first:
-            print(f"iris-bench: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, speak=is_first)
     ranks: Ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
     traced: Traced | None = None
     try:

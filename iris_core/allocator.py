@@ -22,13 +22,12 @@ class OffsetAllocator:
         self.history: list[str] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._free: dict[int, int] = {0: capacity} if capacity else {}  # offset -> size, in order of offset
-        self._used: dict[int, int] = {}
-        self._what: dict[int, str] = {}  # what is handed out, in words
+        self._used: dict[int, tuple[int, str]] = {}  # offset -> size, and what it is for
 
     @property
     def used_bytes(self) -> int:
         """What is handed out, rounded up to the alignment."""
-        return sum(self._used.values())
+        return sum(size for size, _ in self._used.values())
 
     @property
     def free_bytes(self) -> int:
@@ -59,8 +58,7 @@ class OffsetAllocator:
         if free > size:
             self._free[offset + size] = free - size
             self._free = dict(sorted(self._free.items()))
-        self._used[offset] = size
-        self._what[offset] = what
+        self._used[offset] = size, what
         self._record(f"allocate {what}")
         return offset
 
@@ -72,16 +70,15 @@ class OffsetAllocator:
         """
         if offset not in self._used:
             raise ValueError(f"no allocation starts at heap offset {offset}; it may have been freed already")
-        self._free[offset] = self._used.pop(offset)
-        del self._what[offset]
+        self._free[offset], _ = self._used.pop(offset)
         self._free = _merged(self._free)
         self._record(f"free the allocation at offset {offset}")
 
     def describe(self, offset: int) -> str:
         """Say what lies at an offset, for reports."""
-        for start, size in self._used.items():
+        for start, (size, what) in self._used.items():
             if start <= offset < start + size:
-                return f"byte {offset - start} of {self._what[start]}"
+                return f"byte {offset - start} of {what}"
         return f"byte {offset}, which is free"
 
     def snapshot(self) -> tuple[Any, ...]:

@@ -215,8 +215,7 @@ class Context(HeapTensors, Meeting):
                 dist.destroy_process_group()
             self.backend.close_window()
             self.group.close()
-            contexts = self._origin.node.contexts if self._origin.node else _of_process
-            contexts.pop(self.get_rank(), None)
+            _contexts().pop(self.get_rank(), None)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -252,15 +251,21 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s:
         PeerError: a rank did not start.
     """
     node = bootstrap.simulated_host()
-    if _of_process if node is None else node.rank in node.contexts:
+    if _of_process if node is None else node.rank in _contexts():
         raise RuntimeError("this process has a context already; close() it before making another")
     bootstrap.asked_device(device)
     if not isinstance(heap_size, int) or heap_size <= 0:
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
     # On a simulated host nothing waits by the clock: it sees when nobody can go on.
     context = Context(heap_size, device, bootstrap.timeout_s(timeout_s) if node is None else 0.0)
-    (_of_process if node is None else node.contexts)[context.get_rank()] = context
+    _contexts()[context.get_rank()] = context
     return context
+
+
+def _contexts() -> dict[int, Context]:
+    """Return where open contexts are kept."""
+    node = bootstrap.simulated_host()
+    return _of_process if node is None else node.contexts
 
 
 def _make_backend(device: str, origin: bootstrap.Origin) -> Backend:

@@ -52,7 +52,7 @@ class SymmetricHeap:
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor's memory is this rank's part of the heap."""
-        return self.base <= _address(tensor) < self.base + self.stride
+        return self.base <= address_of(tensor) < self.base + self.stride
 
     def offset(self, tensor: torch.Tensor) -> int:
         """Return how many bytes after the start of the heap the tensor starts.
@@ -65,7 +65,7 @@ class SymmetricHeap:
                 f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} is not on rank {self.rank}'s symmetric "
                 "heap; allocate it with the context (ctx.zeros, ctx.empty, ...)"
             )
-        return _address(tensor) - self.base
+        return address_of(tensor) - self.base
 
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one tensor, shape ``(world_size, *tensor.shape)``.
@@ -84,7 +84,7 @@ class SymmetricHeap:
         return self.window.view(dtype)
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address_of(tensor: torch.Tensor) -> int:
     """Where a tensor starts; unlike data_ptr() also for one without elements."""
     return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 

@@ -56,11 +56,7 @@ class HostGroup:
         self.is_lost = False
         self._epoch = 0
         self._early: dict[int, Any] = {}  # messages of ranks that wait in `rejoin`, for this one's call of it
-        self._links: dict[int, Link] = {}
-        if rank == 0:
-            self._links = accept_all(address, world_size, timeout_s=timeout_s)
-        else:
-            self._links[0] = connect(address, rank, world_size, timeout_s=timeout_s * _LONGER)
+        self._links = self._connect(address)
 
     def all_gather(self, value: Any, what: str = "gather values") -> list[Any]:
         """Return every rank's `value` (anything JSON can hold), by rank; `what` says what for, for messages.
@@ -176,6 +172,12 @@ class HostGroup:
             link.close()
         self._links.clear()
 
+    def _connect(self, address: str) -> dict[int, Link]:
+        """Return a link to each rank that this one talks to: rank 0 to all, the others to rank 0."""
+        if self.rank == 0:
+            return accept_all(address, self.world_size, timeout_s=self.timeout_s)
+        return {0: connect(address, self.rank, self.world_size, timeout_s=self.timeout_s * _LONGER)}
+
     # Messages: [epoch, what the rank does, value], from rank 0 [epoch, _ANSWER, messages] or [epoch, _FAILED, why] ---
 
     def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
@@ -221,14 +223,8 @@ class HostGroup:
             self._lost(peer, "left")
 
     def _receive(self, peer: int) -> Any:
-        try:
+        with self._hearing(peer):
             message = self._links[peer].receive()
-        except TimeoutError:
-            self._late(peer)
-        except EOFError:
-            self._lost(peer, "left")
-        except MalformedMessage as error:
-            self._lost(peer, str(error))
         if not (isinstance(message, list) and len(message) == 3 and isinstance(message[0], int)):
             self._lost(peer, "sent a message that is none of ours")
         return message
@@ -240,8 +236,15 @@ class HostGroup:
             self._lost(peer, "left")
 
     def _receive_fds(self, peer: int) -> list[int]:
+        with self._hearing(peer):
+            fds = self._links[peer].receive_fds(self.world_size)
+        return fds
+
+    @contextlib.contextmanager
+    def _hearing(self, peer: int) -> Iterator[None]:
+        """Receive something from a peer, whose failure to send it is this group's."""
         try:
-            return self._links[peer].receive_fds(self.world_size)
+            yield
         except TimeoutError:
             self._late(peer)
         except EOFError:

@@ -142,9 +142,9 @@ class Watchdog:
             f"expected at least {report.expected}, saw {report.seen}"
         )
 
-    def find(self, address: int) -> str | None:
-        """Return what the word of this rank's at an address stands for, if it is watched."""
-        names = (one.name(address) for one in self.watched)
+    def find(self, address: int, expected: int | None = None) -> str | None:
+        """Return what the word of this rank's at an address stands for, if it is watched; see `Watched.name`."""
+        names = (one.name(address, expected) for one in self.watched)
         return next((name for name in names if name), None)
 
     def _name(self, report: Report) -> str:
@@ -155,5 +155,4 @@ class Watchdog:
             address = self._heap.base + offset
         elif report.rank != self._rank:
             return f"a flag of rank {report.rank}'s own"
-        names = (one.name(address, report.expected) for one in self.watched)
-        return next((name for name in names if name), f"the flag at address {report.address:#x}")
+        return self.find(address, report.expected) or f"the flag at address {report.address:#x}"

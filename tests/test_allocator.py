@@ -140,3 +140,16 @@ def test_an_agreed_history_is_forgotten_but_not_its_digest() -> None:
 )
 def test_the_first_difference_is_named_with_every_ranks_call(histories: list[list[str]], said: str) -> None:
     assert first_difference(histories) == said
+
+
+def test_what_lies_where_survives_calls_that_are_undone() -> None:
+    allocator = OffsetAllocator(8 * ALIGNMENT)
+    kept = allocator.allocate(ALIGNMENT, "what is kept")
+    before = allocator.snapshot()
+    allocator.free(kept)
+    allocator.allocate(2 * ALIGNMENT, "what is undone")
+    allocator.restore(before)
+    assert allocator.describe(kept + 3) == "byte 3 of what is kept"
+    assert "free" in allocator.describe(kept + ALIGNMENT)
+    allocator.free(kept)
+    assert allocator.used_bytes == 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
+from ..exits import refuse
 from ..shapes import parse_shapes
 
 SCHEDULES = 4
@@ -48,7 +48,6 @@ def check(
             for case in show.make_cases(family, variant, world_size=world_size, dtype=dtype, shape=one)
         ]
     except ValueError as error:
-        print(f"iris-bench: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error)
     clean = show.check_all(cases, schedules=schedules, seed=seed, calls=calls, cost=cost)
     raise typer.Exit(0 if clean else 1)

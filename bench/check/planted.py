@@ -103,13 +103,18 @@ def no_wait_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def begin_last_call(peers, WORLD_SIZE: tl.constexpr):
-    """`begin_call` that gives the number of the call before."""
-    epoch = tl.maximum(tl.load(peers.state_ptr + 2 * WORLD_SIZE), 1)
+def _tell_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
     if tl.program_id(0) == 0:
         for distance in tl.static_range(1, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
             signal(translate(peers.state_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+
+
+@triton.jit
+def begin_last_call(peers, WORLD_SIZE: tl.constexpr):
+    """`begin_call` that gives the number of the call before."""
+    epoch = tl.maximum(tl.load(peers.state_ptr + 2 * WORLD_SIZE), 1)
+    _tell_ready(peers, epoch, WORLD_SIZE)
     return epoch
 
 
@@ -119,10 +124,7 @@ def begin_after_peers(peers, WORLD_SIZE: tl.constexpr):
     epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
     for distance in tl.static_range(1, WORLD_SIZE):
         wait(peers.state_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
-    if tl.program_id(0) == 0:
-        for distance in tl.static_range(1, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            signal(translate(peers.state_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+    _tell_ready(peers, epoch, WORLD_SIZE)
     return epoch
 
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import environment, report
+from ..exits import leave, refuse
 from ..ranks import (
     LaunchedRanks,
     Ranks,
@@ -71,9 +72,7 @@ def stress(
         if out and is_first:
             check_file(out)
     except ValueError as error:
-        if is_first:
-            print(f"iris-bench: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, speak=is_first)
     ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
     shown = _Run(plan, limit, quiet=not is_first)
     shown.run(ranks)
@@ -81,12 +80,7 @@ def stress(
         shown.report()
         if out:
             append_records(out, [shown.record()])
-    if shown.error and launcher:
-        # Peers may be gone: no waiting for a device, or for the threads of a process group.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    raise typer.Exit(0 if shown.status == "ok" else 1)
+    leave(failed=shown.status != "ok", lost=bool(shown.error), launcher=launcher)
 
 
 class _Limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,6 +16,7 @@ from iris_kernels.common.tuning_cache import check_folder, write_cache
 from overlap_taxonomy import list_variants
 
 from .. import measure, report, sweep
+from ..exits import leave, refuse
 from ..ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
 from ..record import LIBRARY, read_records
 from . import candidates
@@ -64,16 +65,12 @@ def tune(
         if is_first:
             check_folder()
     except ValueError as error:
-        _refuse(error, speak=is_first)
+        refuse(error, speak=is_first)
     ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, "cuda")
     ended_early = _run(plan, ranks, is_first=is_first)
     if ended_early and is_first:
         print(f"iris-bench: tuning ended early: {type(ended_early).__name__}: {ended_early}", file=sys.stderr)
-    if ended_early and launcher:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # peers may be gone: no waiting for a device, or for the threads of a process group
-    raise typer.Exit(1 if ended_early else 0)
+    leave(failed=False, lost=ended_early is not None, launcher=launcher)
 
 
 def defaults(
@@ -89,7 +86,7 @@ def defaults(
         if not found:
             raise ValueError("no row of the CSVs was timed on a GPU")
     except ValueError as error:
-        _refuse(error)
+        refuse(error)
     out.mkdir(parents=True, exist_ok=True)
     for gpu, table in found.items():
         path = out / file_name(gpu)
@@ -138,9 +135,3 @@ def _summary(tuned: Tuned) -> str:
     said = f"{best} {tuned.times_us[best]:,.1f} us, {LIBRARY} {tuned.times_us.get(LIBRARY, float('nan')):,.1f} us"
     bad = [f"{name} {why}" for name, why in tuned.failed.items() if not why.startswith("unsupported")]
     return f"{said}, of {tuned.tried} candidates" + (f"; {'; '.join(bad)}" if bad else "")
-
-
-def _refuse(error: ValueError, *, speak: bool = True) -> NoReturn:
-    if speak:
-        print(f"iris-bench: {error}", file=sys.stderr)
-    raise typer.Exit(2)

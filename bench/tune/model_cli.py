@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from overlap_taxonomy import MACHINES, Machine, Work, list_variants, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 
 from .. import report
+from ..exits import refuse
 from ..families import FAMILIES
 from ..record import LIBRARY, read_records
 from ..shapes import parse_shapes
@@ -58,8 +58,7 @@ def model(
                 _print_constants(console, one)
             _compare(console, one, measured, each=each)
     except ValueError as error:
-        print(f"iris-bench: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error)
 
 
 def _machine(name: str) -> Machine:

@@ -14,9 +14,10 @@ import torch
 
 from ..backends.base import Stream
 from ..backends.shm import ShmBackend
+from ..heap import address_of
 from ..host_group import HostGroup
+from ..links import Link
 from .clocks import SYSTEM, Clock
-from .memory import start_of
 
 if TYPE_CHECKING:
     from .node import Node
@@ -65,7 +66,7 @@ class Queue:
 
     def put_wait_value(self, flag: torch.Tensor, value: int) -> None:
         """Queue a wait for a word to be at least `value`. It acquires, as stream memory operations do."""
-        node, address, site = self._node, start_of(flag), self._node.detector.site()
+        node, address, site = self._node, address_of(flag), self._node.detector.site()
         word = ctypes.c_int32.from_address(address)  # no operation of torch's, which would be the host's
 
         def wait() -> None:
@@ -143,19 +144,16 @@ class CheckedGroup(HostGroup):
     """The ranks of the simulated host; no sockets."""
 
     def __init__(self, node: Node, rank: int) -> None:
-        self.rank = rank
-        self.world_size = node.world_size
-        self.timeout_s = 0.0
-        self.failure: str | None = None
-        self.is_lost = False
-        self._epoch = 0
-        self._links = {}
         self._node = node
+        super().__init__(rank, node.world_size, "", timeout_s=0.0)
 
     def exchange_fds(self, fd: int | None) -> list[int]:
         fds = [os.dup(one) for one in self._node.meet(self.rank, fd) if one is not None]
         self._node.meet(self.rank, None)  # before anyone closes its own
         return fds
+
+    def _connect(self, address: str) -> dict[int, Link]:
+        return {}
 
     def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
         return self._node.meet(self.rank, [what, value])

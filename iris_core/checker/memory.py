@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
+from ..heap import address_of
 from .clocks import CTA, GPU, SYSTEM, WEAK
 
 if TYPE_CHECKING:
@@ -204,9 +205,4 @@ def addresses_of(tensor: torch.Tensor) -> np.ndarray:
     offsets = np.zeros(1, dtype=np.int64)
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         offsets = (offsets[:, None] + np.arange(size) * stride).reshape(-1)
-    return start_of(tensor) + offsets * tensor.element_size()
-
-
-def start_of(tensor: torch.Tensor) -> int:
-    """Return where a tensor starts; unlike data_ptr() also for one without elements."""
-    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+    return address_of(tensor) + offsets * tensor.element_size()
