@@ -23,6 +23,7 @@ from gluon_emulator import Descriptor, Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
+from iris_kernels.all_gather_gemm import courier
 from iris_kernels.common import gemm
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import inbox, outbox, ring, roles, team
@@ -80,8 +81,8 @@ class World:
         self.names = {
             name: getattr(self, name)
             for name in (
-                *("begin_call", "current_call", "wait_ready", "finish_call", "finish_after_arrivals"),
-                *("wait_parts", "wait", "announce_position", "signal", "put_sums", "get_sums"),
+                *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
+                *("count_pieces", "wait", "announce_position", "signal", "put_sums", "get_sums"),
             )
         }
 
@@ -92,14 +93,14 @@ class World:
         if self._machine.task.program == 0:
             for peer in range(world_size):
                 self._words["ready", peer, peers.rank] = self.epoch(peers.rank) + 1
-        return self.current_call(peers, world_size)
-
-    def current_call(self, peers: Any, world_size: int) -> int:
         return self.epoch(peers.rank) + 1
 
     def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
         for peer in set(range(world_size)) - {peers.rank}:
-            self._await(("ready", peers.rank, peer), epoch)
+            self.wait_ready_of(peers, peer, epoch)
+
+    def wait_ready_of(self, peers: Any, peer: int, epoch: int) -> None:
+        self._await(("ready", peers.rank, peer), epoch)
 
     def finish_call(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
         self._sent_has_arrived()
@@ -114,11 +115,8 @@ class World:
         if self._is_last(peers, epoch, num_programs):
             self._words["epoch", peers.rank] = epoch
 
-    def announce_part(self, peers: Any, peer: int) -> None:
-        self._words["parts", peer, peers.rank] += 1
-
-    def wait_parts(self, peers: Any, peer: int, count: int, world_size: int) -> None:
-        self._await(("parts", peers.rank, peer), count)
+    def count_pieces(self, shard: Any, peers: Any, peer: int, part: int, pieces: int) -> None:
+        self._words["tile", peer, peers.rank * shard.parts + part] += pieces
 
     def announce_position(
         self, shards: Any, peers: Any, position: int, tiles: int, epoch: int, world_size: int
@@ -168,17 +166,14 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         operator(data.a, data.b)
     (arguments,) = [arguments for kernel, arguments in launches if kernel.fn.__name__ == "warp_specialized_kernel"]
     num_programs = operator.config.num_sms
-    beside = []
-    if operator.family == "all_gather_gemm":  # the kernels and the copies beside the one that multiplies
-        num_programs = max(1, num_programs - 1)
-        world.begin_call(operator._peers(), operator.problem.world_size)
-        beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
     arguments = {name: value for name, value in arguments.items() if name not in ("num_warps", "num_stages")}
     for name, value in arguments.items():
         if isinstance(value, TensorDescriptor):
             arguments[name] = Descriptor(value)
     if "shards" in arguments:
         arguments["shards"] = arguments["shards"]._replace(flags_ptr=0)
+    if "shard" in arguments:
+        arguments["shard"] = arguments["shard"]._replace(counts_ptr=0)
     if arguments.get("team"):
         arguments["team"] = arguments["team"]._replace(sums_ptr=None, flags_ptr=0)
     kernel = KERNELS[operator.family].warp_specialized_kernel
@@ -187,22 +182,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         for program in range(num_programs)
     ]
     epoch = world.epoch(rank)
-    machine.wait(lambda: all(task.run.dead for task in programs + beside))
+    machine.wait(lambda: all(task.run.dead for task in programs))
     assert world.epoch(rank) == epoch + 1, "the call has not ended"
-
-
-def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
-    """Stand for the copy stream of all-gather."""
-    peers, world_size = operator._peers(), operator.problem.world_size
-    epoch = world.current_call(peers, world_size)
-    world.wait_ready(peers, epoch, world_size)
-    world.finish_after_arrivals(peers, epoch, max(1, operator.config.num_sms - 1) + 1, world_size)
-    for peer, destination in operator._destinations:
-        for part in range(operator._parts()):
-            rows = slice(part * operator._part_rows, (part + 1) * operator._part_rows)
-            machine.wait(lambda: True)
-            destination[rows].copy_(a[rows])
-            world.announce_part(peers, peer)
 
 
 def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str]) -> None:
@@ -238,7 +219,8 @@ def test_output_is_right(family: str, case: Case, seed: int) -> None:
     machine = Machine(seed)
     world = World(machine)
     faults: list[str] = []
-    with mock.patch.object(hopper, "machine_reason", return_value=None):
+    small_parts = mock.patch.object(all_gather_gemm.warp_specialized, "_PART_BYTES", (1 << 15, 1 << 15))
+    with mock.patch.object(hopper, "machine_reason", return_value=None), small_parts:
         variant = get_variant(family, "warp_specialized")
         if reason := variant.unsupported_reason(problem, config):
             pytest.skip(reason)
@@ -249,6 +231,6 @@ def test_output_is_right(family: str, case: Case, seed: int) -> None:
             )
             operator = variant.build(context, problem, config)
             machine.spawn("rank", partial(run_rank, machine, world, operator, case.layout, faults), rank=rank)
-        with emulated(machine, [gemm, ring, outbox, inbox, team, roles, KERNELS[family]], **world.names):
+        with emulated(machine, [gemm, ring, outbox, inbox, team, roles, courier, KERNELS[family]], **world.names):
             machine.run()
     assert not faults

@@ -1,16 +1,15 @@
-"""All-gather + GEMM with the copy engines and a kernel whose warps have different roles (Gluon, for Hopper).
+"""All-gather + GEMM in one kernel whose warps have different roles (Gluon, for Hopper).
 
-| who | does | waits for |
+| warps of a program | do | wait for |
 |---|---|---|
-| the copy engines | push this rank's shard of A to every peer, in parts (copies.py) | the peers' readiness |
-| 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
-| 1 warp | loads operands, meanwhile stores the tile before | room; parts of the peers' shards; the finished tile |
+| 8, two warp groups | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
+| 1 | loads operands, meanwhile stores the tile before | room; chunks of the peers' shards; the finished tile |
+| 1 | sends pieces of this rank's shard to every peer (courier.py) | the peers' readiness |
 
-So the multiply warps never wait for a peer as long as there is a stage in shared memory to use. The own shard comes
-first, read where the caller has it. Where the link is slower than the multiplication, the last part to arrive decides:
-teams share the last tiles (../common/hopper/team.py), so that all programs are there to multiply it. All SMs but one:
-see copies.py. The Hopper form of `copy_engine`, whose protocol this is; pattern: arXiv 2511.12500, section 4 ("wave
-specialization").
+The own shard comes first, read where the caller has it; then a group of rows of each peer's shard, and so on. A tile of
+a peer's rows is multiplied as the chunks of its columns come, so where the link is slower than the multiplication, only
+the last chunk's part of a tile is left when the last byte has come. Pattern: arXiv 2511.12500, section 4, which names
+"wave specialization" and leaves it unbuilt.
 """
 
 from __future__ import annotations
@@ -21,21 +20,24 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core import fence_before_descriptor_loads
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
-from ..common.handshake import current_call, finish_after_arrivals, wait_parts
+from ..common.handshake import begin_call, finish_after_arrivals
 from ..common.hopper.arguments import Parcel, Sizes
 from ..common.hopper.operator import WarpSpecializedOperator
-from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
-from ..common.hopper.ring import open_ring
+from ..common.hopper.outbox import PIECE_COLS, await_arrival, load_ahead, load_and_send, open_outbox, send_last
+from ..common.hopper.ring import gated, open_ring
 from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
-from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
-from .copies import PushedByCopyEngines
-from .operator import FAMILY
+from ..common.hopper.team import num_turns
+from .courier import BUFFERS, Consignment, gate_of, open_courier, send_shard, wait_all
+from .operator import FAMILY, AllGatherGemm
 from .problem import AllGatherGemmProblem
+
+# A part is a chunk of a group of rows, counted and awaited at once: a shard's bytes over so many, within bounds.
+_PARTS = 32
+_PART_BYTES = (1 << 19, 1 << 22)
 
 
 @gluon.jit
@@ -44,26 +46,27 @@ def warp_specialized_kernel(
     gathered,
     b,
     out,
-    team,
+    source,
+    everywhere,
+    shard,
     sizes,
-    part_rows,
+    group,
     peers,
-    total_programs,
-    PARTS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `part_rows` those of a part."""
-    epoch = current_call(peers, WORLD_SIZE)
+    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `group` those of a group's."""
+    epoch = begin_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    positions = num_tiles(sizes, TILE) * WORLD_SIZE
-    whole = whole_turns(positions, TILE)
-    shared = shared_turns(positions, whole, TILE)
+    courier = open_courier(source, TILE)
+    own_tiles = num_tiles(sizes, TILE)
+    group_tiles = num_tiles(group, TILE)
+    turns = num_turns(own_tiles + group_tiles * (shard.parts // shard.chunks) * (WORLD_SIZE - 1))
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     gl.warp_specialize(
         [
-            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+            (multiply_tiles, (ring, outbox, None, turns, 0, num_steps, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
                 (
@@ -73,21 +76,23 @@ def warp_specialized_kernel(
                     out,
                     ring,
                     outbox,
-                    whole,
-                    shared,
+                    turns,
+                    own_tiles,
+                    group_tiles,
+                    num_steps,
+                    shard,
                     sizes,
-                    part_rows,
+                    group,
                     peers,
                     epoch,
-                    total_programs,
-                    PARTS,
                     WORLD_SIZE,
                     TILE,
                 ),
             ),
+            (send_shard, (source, everywhere, courier, shard, peers, epoch, WORLD_SIZE, TILE)),
         ],
-        [1],
-        [LOADER_REGISTERS],
+        [1, 1],
+        [LOADER_REGISTERS, LOADER_REGISTERS],
     )
 
 
@@ -99,66 +104,112 @@ def _load_shards_and_store(
     out,
     ring,
     outbox,
-    whole,
-    shared,
+    turns,
+    own_tiles,
+    group_tiles,
+    num_steps,
+    shard,
     sizes,
-    part_rows,
+    group,
     peers,
     epoch,
-    total_programs,
-    PARTS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    tiles = num_tiles(sizes, TILE)
-    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    turns = whole + shared
+    PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
     step = 0
-    shard = 0
+    owner = 0
     row = 0
     col = 0
-    kept = 0
-    cols = 0
-    arrived = 0  # parts, in the order in which they are used; the own ones are there
+    opened = 0  # groups of the peers' shards, in the order of their use, that have come
     for turn in range(turns):
-        parcel = Parcel(shard, row, col + kept, cols)
-        position, start, stop = work_of(turn, whole, num_steps, TILE)
-        shard = (peers.rank + position // tiles) % WORLD_SIZE
-        row, col = tile_origin(position % tiles, sizes, TILE)
-        kept, cols = kept_columns(turn, whole, TILE)
-        if shard == peers.rank:
-            step, start = load_ahead(a, b, ring, step, row, col, start, stop, outbox, turn > 1, TILE)
+        parcel = Parcel(owner, row, col, TILE.BLOCK_N)
+        position = gl.program_id(0) + turn * gl.num_programs(0)
+        if position < own_tiles:
+            owner = peers.rank
+            row, col = tile_origin(position, sizes, TILE)
+            here = gated(ring, gate_of(shard, peers, epoch, owner, 0, True, TILE))
+            step, start = load_ahead(a, b, here, step, row, col, 0, num_steps, outbox, turn > 1, TILE)
             step = load_and_send(
-                a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                a, b, here, step, row, col, start, num_steps, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
         else:
-            part = row // part_rows + 1
-            needed = position // tiles * PARTS + part
-            if needed > arrived:
-                wait_parts(peers, shard, (epoch - 1) * PARTS + part, WORLD_SIZE)
-                fence_before_descriptor_loads()
-                arrived = needed
-            a_row = shard * sizes.m + row
-            step, start = load_ahead(gathered, b, ring, step, a_row, col, start, stop, outbox, turn > 1, TILE)
+            index = (position - own_tiles) // group_tiles
+            owner = (peers.rank + 1 + index % PEERS) % WORLD_SIZE
+            row, col = tile_origin((position - own_tiles) % group_tiles, group, TILE)
+            row += index // PEERS * group.m
+            coming = gated(ring, gate_of(shard, peers, epoch, owner, index // PEERS, index < opened, TILE))
+            a_row = owner * sizes.m + row
+            step, start = load_ahead(gathered, b, coming, step, a_row, col, 0, num_steps, outbox, turn > 1, TILE)
             step = load_and_send(
-                gathered, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                gathered, b, coming, step, a_row, col, start, num_steps, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
-    send_last(out, outbox, Parcel(shard, row, col + kept, cols), turns, turns > 1, 1, WORLD_SIZE, TILE)
+            opened = index + 1
+    send_last(out, outbox, Parcel(owner, row, col, TILE.BLOCK_N), turns, turns > 1, 1, WORLD_SIZE, TILE)
     await_arrival()
-    if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
-        for distance in gl.static_range(1, WORLD_SIZE):
-            wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch * PARTS, WORLD_SIZE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+    if (own_tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
+        wait_all(shard, peers, epoch, WORLD_SIZE)
+    finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
 
 
-class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], PushedByCopyEngines):
+class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm):
     """See the module. The rows of its output may lie further apart than they are long."""
 
-    def default_config(self) -> GemmConfig:
-        return replace(super().default_config(), panels=1)
+    operands_arrive = True
 
-    def _parts(self) -> int:
-        return self.config.panels
+    @classmethod
+    def _config_reason(cls, problem: AllGatherGemmProblem, config: GemmConfig) -> str | None:
+        if reason := super()._config_reason(problem, config):
+            return reason
+        return f"team is {config.team}; this variant's programs share no tiles" if config.team > 1 else None
+
+    @classmethod
+    def _further_bytes(cls, config: GemmConfig) -> int:
+        return BUFFERS.value * config.comm_rows * PIECE_COLS.value * 2
+
+    def default_config(self) -> GemmConfig:
+        return replace(super().default_config(), panels=4)
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        problem = self.problem
+        rows = slice(*problem.rows(self.rank))
+        shard = self._cut()
+        parts, pieces = shard.parts, shard.pieces
+        counts = self._on_heap((problem.world_size, parts), torch.int64)
+        self._shard = shard._replace(counts_ptr=counts)
+        self.ctx.watchdog.watch(
+            counts,
+            lambda word: f"{self}: pieces of part {word % parts} of rank {word // parts}'s shard",
+            lambda word, expected: -(-expected // pieces),
+        )
+        # Where this rank has no rows, nothing is sent, but a descriptor needs some.
+        own = rows if shard.rows else slice(0, 1)
+        self._everywhere = self._pieces_of(self.ctx.peer_view(self.gathered)[:, own])
+
+    def _cut(self) -> Consignment:
+        """Return how the shards are cut into groups of rows and chunks of columns; the same on all ranks."""
+        problem, config = self.problem, self.config
+        row_tiles = -(-problem.a_shape(0)[0] // config.block_m)
+        groups = fewest_empty(row_tiles, config.panels)
+        group_rows = -(-row_tiles // groups) * config.block_m
+        groups = -(-row_tiles // (group_rows // config.block_m))
+        row_bytes = problem.k * problem.dtype.itemsize
+        least, most = _PART_BYTES
+        part_bytes = max(least, min(row_tiles * config.block_m * row_bytes // _PARTS, most))
+        columns = max(1, part_bytes // (group_rows * problem.dtype.itemsize) // config.block_k) * config.block_k
+        columns = min(columns, -(-problem.k // config.block_k) * config.block_k)
+        chunks = -(-problem.k // columns)
+        return Consignment(
+            None,
+            rows=problem.a_shape(self.rank)[0],
+            k=problem.k,
+            group_rows=group_rows,
+            chunk_columns=columns,
+            chunks=chunks,
+            parts=groups * chunks,
+            pieces=group_rows // config.comm_rows * (columns // PIECE_COLS.value),
+        )
 
     def _open_output(self) -> None:
         problem = self.problem
@@ -171,32 +222,38 @@ class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], PushedByCop
         self.output = room.flatten(0, 1)[:m, :n]
         self._out = self._pieces_of(room)
         self._sizes = Sizes(shard_rows, n, problem.k)
-        self._team = self._open_team(max(1, self.config.num_sms - 1))
 
-    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
+    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        source = a if a.shape[0] else self.gathered
         self._run(
             warp_specialized_kernel,
-            num_programs,
-            **self._operands(a if a.shape[0] else self.gathered, b),
+            self.config.num_sms,
+            **self._operands(source, b),
             gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
             out=self._out,
-            team=self._team,
+            source=self._pieces_of(self._rows(source)[None]),
+            everywhere=self._everywhere,
+            shard=self._shard,
             sizes=self._sizes,
-            part_rows=self._part_rows,
+            group=self._sizes._replace(m=self._shard.group_rows),
             peers=self._peers(),
-            total_programs=total_programs,
-            PARTS=self._parts(),
             WORLD_SIZE=self.problem.world_size,
         )
+
+
+def fewest_empty(row_tiles: int, most: int) -> int:
+    """Return into how many groups, `most` at most, rows of tiles are cut: many, yet one in ten at most is empty."""
+    counts = range(1, min(row_tiles, most) + 1)
+    return max(count for count in counts if -(-row_tiles // count) * count <= 1.1 * row_tiles)
 
 
 VARIANT = Variant(
     family=FAMILY,
     name=WarpSpecialized.variant,
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_WARPS,
     sync=Sync.SHARD_COUNTER,
-    summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
+    summary="one kernel; a warp of each program sends the shard, one loads what has come and stores tiles (Hopper)",
     build=WarpSpecialized,
     unsupported_reason=WarpSpecialized.unsupported_reason,
 )

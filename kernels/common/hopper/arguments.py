@@ -17,7 +17,8 @@ class WarpTile(NamedTuple):
     """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
 
     STAGES operand tiles are in flight; a finished tile is sent in pieces of PIECE_ROWS rows and `PIECE_COLS` columns.
-    TEAM programs compute each of the last tiles together (team.py).
+    TEAM programs compute each of the last tiles together (team.py). A warp that only sends rests PACE_NS after a piece.
+    GATED: operands are still on their way to this rank, rings are gated.
     """
 
     BLOCK_M: int
@@ -28,6 +29,8 @@ class WarpTile(NamedTuple):
     STAGES: int
     PIECE_ROWS: int
     TEAM: int
+    PACE_NS: int
+    GATED: bool
 
 
 class Ring(NamedTuple):
@@ -37,6 +40,26 @@ class Ring(NamedTuple):
     b: Any
     loaded: Any
     used: Any
+
+
+class Gate(NamedTuple):
+    """What a tile's steps must wait for: one count for every `chunk_steps` of them to be `expected`, or nothing."""
+
+    counts_ptr: Any
+    expected: Any
+    chunk_steps: Any
+    is_open: Any
+    watchdog_ptr: Any
+
+
+class GatedRing(NamedTuple):
+    """A ring for steps that must be waited for."""
+
+    a: Any
+    b: Any
+    loaded: Any
+    used: Any
+    gate: Any
 
 
 class Outbox(NamedTuple):

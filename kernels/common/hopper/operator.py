@@ -38,8 +38,11 @@ def machine_reason() -> str | None:
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
 
 
-def config_reason(config: GemmConfig) -> str | None:
-    """Return why the warp-specialised kernels cannot run with a configuration, or None."""
+def config_reason(config: GemmConfig, *, further_bytes: int = 0) -> str | None:
+    """Return why the warp-specialised kernels cannot run with a configuration, or None.
+
+    `further_bytes` of shared memory are needed beside the stages and the finished tile.
+    """
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         return f"two warp groups multiply 128 rows: num_warps is {config.num_warps} and block_m {config.block_m}"
     if config.block_n not in WIDTHS or config.block_k != STEP_K:
@@ -54,7 +57,8 @@ def config_reason(config: GemmConfig) -> str | None:
     if config.epilogue_subtiles != 1 or not config.descriptors:
         return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
     stage_bytes = 2 * (config.block_m + config.block_n) * config.block_k
-    shared_bytes = config.num_stages * stage_bytes + 2 * config.block_m * config.block_n + BARRIER_BYTES
+    tile_bytes = 2 * config.block_m * config.block_n
+    shared_bytes = config.num_stages * stage_bytes + tile_bytes + further_bytes + BARRIER_BYTES
     if shared_bytes > SHARED_BYTES:
         return f"{config.num_stages} stages and a finished tile take {shared_bytes} bytes of {SHARED_BYTES}"
     return None
@@ -78,6 +82,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
     # Sizes that a default configuration may have. On two H200s teams of two and four lose (docs/performance.md).
     teams: tuple[int, ...] = (1,)
     can_trace = False
+    operands_arrive = False  # while tiles are multiplied
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
@@ -92,12 +97,17 @@ class WarpSpecializedOperator(FusedOperator[P]):
     @classmethod
     def _config_reason(cls, problem: P, config: GemmConfig) -> str | None:
         """Return why this variant cannot do the problem with a configuration, or None."""
-        if reason := config_reason(config):
+        if reason := config_reason(config, further_bytes=cls._further_bytes(config)):
             return reason
         k = problem.a_shape(0)[1]
         if config.team > 1 and k < config.team * config.block_k:
             return f"{config.team} programs share a tile whose k is {k}; each takes {config.block_k} or more"
         return None
+
+    @classmethod
+    def _further_bytes(cls, config: GemmConfig) -> int:
+        """Return what a program needs of shared memory beside stages and a finished tile."""
+        return 0
 
     @classmethod
     def _sizes_reason(cls, problem: P) -> str | None:
@@ -170,6 +180,8 @@ class WarpSpecializedOperator(FusedOperator[P]):
             config.num_stages,
             config.comm_rows,
             config.team,
+            config.pace_ns,
+            self.operands_arrive,
         )
         return {
             "a": self._descriptor(a_rows, (config.block_m, 64)),

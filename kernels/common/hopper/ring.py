@@ -11,8 +11,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from iris_core import fence_before_descriptor_loads, wait
+
 from ..gemm import DESCRIPTORS_B_NK
-from .arguments import Ring
+from .arguments import GatedRing, Ring
 
 
 @gluon.jit
@@ -30,11 +32,19 @@ def open_ring(a, b, TILE: gl.constexpr):
 
 
 @gluon.jit
+def gated(ring, gate):
+    """Return the ring for operands that must be waited for."""
+    return GatedRing(ring.a, ring.b, ring.loaded, ring.used, gate)
+
+
+@gluon.jit
 def load_step(a, b, ring, step, a_row, col, k, TILE: gl.constexpr):
     """Load the operands of one step, of A from row `a_row` and of B from column `col`; run by one warp.
 
     What reaches past the end of an operand is zero.
     """
+    if TILE.GATED:
+        _pass(ring.gate, k // TILE.BLOCK_K)
     stage = step % TILE.STAGES
     loaded = ring.loaded.index(stage)
     mbarrier.wait(ring.used.index(stage), ((step // TILE.STAGES) & 1) ^ 1)
@@ -44,6 +54,14 @@ def load_step(a, b, ring, step, a_row, col, k, TILE: gl.constexpr):
         tma.async_copy_global_to_shared(b, [col, k], loaded, ring.b.index(stage))
     else:
         tma.async_copy_global_to_shared(b, [k, col], loaded, ring.b.index(stage))
+
+
+@gluon.jit
+def _pass(gate, step):
+    """Wait for the operands of a tile's `step`-th step, where it is the first of its chunk."""
+    if (step % gate.chunk_steps == 0) & (gate.is_open == 0):
+        wait(gate.counts_ptr + step // gate.chunk_steps, gate.expected, gate.watchdog_ptr)
+        fence_before_descriptor_loads()
 
 
 @gluon.jit

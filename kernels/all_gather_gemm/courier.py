@@ -1,0 +1,158 @@
+"""This rank's shard of A on its way to the peers: a warp of every program copies pieces of it, through shared memory.
+
+The shard is cut into groups of rows, and each group into chunks of columns: a part is a chunk of a group, which peers
+wait for. Parts are sent in order, each by all programs at once, which take its pieces in turns; a piece is loaded once
+and stored to every peer. Then each program counts its pieces of the part at the peers, at
+``counts[rank, group, chunk]``: a part has come when so many pieces have been counted over all calls. Counts are never
+reset.
+
+So many bytes at once would fill the queue of the engine that also loads the operands, and the loads behind them would
+wait for the link (../common/hopper/outbox.py). So the warp rests after each piece, if it is told to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from iris_core import translate, wait
+
+from ..common.handshake import wait_ready_of
+from ..common.hopper.arguments import Gate
+from ..common.hopper.outbox import PIECE_COLS
+
+BUFFERS = gl.constexpr(2)  # pieces of a program in shared memory
+LAG = gl.constexpr(4)  # pieces that are sent before an earlier one is counted: its arrival takes microseconds
+
+
+class Consignment(NamedTuple):
+    """A rank's shard of A, the same in size on all ranks but the last ones, and where its parts are counted.
+
+    `rows` are this rank's, `k` the columns. A group has `group_rows`, a chunk `chunk_columns`. There are `parts`,
+    `chunks` of each group, and `pieces` are counted for each, those past the shard's end too.
+    """
+
+    counts_ptr: Any
+    rows: int
+    k: int
+    group_rows: int
+    chunk_columns: int
+    chunks: int
+    parts: int
+    pieces: int
+
+
+class Courier(NamedTuple):
+    """Room for pieces in shared memory, and a barrier each: it has come."""
+
+    pieces: Any
+    loaded: Any
+
+
+@gluon.jit
+def open_courier(source, TILE: gl.constexpr):
+    """Return room for pieces of the descriptor `source`, (1, rows, columns)."""
+    pieces = gl.allocate_shared_memory(source.dtype, [BUFFERS, 1, TILE.PIECE_ROWS, PIECE_COLS], source.layout)
+    loaded = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
+    for buffer in gl.static_range(BUFFERS):
+        mbarrier.init(loaded.index(buffer), count=1)
+    return Courier(pieces, loaded)
+
+
+@gluon.jit
+def send_shard(source, everywhere, courier, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Send this program's pieces of the shard to every peer, in the order of their parts, and count them there.
+
+    By one warp. `source` is the shard's descriptor, (1, rows, columns), `everywhere` that of its place at every rank,
+    (rank, rows, columns): what reaches past their end is not stored. A part's pieces are counted when LAG more have
+    been sent, by when they have arrived.
+    """
+    for distance in range(1, WORLD_SIZE):
+        wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
+    columns = shard.chunk_columns // PIECE_COLS
+    num_programs = gl.num_programs(0)
+    first = gl.program_id(0)
+    mine = gl.cdiv(gl.maximum(shard.parts * shard.pieces - first, 0), num_programs)
+    counted = 0
+    for message in range(mine + LAG):
+        if (message < mine) & (shard.rows > 0):
+            piece = first + message * num_programs
+            part = piece // shard.pieces
+            piece = piece % shard.pieces
+            row = part // shard.chunks * shard.group_rows + piece // columns * TILE.PIECE_ROWS
+            col = part % shard.chunks * shard.chunk_columns + piece % columns * PIECE_COLS
+            _send_piece(source, everywhere, courier, message, row, col, peers.rank, WORLD_SIZE, TILE)
+        if message >= LAG:
+            piece = first + (message - LAG) * num_programs
+            part = piece // shard.pieces
+            counted += 1
+            if (piece + num_programs) // shard.pieces > part:
+                if message < mine:
+                    _await_all_but(LAG * (WORLD_SIZE - 1))
+                else:
+                    _await_all_but(0)
+                for distance in range(1, WORLD_SIZE):
+                    count_pieces(shard, peers, (peers.rank + distance) % WORLD_SIZE, part, counted)
+                counted = 0
+
+
+@gluon.jit
+def _send_piece(source, everywhere, courier, message, row, col, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    buffer = message % BUFFERS
+    piece = courier.pieces.index(buffer)
+    loaded = courier.loaded.index(buffer)
+    tma.store_wait((BUFFERS - 1) * (WORLD_SIZE - 1))  # the buffer's last piece has been read
+    mbarrier.expect(loaded, source.block_type.nbytes)
+    tma.async_copy_global_to_shared(source, [0, row, col], loaded, piece)
+    mbarrier.wait(loaded, (message // BUFFERS) & 1)
+    for distance in range(1, WORLD_SIZE):
+        tma.async_copy_shared_to_global(everywhere, [(rank + distance) % WORLD_SIZE, row, col], piece)
+    if TILE.PACE_NS > 0:
+        gl.inline_asm_elementwise(
+            "nanosleep.u32 $1; mov.u32 $0, 0;", "=r,r", [TILE.PACE_NS], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def _await_all_but(STORES: gl.constexpr):
+    """Wait until all that this warp has sent, but for so many stores, has arrived, and may be counted at the peers.
+
+    Edge: with the counts' relaxed adds after it, a release of what has arrived; as `await_arrival`, it orders the async
+    proxy's stores, too.
+    """
+    gl.inline_asm_elementwise(_arrival_code(STORES), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@constexpr_function
+def _arrival_code(stores):
+    return f"cp.async.bulk.wait_group {stores}; fence.proxy.async; fence.acq_rel.sys; mov.u32 $0, 0;"
+
+
+@triton.jit
+def count_pieces(shard, peers, peer, part, pieces):
+    """Count more pieces of a part of this rank's shard at a peer, behind `_await_all_but`."""
+    counts_ptr = translate(shard.counts_ptr, peers.rank, peer, peers.heap_bases)
+    part_ptr = counts_ptr + peers.rank * shard.parts + part
+    # Edge: none of its own, the fence before it releases; one fence for all peers.
+    tl.atomic_add(part_ptr, tl.cast(pieces, tl.int64), sem="relaxed", scope="sys")
+
+
+@gluon.jit
+def gate_of(shard, peers, epoch, peer, group, is_open, TILE: gl.constexpr):
+    """Return what must be waited for before a group of rows of a peer's shard is read."""
+    counts_ptr = shard.counts_ptr + peer * shard.parts + group * shard.chunks
+    return Gate(counts_ptr, epoch * shard.pieces, shard.chunk_columns // TILE.BLOCK_K, is_open, peers.watchdog_ptr)
+
+
+@triton.jit
+def wait_all(shard, peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Wait until all parts of all peers' shards have come."""
+    for index in range(WORLD_SIZE * shard.parts):
+        if index // shard.parts != peers.rank:
+            wait(shard.counts_ptr + index, epoch * shard.pieces, peers.watchdog_ptr)
