@@ -5,7 +5,9 @@ behind a barrier of all ranks on the device. On a GPU nothing waits for the host
 sleeps, before the barrier, so that times are the device's; the host's own time to queue a call is reported beside them.
 A rank's time is the median over rounds, and the result the slowest rank's.
 
-Operands rotate through several sets, so that a call does not find in the cache what the last one read.
+Operands rotate through several sets, so that a call does not find in the cache what the last one read. The order of the
+subjects rotates, too: whoever follows a subject that keeps the multipliers idle finds the device cooler, and its clock
+higher.
 """
 
 from __future__ import annotations
@@ -118,13 +120,18 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
     operands = itertools.cycle(sets)
     if not ctx.is_interpreted():
         _warm_up(ctx, clock, subjects, operands, burst)
-    for _ in range(rounds):
-        _round(ctx, clock, subjects, operands, burst)
+    for first in range(rounds):
+        _round(ctx, clock, _rotated(subjects, first), operands, burst)
 
 
 def slowest_median(samples_by_rank: Sequence[Sequence[float]]) -> float:
     """Return the largest of the ranks' medians."""
     return max(statistics.median(samples) for samples in samples_by_rank)
+
+
+def _rotated(subjects: Sequence[Subject], first: int) -> list[Subject]:
+    first %= len(subjects)
+    return [*subjects[first:], *subjects[:first]]
 
 
 def _warm_up(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:

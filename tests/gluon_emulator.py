@@ -240,7 +240,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         machine.wait(lambda: "queued" not in stores[:awaited])
 
     def asm(code: str, *args: Any, **kwargs: Any) -> None:
-        if code.startswith("nanosleep"):
+        if code.startswith(("nanosleep", "fence")):
             return machine.wait(lambda: True)
         (pendings,) = re.findall(r"^cp\.async\.bulk\.wait_group (\d+); fence\.proxy\.async;", code)
         stores = machine.task.stores
@@ -289,8 +289,8 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         "fence_async_shared": lambda: None,
         "fence_before_descriptor_loads": lambda: None,
         "PIECE_COLS": 64,
-        "BUFFERS": 2,
-        "LAG": 4,
+        "BUFFERS": 4,
+        "LAG": 6,
     }
 
 

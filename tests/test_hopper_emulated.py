@@ -26,7 +26,7 @@ from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import courier
 from iris_kernels.common import gemm
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import inbox, outbox, ring, roles, team
+from iris_kernels.common.hopper import herald, inbox, outbox, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import get_variant
 
@@ -121,7 +121,6 @@ class World:
     def announce_position(
         self, shards: Any, peers: Any, position: int, tiles: int, epoch: int, world_size: int
     ) -> None:
-        self._sent_has_arrived()
         owner = (peers.rank + 1 + position // tiles) % world_size
         self._words["tile", owner, peers.rank * tiles + position % tiles] = epoch
 
@@ -231,6 +230,8 @@ def test_output_is_right(family: str, case: Case, seed: int) -> None:
             )
             operator = variant.build(context, problem, config)
             machine.spawn("rank", partial(run_rank, machine, world, operator, case.layout, faults), rank=rank)
-        with emulated(machine, [gemm, ring, outbox, inbox, team, roles, courier, KERNELS[family]], **world.names):
+        with emulated(
+            machine, [gemm, ring, outbox, inbox, herald, team, roles, courier, KERNELS[family]], **world.names
+        ):
             machine.run()
     assert not faults

@@ -25,10 +25,11 @@ from iris_core import translate, wait
 
 from ..common.handshake import wait_ready_of
 from ..common.hopper.arguments import Gate
+from ..common.hopper.herald import hear, said, tell
 from ..common.hopper.outbox import PIECE_COLS
 
-BUFFERS = gl.constexpr(2)  # pieces of a program in shared memory
-LAG = gl.constexpr(4)  # pieces that are sent before an earlier one is counted: its arrival takes microseconds
+BUFFERS = gl.constexpr(4)  # pieces of a program in shared memory
+LAG = gl.constexpr(6)  # pieces that are sent before an earlier one is counted: its arrival takes microseconds
 
 
 class Consignment(NamedTuple):
@@ -66,53 +67,94 @@ def open_courier(source, TILE: gl.constexpr):
 
 
 @gluon.jit
-def send_shard(source, everywhere, courier, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Send this program's pieces of the shard to every peer, in the order of their parts, and count them there.
+def send_shard(source, everywhere, courier, herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Send this program's pieces of the shard to every peer, in the order of their parts, by one warp.
 
-    By one warp. `source` is the shard's descriptor, (1, rows, columns), `everywhere` that of its place at every rank,
-    (rank, rows, columns): what reaches past their end is not stored. A part's pieces are counted when LAG more have
-    been sent, by when they have arrived.
+    `source` is the shard's descriptor, (1, rows, columns), `everywhere` that of its place at every rank, (rank, rows,
+    columns): what reaches past their end is not stored. A part's pieces are announced when LAG more have been sent, by
+    when they have arrived.
     """
     for distance in range(1, WORLD_SIZE):
         wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
-    columns = shard.chunk_columns // PIECE_COLS
-    num_programs = gl.num_programs(0)
-    first = gl.program_id(0)
-    mine = gl.cdiv(gl.maximum(shard.parts * shard.pieces - first, 0), num_programs)
-    counted = 0
+    mine = _num_pieces(shard)
+    moved = gl.where(shard.rows > 0, mine, 0)
+    for message in range(gl.minimum(BUFFERS - 1, moved)):
+        _load_piece(source, courier, shard, message, TILE)
+    announced = 0
     for message in range(mine + LAG):
-        if (message < mine) & (shard.rows > 0):
-            piece = first + message * num_programs
-            part = piece // shard.pieces
-            piece = piece % shard.pieces
-            row = part // shard.chunks * shard.group_rows + piece // columns * TILE.PIECE_ROWS
-            col = part % shard.chunks * shard.chunk_columns + piece % columns * PIECE_COLS
-            _send_piece(source, everywhere, courier, message, row, col, peers.rank, WORLD_SIZE, TILE)
-        if message >= LAG:
-            piece = first + (message - LAG) * num_programs
-            part = piece // shard.pieces
-            counted += 1
-            if (piece + num_programs) // shard.pieces > part:
-                if message < mine:
-                    _await_all_but(LAG * (WORLD_SIZE - 1))
-                else:
-                    _await_all_but(0)
-                for distance in range(1, WORLD_SIZE):
-                    count_pieces(shard, peers, (peers.rank + distance) % WORLD_SIZE, part, counted)
-                counted = 0
+        if message < moved:
+            _send_piece(everywhere, courier, shard, message, peers.rank, WORLD_SIZE, TILE)
+        if message + BUFFERS - 1 < moved:
+            tma.store_wait(WORLD_SIZE - 1)  # the piece before this one has been read, its buffer is free
+            _load_piece(source, courier, shard, message + BUFFERS - 1, TILE)
+        if (message >= LAG) & _ends_part(message - LAG, shard):
+            if message < mine:
+                _await_all_but(LAG * (WORLD_SIZE - 1))
+            else:
+                _await_all_but(0)
+            tell(herald, announced)
+            announced += 1
 
 
 @gluon.jit
-def _send_piece(source, everywhere, courier, message, row, col, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    buffer = message % BUFFERS
-    piece = courier.pieces.index(buffer)
-    loaded = courier.loaded.index(buffer)
-    tma.store_wait((BUFFERS - 1) * (WORLD_SIZE - 1))  # the buffer's last piece has been read
+def count_parts(herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
+    """Count this program's pieces at the peers, part by part, when they have arrived there; by one warp."""
+    announced = 0
+    counted = 0
+    for message in range(_num_pieces(shard)):
+        counted += 1
+        if _ends_part(message, shard):
+            part = (gl.program_id(0) + message * gl.num_programs(0)) // shard.pieces
+            hear(herald, announced)
+            release_to_peers()
+            for distance in range(1, WORLD_SIZE):
+                count_pieces(shard, peers, (peers.rank + distance) % WORLD_SIZE, part, counted)
+            said(herald)
+            announced += 1
+            counted = 0
+
+
+@gluon.jit
+def _num_pieces(shard):
+    """Return how many pieces are this program's."""
+    left = gl.maximum(shard.parts * shard.pieces - gl.program_id(0), 0)
+    return gl.cdiv(left, gl.num_programs(0))
+
+
+@gluon.jit
+def _ends_part(message, shard):
+    """Whether a program's `message`-th piece is its last of a part."""
+    piece = gl.program_id(0) + message * gl.num_programs(0)
+    return (piece + gl.num_programs(0)) // shard.pieces > piece // shard.pieces
+
+
+@gluon.jit
+def _place_of(message, shard, TILE: gl.constexpr):
+    """Return the row and the column of a program's `message`-th piece."""
+    columns = shard.chunk_columns // PIECE_COLS
+    piece = gl.program_id(0) + message * gl.num_programs(0)
+    part = piece // shard.pieces
+    piece = piece % shard.pieces
+    row = part // shard.chunks * shard.group_rows + piece // columns * TILE.PIECE_ROWS
+    return row, part % shard.chunks * shard.chunk_columns + piece % columns * PIECE_COLS
+
+
+@gluon.jit
+def _load_piece(source, courier, shard, message, TILE: gl.constexpr):
+    loaded = courier.loaded.index(message % BUFFERS)
+    row, col = _place_of(message, shard, TILE)
     mbarrier.expect(loaded, source.block_type.nbytes)
-    tma.async_copy_global_to_shared(source, [0, row, col], loaded, piece)
-    mbarrier.wait(loaded, (message // BUFFERS) & 1)
+    tma.async_copy_global_to_shared(source, [0, row, col], loaded, courier.pieces.index(message % BUFFERS))
+
+
+@gluon.jit
+def _send_piece(everywhere, courier, shard, message, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    buffer = message % BUFFERS
+    row, col = _place_of(message, shard, TILE)
+    mbarrier.wait(courier.loaded.index(buffer), (message // BUFFERS) & 1)
     for distance in range(1, WORLD_SIZE):
-        tma.async_copy_shared_to_global(everywhere, [(rank + distance) % WORLD_SIZE, row, col], piece)
+        peer = (rank + distance) % WORLD_SIZE
+        tma.async_copy_shared_to_global(everywhere, [peer, row, col], courier.pieces.index(buffer))
     if TILE.PACE_NS > 0:
         gl.inline_asm_elementwise(
             "nanosleep.u32 $1; mov.u32 $0, 0;", "=r,r", [TILE.PACE_NS], dtype=gl.int32, is_pure=False, pack=1
@@ -121,25 +163,29 @@ def _send_piece(source, everywhere, courier, message, row, col, rank, WORLD_SIZE
 
 @gluon.jit
 def _await_all_but(STORES: gl.constexpr):
-    """Wait until all that this warp has sent, but for so many stores, has arrived, and may be counted at the peers.
-
-    Edge: with the counts' relaxed adds after it, a release of what has arrived; as `await_arrival`, it orders the async
-    proxy's stores, too.
-    """
+    """Wait until all that this warp has sent, but for so many stores, has arrived; see `await_arrival`."""
     gl.inline_asm_elementwise(_arrival_code(STORES), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @constexpr_function
 def _arrival_code(stores):
-    return f"cp.async.bulk.wait_group {stores}; fence.proxy.async; fence.acq_rel.sys; mov.u32 $0, 0;"
+    return f"cp.async.bulk.wait_group {stores}; fence.proxy.async; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def release_to_peers():
+    """Let whoever sees a later relaxed store of this thread see all that it has seen: one fence for all peers."""
+    gl.inline_asm_elementwise("fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def count_pieces(shard, peers, peer, part, pieces):
-    """Count more pieces of a part of this rank's shard at a peer, behind `_await_all_but`."""
+    """Count more pieces of a part of this rank's shard at a peer.
+
+    Edge: none of its own; with `release_to_peers` before it, to the peer's wait for the count.
+    """
     counts_ptr = translate(shard.counts_ptr, peers.rank, peer, peers.heap_bases)
     part_ptr = counts_ptr + peers.rank * shard.parts + part
-    # Edge: none of its own, the fence before it releases; one fence for all peers.
     tl.atomic_add(part_ptr, tl.cast(pieces, tl.int64), sem="relaxed", scope="sys")
 
 

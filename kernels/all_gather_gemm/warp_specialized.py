@@ -5,6 +5,7 @@
 | 8, two warp groups | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
 | 1 | loads operands, meanwhile stores the tile before | room; chunks of the peers' shards; the finished tile |
 | 1 | sends pieces of this rank's shard to every peer (courier.py) | the peers' readiness |
+| 1 | counts what was sent at the peers (../common/hopper/herald.py) | its arrival |
 
 The own shard comes first, read where the caller has it; then a group of rows of each peer's shard, and so on. A tile of
 a peer's rows is multiplied as the chunks of its columns come, so where the link is slower than the multiplication, only
@@ -26,12 +27,13 @@ from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals
 from ..common.hopper.arguments import Parcel, Sizes
+from ..common.hopper.herald import open_herald
 from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.outbox import PIECE_COLS, await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import gated, open_ring
 from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
 from ..common.hopper.team import num_turns
-from .courier import BUFFERS, Consignment, gate_of, open_courier, send_shard, wait_all
+from .courier import BUFFERS, Consignment, count_parts, gate_of, open_courier, send_shard, wait_all
 from .operator import FAMILY, AllGatherGemm
 from .problem import AllGatherGemmProblem
 
@@ -60,6 +62,7 @@ def warp_specialized_kernel(
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
     courier = open_courier(source, TILE)
+    herald = open_herald()
     own_tiles = num_tiles(sizes, TILE)
     group_tiles = num_tiles(group, TILE)
     turns = num_turns(own_tiles + group_tiles * (shard.parts // shard.chunks) * (WORLD_SIZE - 1))
@@ -89,10 +92,11 @@ def warp_specialized_kernel(
                     TILE,
                 ),
             ),
-            (send_shard, (source, everywhere, courier, shard, peers, epoch, WORLD_SIZE, TILE)),
+            (send_shard, (source, everywhere, courier, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
+            (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
         ],
-        [1, 1],
-        [LOADER_REGISTERS, LOADER_REGISTERS],
+        [1, 1, 1],
+        [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
     )
 
 

@@ -3,13 +3,16 @@
 | warps of a program | do | wait for |
 |---|---|---|
 | 8, two groups | multiply, add the peers' partials to own tiles, leave tiles in shared memory | operands; partials |
-| 1 | loads operands, and meanwhile sends the tile before to its owner, in pieces, then announces it | room; the tile |
+| 1 | loads operands, and meanwhile sends the tile before to its owner, in pieces | room; the tile |
+| 1 | announces what was sent (../common/hopper/herald.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; room |
 
-Tiles of the peers' shards come first, rank+1's, then rank+2's, …, and the own ones last, as in the other variants: by
-then their partials have been arriving for most of the time. Sums start from the fp32 accumulators, add the peers'
-partials in a fixed order and are rounded once. The pieces are paced by the main loop (../common/hopper/outbox.py); the
-last tile of the peers' is sent during an own one. A rank's own slot, which no peer sends to, is its output: sums are
+Shards are cut into chunks of tiles. A round is a chunk of rank+1's shard, the same of rank+2's, …, then a chunk of the
+own some rounds back, whose partials have had the time to arrive. So all the time there is as much to send as there is
+to multiply, and own tiles are added up beside tiles that are sent; with all own tiles last, the link would be too slow
+before and idle then. Sums start from the fp32
+accumulators, add the peers' partials in a fixed order and are rounded once. The pieces are paced by the main loop
+(../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is its output: sums are
 sent there, like any other tile. Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the
 epilogue.
 """
@@ -26,9 +29,10 @@ from iris_core import fence_before_descriptor_loads, wait
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
-from ..common.gemm import num_tiles, tile_origin
+from ..common.gemm import tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.hopper.arguments import Parcel
+from ..common.hopper.herald import hear, open_herald, said, tell
 from ..common.hopper.inbox import add_partials, load_partials, open_inbox, vacate, wait_vacated
 from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.outbox import (
@@ -45,55 +49,94 @@ from ..common.hopper.outbox import (
 from ..common.hopper.ring import load_steps, multiply_tile, open_ring
 from ..common.hopper.roles import LOADER_REGISTERS
 from ..common.hopper.team import num_turns
-from ..common.partials import announce_position, owner_of
+from ..common.partials import announce_position
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
 
+_LAG = 3  # rounds, of about a tile a program each: a tile is sent in one, announced in the next
+
 
 class Shards(NamedTuple):
-    """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging)."""
+    """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging).
+
+    A shard has `tiles`, a chunk `chunk` of them. Own chunks come `lag` rounds after the peers'; number `last` of the
+    rounds in which both come has the peers' last chunk, of `last_chunk` tiles.
+    """
 
     flags_ptr: Any
     m: int
     n: int
     k: int
+    tiles: int
+    chunk: int
+    lag: int
+    last: int
+    last_chunk: int
+
+
+class Work(NamedTuple):
+    """A program's tile: whose it is, by the distance to its rank, 0 for an own one; and which of the shard's."""
+
+    distance: Any
+    tile: Any
+
+
+@gluon.jit
+def work_in(turn, shards, WORLD_SIZE: gl.constexpr):
+    """Return what this program does in a turn."""
+    PEERS: gl.constexpr = WORLD_SIZE - 1
+    position = gl.program_id(0) + turn * gl.num_programs(0)
+    if PEERS == 0:
+        return Work(position * 0, position)
+    else:
+        # The first `lag` rounds have no own chunk, the last has all that are left.
+        later = position - PEERS * shards.chunk * shards.lag
+        round = gl.minimum(later // (WORLD_SIZE * shards.chunk), shards.last)
+        is_early = later < 0
+        chunk = gl.where(is_early, position // (PEERS * shards.chunk), shards.lag + round)
+        within = gl.where(is_early, position % (PEERS * shards.chunk), later - round * WORLD_SIZE * shards.chunk)
+        size = gl.where(is_early | (round < shards.last), shards.chunk, shards.last_chunk)
+        is_own = within >= PEERS * size
+        tile = gl.where(is_own, round * shards.chunk + within - PEERS * size, chunk * shards.chunk + within % size)
+        return Work(gl.where(is_own, 0, within // size + 1), tile)
 
 
 @gluon.jit
 def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Send the partial tiles of the peers' shards, then sum this rank's."""
+    """Send the partial tiles of the peers' shards, and sum this rank's."""
     epoch = begin_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
     inbox = open_inbox(outbox, slots, TILE)
-    tiles = num_tiles(shards, TILE)
-    sent = num_turns(tiles * (WORLD_SIZE - 1))
-    turns = num_turns(tiles * WORLD_SIZE)
+    herald = open_herald()
+    turns = num_turns(shards.tiles * WORLD_SIZE)
+    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
     gl.warp_specialize(
         [
-            (_multiply_and_sum, (ring, outbox, inbox, sent, turns, gl.cdiv(shards.k, TILE.BLOCK_K), WORLD_SIZE, TILE)),
+            (
+                _multiply_and_sum,
+                (ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE),
+            ),
             (
                 _load_and_send_partials,
-                (a, b, out, ring, outbox, inbox, sent, turns, shards, peers, epoch, WORLD_SIZE, TILE),
+                (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),
             ),
-            (_collect, (slots, inbox, sent, turns, shards, peers, epoch, WORLD_SIZE, TILE)),
+            (_collect, (slots, inbox, turns, shards, peers, epoch, WORLD_SIZE, TILE)),
+            (_announce, (herald, turns, shards, peers, epoch, WORLD_SIZE)),
         ],
-        [1, 1],
-        [LOADER_REGISTERS, LOADER_REGISTERS],
+        [1, 1, 1],
+        [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
     )
 
 
 @gluon.jit
-def _multiply_and_sum(ring, outbox, inbox, sent, turns, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _multiply_and_sum(ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     step = 0
     message = 0
-    for turn in range(sent):
+    for turn in range(turns):
         acc, step = multiply_tile(ring, step, num_steps, TILE)
-        wait_emptied(outbox, turn)
-        hand_over(acc, outbox, TILE)
-    for turn in range(sent, turns):
-        acc, step = multiply_tile(ring, step, num_steps, TILE)
-        acc, message = add_partials(acc, inbox, message, WORLD_SIZE, TILE)
+        if work_in(turn, shards, WORLD_SIZE).distance == 0:
+            acc, message = add_partials(acc, inbox, message, WORLD_SIZE, TILE)
         wait_emptied(outbox, turn)
         hand_over(acc, outbox, TILE)
 
@@ -106,74 +149,96 @@ def _load_and_send_partials(
     ring,
     outbox,
     inbox,
-    sent,
+    herald,
     turns,
+    num_steps,
     shards,
     peers,
     epoch,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    tiles = num_tiles(shards, TILE)
-    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
     step = 0
-    position = 0
-    owner = 0
     row = 0
     col = 0
-    sending = 0  # the position of the tile whose pieces were sent last
+    now = Work(0, 0)  # the tile whose operands are loaded
+    is_owed = False  # a peer's tile was sent, and the herald does not know
+    is_held = False  # what was sent last is still in the outbox
+    announced = 0
     for turn in range(turns):
-        before = sending
-        sending = position
-        parcel = Parcel(owner, row, col, TILE.BLOCK_N)
-        position = gl.program_id(0) + turn * gl.num_programs(0)
-        owner = owner_of(peers, position, tiles, WORLD_SIZE)
-        row, col = tile_origin(position % tiles, shards, TILE)
-        a_row = owner * shards.m + row
-        is_own = turn >= sent
-        overdue = (turn > 1) & (turn <= sent)
-        step, start = load_ahead(a, b, ring, step, a_row, col, 0, num_steps, outbox, overdue, TILE)
-        if overdue:  # with steps loaded ahead, and long after the last piece, there is nothing to wait for any more
-            await_arrival()
-            announce_position(shards, peers, before, tiles, epoch, WORLD_SIZE)
+        sending = now
+        parcel = Parcel(peers.rank + sending.distance, row, col, TILE.BLOCK_N)
+        now = work_in(turn, shards, WORLD_SIZE)
+        row, col = tile_origin(now.tile, shards, TILE)
+        a_row = (peers.rank + now.distance) % WORLD_SIZE * shards.m + row
+        step, start = load_ahead(a, b, ring, step, a_row, col, 0, num_steps, outbox, is_held, TILE)
+        # With steps loaded ahead, and long after the last piece, there is nothing to wait for any more.
+        announced = _have_announced(herald, is_owed, announced)
+        is_owed = sending.distance > 0
         # Partials need the outbox's memory: what is there during an own tile leaves in half of its main loop.
+        is_own = now.distance == 0
         stop = gl.where(is_own, (start + num_steps) // 2, num_steps)
         step = load_and_send(a, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE)
+        is_held = turn > 0
         if is_own:
             if turn > 0:
                 let_refill(outbox)
             vacate(inbox)
             step = load_steps(a, b, ring, step, a_row, col, stop, num_steps, TILE)
-            if (turn == sent) & (turn > 0):
-                await_arrival()
-                announce_position(shards, peers, sending, tiles, epoch, WORLD_SIZE)
+            announced = _have_announced(herald, is_owed, announced)
+            is_owed = False
+            is_held = False
         elif turn == 0:
             wait_ready(peers, epoch, WORLD_SIZE)
-    parcel = Parcel(owner, row, col, TILE.BLOCK_N)
-    if (turns > 1) & (turns == sent):
+    if is_held:
         let_refill(outbox)
-        await_arrival()
-        announce_position(shards, peers, sending, tiles, epoch, WORLD_SIZE)
+    announced = _have_announced(herald, is_owed, announced)
+    parcel = Parcel(peers.rank + now.distance, row, col, TILE.BLOCK_N)
     send_last(out, outbox, parcel, turns, False, 1, WORLD_SIZE, TILE)
     await_arrival()
-    if (sent > 0) & (turns == sent):
-        announce_position(shards, peers, position, tiles, epoch, WORLD_SIZE)
+    _have_announced(herald, (turns > 0) & (now.distance > 0), announced)
     finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
 
 
 @gluon.jit
-def _collect(slots, inbox, sent, turns, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    tiles = num_tiles(shards, TILE)
+def _have_announced(herald, is_owed, announced):
+    """Have the herald announce a tile that was sent, if it is a peer's; return how many of them there were."""
+    if is_owed:
+        await_arrival()
+        tell(herald, announced)
+        announced += 1
+    return announced
+
+
+@gluon.jit
+def _announce(herald, turns, shards, peers, epoch, WORLD_SIZE: gl.constexpr):
+    """Tell the owners of the tiles that were sent that this rank's partials of them are there."""
+    announced = 0
+    for turn in range(turns):
+        sent = work_in(turn, shards, WORLD_SIZE)
+        if sent.distance > 0:
+            hear(herald, announced)
+            position = (sent.distance - 1) * shards.tiles + sent.tile
+            announce_position(shards, peers, position, shards.tiles, epoch, WORLD_SIZE)
+            said(herald)
+            announced += 1
+
+
+@gluon.jit
+def _collect(slots, inbox, turns, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     message = 0
-    for turn in range(sent, turns):
-        tile = (gl.program_id(0) + turn * gl.num_programs(0)) % tiles
-        row, col = tile_origin(tile, shards, TILE)
-        for distance in range(1, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            wait(shards.flags_ptr + peer * tiles + tile, epoch, peers.watchdog_ptr)
-        fence_before_descriptor_loads()
-        wait_vacated(inbox, turn - sent)
-        message = load_partials(inbox, slots, message, peers.rank, row, col, WORLD_SIZE, TILE)
+    collected = 0
+    for turn in range(turns):
+        work = work_in(turn, shards, WORLD_SIZE)
+        if work.distance == 0:
+            row, col = tile_origin(work.tile, shards, TILE)
+            for distance in range(1, WORLD_SIZE):
+                peer = (peers.rank + distance) % WORLD_SIZE
+                wait(shards.flags_ptr + peer * shards.tiles + work.tile, epoch, peers.watchdog_ptr)
+            fence_before_descriptor_loads()
+            wait_vacated(inbox, collected)
+            message = load_partials(inbox, slots, message, peers.rank, row, col, WORLD_SIZE, TILE)
+            collected += 1
 
 
 class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmReduceScatter):
@@ -194,7 +259,22 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         at_owners = self.ctx.peer_view(room)[:, self.rank, :, :n]
         self._out = self._pieces_of(at_owners)
         self._slots = self._descriptor(room[:, :, :n], (1, self.config.block_m, PIECE_COLS.value))
-        self._shards = Shards(self._flags, shard_rows, n, problem.a_shape(self.rank)[1])
+        tiles = -(-shard_rows // self.config.block_m) * -(-n // self.config.block_n)
+        chunk, lag = max(1, self.config.num_sms // problem.world_size), _LAG
+        if tiles <= chunk * lag:  # all own tiles last
+            chunk, lag = tiles, 0
+        last = -(-tiles // chunk) - 1
+        self._shards = Shards(
+            self._flags,
+            shard_rows,
+            n,
+            problem.a_shape(self.rank)[1],
+            tiles=tiles,
+            chunk=chunk,
+            lag=lag,
+            last=last - lag,
+            last_chunk=tiles - last * chunk,
+        )
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(

@@ -6,6 +6,7 @@
 | `ring.py` | operand tiles through shared memory: the loader warp fills stages, two multiply warp groups use them |
 | `outbox.py` | a finished tile on its way out: left in shared memory, sent in pieces paced by the next tile's loads |
 | `inbox.py` | peers' partial tiles on their way in: loaded in slabs, added to the finished tile |
+| `herald.py` | a warp that announces what another has sent |
 | `team.py` | the turns of a program; the last tiles, computed by several programs each |
 | `roles.py` | the part of the multiply warps |
 | `plan.py` | the quickest cut into tiles and teams, by prediction |

@@ -81,6 +81,13 @@ class Inbox(NamedTuple):
     taken: Any
 
 
+class Herald(NamedTuple):
+    """Two barriers between a warp that sends and one that announces: something has been told, it has been said."""
+
+    told: Any
+    said: Any
+
+
 class Parcel(NamedTuple):
     """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there; and its width."""
 

@@ -15,7 +15,7 @@ from .ring import multiply_tile
 from .team import sum_of_team, work_of
 
 # Of a thread that loads and communicates; those that multiply have the rest. With 56 the handshake of 8 ranks spills.
-LOADER_REGISTERS = gl.constexpr(80)
+LOADER_REGISTERS = gl.constexpr(72)
 
 
 @gluon.jit
