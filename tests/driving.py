@@ -64,6 +64,9 @@ class LoggedStream(PreparedStream):
     def current_waiting(self) -> Step:
         return lambda: self._log.entries.append(("join", self._streams[-1]))
 
+    def waiting_for(self, other: LoggedStream) -> Step:
+        return self._entry("wait for", other.handle)
+
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
         self._streams.append(self.handle)

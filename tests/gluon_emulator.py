@@ -289,8 +289,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         "fence_async_shared": lambda: None,
         "fence_before_descriptor_loads": lambda: None,
         "PIECE_COLS": 64,
-        "BUFFERS": 4,
-        "LAG": 6,
+        "LAG": 4,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -25,6 +26,10 @@ class Stream(ABC):
     @abstractmethod
     def current_waits(self) -> None:
         """Hold the current stream until all work now in this queue is done."""
+
+    @abstractmethod
+    def wait_for(self, other: Any) -> None:
+        """Hold this queue until all work now in another one, of the same backend, is done."""
 
     @abstractmethod
     def as_current(self) -> AbstractContextManager[None]:
@@ -61,6 +66,10 @@ class PreparedStream(Stream):
         """Prepare `current_waits`, likewise."""
 
     @abstractmethod
+    def waiting_for(self, other: Any) -> Step:
+        """Prepare `wait_for`."""
+
+    @abstractmethod
     def waiting_for_value(self, flag: torch.Tensor, value: int) -> Step:
         """Prepare `wait_value`."""
 
@@ -73,6 +82,9 @@ class PreparedStream(Stream):
 
     def current_waits(self) -> None:
         self.current_waiting()()
+
+    def wait_for(self, other: Any) -> None:
+        self.waiting_for(other)()
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         self.waiting_for_value(flag, value)()

@@ -67,6 +67,9 @@ class _ImmediateStream(Stream):
     def current_waits(self) -> None:
         pass
 
+    def wait_for(self, other: Stream) -> None:
+        pass
+
     def as_current(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 

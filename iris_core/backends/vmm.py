@@ -179,6 +179,13 @@ class GpuStream(PreparedStream):
     def current_waiting(self) -> Step:
         return self._join
 
+    def waiting_for(self, other: GpuStream) -> Step:
+        def wait() -> None:
+            self._backend.record_event(self._event.cuda_event, other.handle)
+            self._backend.wait_event(self.handle, self._event.cuda_event)
+
+        return wait
+
     def as_current(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._stream)
 

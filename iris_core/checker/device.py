@@ -113,6 +113,9 @@ class CheckedStream(Stream):
     def current_waits(self) -> None:
         self._node.current_queue(self._queue.rank).put_wait_for(self._queue)
 
+    def wait_for(self, other: CheckedStream) -> None:
+        self._queue.put_wait_for(other._queue)
+
     def as_current(self) -> AbstractContextManager[None]:
         return self._node.current_stream(self._queue)
 

@@ -20,6 +20,7 @@ from . import (
     library,
     producer_consumer,
     warp_specialized,
+    warp_specialized_copies,
     workgroup_specialized,
 )
 from .operator import FAMILY
@@ -37,6 +38,7 @@ for _variant in (
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
+    warp_specialized_copies.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)

@@ -3,7 +3,8 @@
 | queue | work |
 |---|---|
 | current stream | tell the peers this rank is ready · multiply shards as they come |
-| copy stream | wait for the peers to be ready · for each peer and part of the shard: copy it, then count it there |
+| copy stream | wait for the peers to be ready · for each peer and part of the shard: copy it |
+| counting stream | behind each copy: count the part at the peer, while the next one is copied |
 
 The kernels that wait or count are single programs, and the peers wait for them: the GEMM leaves them one SM, since its
 own programs can fill all the registers of one. The call's number is read by the waiting program too, so that program
@@ -54,6 +55,7 @@ class PushedByCopyEngines(AllGatherGemm):
         self._destinations = [(peer, everywhere[peer]) for peer in order]  # the rank below needs this shard first
         self._part_rows = self._rows_of_part()
         self._copy_stream = self._side_stream()
+        self._counting_stream = self._side_stream()
 
     def _parts(self) -> int:
         return 1
@@ -75,14 +77,17 @@ class PushedByCopyEngines(AllGatherGemm):
         self._copy_stream.wait_for_current()
         with self._copy_stream.as_current():
             self._run(gate_kernel, 1, num_warps=1, **handshake, total_programs=num_programs + 1)
-            for peer, destination in self._destinations:
-                for part in range(self._parts()):
-                    rows = slice(part * self._part_rows, (part + 1) * self._part_rows)
-                    if len(source[rows]):
-                        self._copy_stream.copy_2d(destination[rows], source[rows])
+        for peer, destination in self._destinations:
+            for part in range(self._parts()):
+                rows = slice(part * self._part_rows, (part + 1) * self._part_rows)
+                if len(source[rows]):
+                    self._copy_stream.copy_2d(destination[rows], source[rows])
+                self._counting_stream.wait_for(self._copy_stream)
+                with self._counting_stream.as_current():
                     self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
         self._multiply(a, b, num_programs, total_programs=num_programs + 1)
         self._copy_stream.current_waits()
+        self._counting_stream.current_waits()
 
     @abstractmethod
     def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:

@@ -1,13 +1,12 @@
-"""This rank's shard of A on its way to the peers: a warp of every program copies pieces of it, through shared memory.
+"""This rank's shard of A on its way to the peers: a warp of some programs copies pieces of it, through shared memory.
 
 The shard is cut into groups of rows, and each group into chunks of columns: a part is a chunk of a group, which peers
-wait for. Parts are sent in order, each by all programs at once, which take its pieces in turns; a piece is loaded once
-and stored to every peer. Then each program counts its pieces of the part at the peers, at
-``counts[rank, group, chunk]``: a part has come when so many pieces have been counted over all calls. Counts are never
-reset.
+wait for. Parts are sent in order, each by all sending programs at once, which take its pieces in turns; a piece is
+loaded once and stored to every peer. Then each program counts its pieces of the part at the peers, at
+``counts[rank, part]``: a part has come when so many pieces have been counted over all calls. Counts are never reset.
 
-So many bytes at once would fill the queue of the engine that also loads the operands, and the loads behind them would
-wait for the link (../common/hopper/outbox.py). So the warp rests after each piece, if it is told to.
+The engine that moves tiles takes requests in order, and stores to peers wait for the link. Programs that multiply would
+wait for their operands behind them, so a program that sends does nothing else (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -26,17 +25,16 @@ from iris_core import translate, wait
 from ..common.handshake import wait_ready_of
 from ..common.hopper.arguments import Gate
 from ..common.hopper.herald import hear, said, tell
-from ..common.hopper.outbox import PIECE_COLS
 
-BUFFERS = gl.constexpr(4)  # pieces of a program in shared memory
-LAG = gl.constexpr(6)  # pieces that are sent before an earlier one is counted: its arrival takes microseconds
+LAG = gl.constexpr(4)  # pieces that are sent before an earlier one is announced: its arrival takes microseconds
 
 
 class Consignment(NamedTuple):
     """A rank's shard of A, the same in size on all ranks but the last ones, and where its parts are counted.
 
     `rows` are this rank's, `k` the columns. A group has `group_rows`, a chunk `chunk_columns`. There are `parts`,
-    `chunks` of each group, and `pieces` are counted for each, those past the shard's end too.
+    `chunks` of each group, and `pieces` are counted for each, those past the shard's end too. `senders` programs send
+    them; 0 where the copy engines do.
     """
 
     counts_ptr: Any
@@ -47,53 +45,45 @@ class Consignment(NamedTuple):
     chunks: int
     parts: int
     pieces: int
-
-
-class Courier(NamedTuple):
-    """Room for pieces in shared memory, and a barrier each: it has come."""
-
-    pieces: Any
-    loaded: Any
+    senders: int
 
 
 @gluon.jit
-def open_courier(source, TILE: gl.constexpr):
-    """Return room for pieces of the descriptor `source`, (1, rows, columns)."""
-    pieces = gl.allocate_shared_memory(source.dtype, [BUFFERS, 1, TILE.PIECE_ROWS, PIECE_COLS], source.layout)
-    loaded = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
-    for buffer in gl.static_range(BUFFERS):
-        mbarrier.init(loaded.index(buffer), count=1)
-    return Courier(pieces, loaded)
-
-
-@gluon.jit
-def send_shard(source, everywhere, courier, herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def send_shard(a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Send this program's pieces of the shard to every peer, in the order of their parts, by one warp.
 
-    `source` is the shard's descriptor, (1, rows, columns), `everywhere` that of its place at every rank, (rank, rows,
-    columns): what reaches past their end is not stored. A part's pieces are announced when LAG more have been sent, by
-    when they have arrived.
+    `a` is the shard's descriptor, `everywhere` that of its place at every rank, (rank, rows, columns): what reaches
+    past their end is not stored. The ring's memory is free in a program that sends. A part's pieces are announced when
+    LAG more have been sent, by when they have arrived.
     """
-    for distance in range(1, WORLD_SIZE):
-        wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
+    STAGES: gl.constexpr = TILE.STAGES
+    pieces = ring.a._reinterpret(a.dtype, [STAGES, 1, TILE.BLOCK_M, TILE.BLOCK_K], everywhere.layout)
     mine = _num_pieces(shard)
     moved = gl.where(shard.rows > 0, mine, 0)
-    for message in range(gl.minimum(BUFFERS - 1, moved)):
-        _load_piece(source, courier, shard, message, TILE)
+    for message in range(gl.minimum(STAGES - 1, moved)):
+        _load_piece(a, ring, shard, message, TILE)
+    if mine > 0:
+        for distance in range(1, WORLD_SIZE):
+            wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
     announced = 0
-    for message in range(mine + LAG):
+    for message in range(gl.where(mine > 0, mine + LAG, 0)):
         if message < moved:
-            _send_piece(everywhere, courier, shard, message, peers.rank, WORLD_SIZE, TILE)
-        if message + BUFFERS - 1 < moved:
-            tma.store_wait(WORLD_SIZE - 1)  # the piece before this one has been read, its buffer is free
-            _load_piece(source, courier, shard, message + BUFFERS - 1, TILE)
-        if (message >= LAG) & _ends_part(message - LAG, shard):
-            if message < mine:
-                _await_all_but(LAG * (WORLD_SIZE - 1))
-            else:
-                _await_all_but(0)
-            tell(herald, announced)
-            announced += 1
+            row, col = _place_of(message, shard, TILE)
+            mbarrier.wait(ring.loaded.index(message % STAGES), (message // STAGES) & 1)
+            for distance in range(1, WORLD_SIZE):
+                peer = (peers.rank + distance) % WORLD_SIZE
+                tma.async_copy_shared_to_global(everywhere, [peer, row, col], pieces.index(message % STAGES))
+        if message + STAGES - 1 < moved:
+            tma.store_wait(WORLD_SIZE - 1)  # the piece before this one has been read, its stage is free
+            _load_piece(a, ring, shard, message + STAGES - 1, TILE)
+        if message >= LAG:
+            if _ends_part(message - LAG, shard):
+                if message < mine:
+                    _await_all_but(LAG * (WORLD_SIZE - 1))
+                else:
+                    _await_all_but(0)
+                tell(herald, announced)
+                announced += 1
 
 
 @gluon.jit
@@ -104,7 +94,7 @@ def count_parts(herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
     for message in range(_num_pieces(shard)):
         counted += 1
         if _ends_part(message, shard):
-            part = (gl.program_id(0) + message * gl.num_programs(0)) // shard.pieces
+            part = (gl.program_id(0) + message * shard.senders) // shard.pieces
             hear(herald, announced)
             release_to_peers()
             for distance in range(1, WORLD_SIZE):
@@ -118,47 +108,33 @@ def count_parts(herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
 def _num_pieces(shard):
     """Return how many pieces are this program's."""
     left = gl.maximum(shard.parts * shard.pieces - gl.program_id(0), 0)
-    return gl.cdiv(left, gl.num_programs(0))
+    return gl.where(gl.program_id(0) < shard.senders, gl.cdiv(left, gl.maximum(shard.senders, 1)), 0)
 
 
 @gluon.jit
 def _ends_part(message, shard):
     """Whether a program's `message`-th piece is its last of a part."""
-    piece = gl.program_id(0) + message * gl.num_programs(0)
-    return (piece + gl.num_programs(0)) // shard.pieces > piece // shard.pieces
+    piece = gl.program_id(0) + message * shard.senders
+    return (piece + shard.senders) // shard.pieces > piece // shard.pieces
 
 
 @gluon.jit
 def _place_of(message, shard, TILE: gl.constexpr):
     """Return the row and the column of a program's `message`-th piece."""
-    columns = shard.chunk_columns // PIECE_COLS
-    piece = gl.program_id(0) + message * gl.num_programs(0)
+    columns = shard.chunk_columns // TILE.BLOCK_K
+    piece = gl.program_id(0) + message * shard.senders
     part = piece // shard.pieces
     piece = piece % shard.pieces
-    row = part // shard.chunks * shard.group_rows + piece // columns * TILE.PIECE_ROWS
-    return row, part % shard.chunks * shard.chunk_columns + piece % columns * PIECE_COLS
+    row = part // shard.chunks * shard.group_rows + piece // columns * TILE.BLOCK_M
+    return row, part % shard.chunks * shard.chunk_columns + piece % columns * TILE.BLOCK_K
 
 
 @gluon.jit
-def _load_piece(source, courier, shard, message, TILE: gl.constexpr):
-    loaded = courier.loaded.index(message % BUFFERS)
+def _load_piece(a, ring, shard, message, TILE: gl.constexpr):
+    loaded = ring.loaded.index(message % TILE.STAGES)
     row, col = _place_of(message, shard, TILE)
-    mbarrier.expect(loaded, source.block_type.nbytes)
-    tma.async_copy_global_to_shared(source, [0, row, col], loaded, courier.pieces.index(message % BUFFERS))
-
-
-@gluon.jit
-def _send_piece(everywhere, courier, shard, message, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    buffer = message % BUFFERS
-    row, col = _place_of(message, shard, TILE)
-    mbarrier.wait(courier.loaded.index(buffer), (message // BUFFERS) & 1)
-    for distance in range(1, WORLD_SIZE):
-        peer = (rank + distance) % WORLD_SIZE
-        tma.async_copy_shared_to_global(everywhere, [peer, row, col], courier.pieces.index(buffer))
-    if TILE.PACE_NS > 0:
-        gl.inline_asm_elementwise(
-            "nanosleep.u32 $1; mov.u32 $0, 0;", "=r,r", [TILE.PACE_NS], dtype=gl.int32, is_pure=False, pack=1
-        )
+    mbarrier.expect(loaded, a.block_type.nbytes)
+    tma.async_copy_global_to_shared(a, [row, col], loaded, ring.a.index(message % TILE.STAGES))
 
 
 @gluon.jit
@@ -190,15 +166,24 @@ def count_pieces(shard, peers, peer, part, pieces):
 
 
 @gluon.jit
-def gate_of(shard, peers, epoch, peer, group, is_open, TILE: gl.constexpr):
-    """Return what must be waited for before a group of rows of a peer's shard is read."""
-    counts_ptr = shard.counts_ptr + peer * shard.parts + group * shard.chunks
-    return Gate(counts_ptr, epoch * shard.pieces, shard.chunk_columns // TILE.BLOCK_K, is_open, peers.watchdog_ptr)
+def gate_of(shard, peers, epoch, peer, group, is_open, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return what must be waited for before a group of rows of a peer's shard is read.
+
+    What copy engines bring is counted with the handshake, part by part in their order; then a group is one part.
+    """
+    is_copied = shard.senders == 0
+    counted_ptr = shard.counts_ptr + peer * shard.parts + group * shard.chunks
+    counts_ptr = gl.where(is_copied, peers.state_ptr + WORLD_SIZE + peer, counted_ptr)
+    expected = gl.where(is_copied, (epoch - 1) * shard.parts + group + 1, epoch * shard.pieces)
+    return Gate(counts_ptr, expected, shard.chunk_columns // TILE.BLOCK_K, is_open, peers.watchdog_ptr)
 
 
-@triton.jit
-def wait_all(shard, peers, epoch, WORLD_SIZE: tl.constexpr):
+@gluon.jit
+def wait_all(shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Wait until all parts of all peers' shards have come."""
-    for index in range(WORLD_SIZE * shard.parts):
-        if index // shard.parts != peers.rank:
-            wait(shard.counts_ptr + index, epoch * shard.pieces, peers.watchdog_ptr)
+    for distance in range(1, WORLD_SIZE):
+        for group in range(shard.parts // shard.chunks):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            gate = gate_of(shard, peers, epoch, peer, group, False, WORLD_SIZE, TILE)
+            for chunk in range(shard.chunks):
+                wait(gate.counts_ptr + chunk, gate.expected, gate.watchdog_ptr)

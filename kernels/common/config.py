@@ -29,7 +29,6 @@ class GemmConfig:
         comm_rows: rows of a tile that a communicating program moves at once.
         comm_warps: warps of a kernel that only communicates.
         panels: into how many panels of rows what is sent is cut, in the variants that send panels.
-        pace_ns: how long a warp that only sends rests after each piece.
         team: how many programs compute each of the last tiles together, in the variants that can.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
     """
@@ -47,7 +46,6 @@ class GemmConfig:
     comm_warps: int = 16
     panels: int = 4
     team: int = 1
-    pace_ns: int = 0
     descriptors: bool = True
 
     def __str__(self) -> str:
@@ -56,7 +54,7 @@ class GemmConfig:
             f"{self.block_m}x{self.block_n}x{self.block_k} group={self.group_m} warps={self.num_warps} "
             f"stages={self.num_stages} subtiles={self.epilogue_subtiles} sms={self.num_sms} comm_sms={self.comm_sms} "
             f"comm_rows={self.comm_rows} comm_warps={self.comm_warps} panels={self.panels} team={self.team} "
-            f"pace_ns={self.pace_ns} {loads}"
+            f"{loads}"
         )
 
 
@@ -75,8 +73,6 @@ def invalid_reason(config: GemmConfig) -> str | None:
     for name in ("group_m", "num_stages", "comm_sms", "panels"):
         if getattr(config, name) < 1:
             return f"{name} is {getattr(config, name)}; it takes at least 1"
-    if config.pace_ns < 0:
-        return f"pace_ns is {config.pace_ns}; it takes 0 or more"
     if config.num_sms <= config.comm_sms:
         return f"comm_sms is {config.comm_sms} of {config.num_sms} programs; at least one must compute"
     return None

@@ -140,6 +140,12 @@ class SideStream(Stream):
         else:
             self._calls.recording.steps.append(self._stream.current_waiting())
 
+    def wait_for(self, other: SideStream) -> None:
+        if self._calls.recording is None:
+            self._stream.wait_for(other._stream)
+        else:
+            self._calls.recording.steps.append(self._stream.waiting_for(other._stream))
+
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
         if self._calls.recording is None:

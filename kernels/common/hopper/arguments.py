@@ -17,7 +17,7 @@ class WarpTile(NamedTuple):
     """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
 
     STAGES operand tiles are in flight; a finished tile is sent in pieces of PIECE_ROWS rows and `PIECE_COLS` columns.
-    TEAM programs compute each of the last tiles together (team.py). A warp that only sends rests PACE_NS after a piece.
+    TEAM programs compute each of the last tiles together (team.py).
     GATED: operands are still on their way to this rank, rings are gated.
     """
 
@@ -29,7 +29,6 @@ class WarpTile(NamedTuple):
     STAGES: int
     PIECE_ROWS: int
     TEAM: int
-    PACE_NS: int
     GATED: bool
 
 

@@ -26,7 +26,7 @@ ROW_BYTES = 16  # what TMA asks of addresses and of rows' lengths
 SHARED_BYTES = 227 << 10  # of an SM, for one program
 BARRIER_BYTES = 1 << 10  # more than the barriers take
 NUM_WARPS = 8  # that multiply: two warp groups of 64 rows each
-_STAGES = {256: 3, 128: 5, 64: 6}  # by the width of the tile: as many as fit beside the outbox, and no more than help
+STAGES = {256: 3, 128: 5, 64: 6}  # by the width of the tile: as many as fit beside the outbox, and no more than help
 _MOST_DESCRIPTORS = 64
 
 
@@ -38,11 +38,8 @@ def machine_reason() -> str | None:
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
 
 
-def config_reason(config: GemmConfig, *, further_bytes: int = 0) -> str | None:
-    """Return why the warp-specialised kernels cannot run with a configuration, or None.
-
-    `further_bytes` of shared memory are needed beside the stages and the finished tile.
-    """
+def config_reason(config: GemmConfig) -> str | None:
+    """Return why the warp-specialised kernels cannot run with a configuration, or None."""
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         return f"two warp groups multiply 128 rows: num_warps is {config.num_warps} and block_m {config.block_m}"
     if config.block_n not in WIDTHS or config.block_k != STEP_K:
@@ -57,8 +54,7 @@ def config_reason(config: GemmConfig, *, further_bytes: int = 0) -> str | None:
     if config.epilogue_subtiles != 1 or not config.descriptors:
         return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
     stage_bytes = 2 * (config.block_m + config.block_n) * config.block_k
-    tile_bytes = 2 * config.block_m * config.block_n
-    shared_bytes = config.num_stages * stage_bytes + tile_bytes + further_bytes + BARRIER_BYTES
+    shared_bytes = config.num_stages * stage_bytes + 2 * config.block_m * config.block_n + BARRIER_BYTES
     if shared_bytes > SHARED_BYTES:
         return f"{config.num_stages} stages and a finished tile take {shared_bytes} bytes of {SHARED_BYTES}"
     return None
@@ -97,17 +93,12 @@ class WarpSpecializedOperator(FusedOperator[P]):
     @classmethod
     def _config_reason(cls, problem: P, config: GemmConfig) -> str | None:
         """Return why this variant cannot do the problem with a configuration, or None."""
-        if reason := config_reason(config, further_bytes=cls._further_bytes(config)):
+        if reason := config_reason(config):
             return reason
         k = problem.a_shape(0)[1]
         if config.team > 1 and k < config.team * config.block_k:
             return f"{config.team} programs share a tile whose k is {k}; each takes {config.block_k} or more"
         return None
-
-    @classmethod
-    def _further_bytes(cls, config: GemmConfig) -> int:
-        """Return what a program needs of shared memory beside stages and a finished tile."""
-        return 0
 
     @classmethod
     def _sizes_reason(cls, problem: P) -> str | None:
@@ -127,7 +118,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             cut.block_n,
             STEP_K,
             num_warps=NUM_WARPS,
-            num_stages=_STAGES[cut.block_n],
+            num_stages=STAGES[cut.block_n],
             num_sms=num_sms,
             comm_rows=32,
             team=cut.team,
@@ -180,7 +171,6 @@ class WarpSpecializedOperator(FusedOperator[P]):
             config.num_stages,
             config.comm_rows,
             config.team,
-            config.pace_ns,
             self.operands_arrive,
         )
         return {
