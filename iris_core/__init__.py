@@ -26,7 +26,7 @@ from .device import (
 from .errors import AllocationMismatch, HeapExhausted, PeerError
 from .intrinsics import clock_ns, fence_before_descriptor_loads, interpreted, pause
 from .launcher import RankError, RankPool, launch
-from .sync import barrier, signal, wait
+from .sync import barrier, signal, signal_each, wait, wait_each
 
 __all__ = [
     "AllocationMismatch",
@@ -57,7 +57,9 @@ __all__ = [
     "pause",
     "put",
     "signal",
+    "signal_each",
     "store",
     "translate",
     "wait",
+    "wait_each",
 ]

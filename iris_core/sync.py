@@ -1,5 +1,7 @@
 """Device-side synchronisation: `signal`, `wait`, `barrier`. Each says which ordering edge it makes.
 
+`signal_each` and `wait_each` do for a block of flags at once, a thread a flag, what takes a trip a flag one by one.
+
 A flag is an int64 word that only grows; a waiter compares with ≥, never ==, since a fast peer may already have written
 the next number. Polls are relaxed; the one acquire comes after the loop, because a read-modify-write poll would
 take the cache line from the writer at every turn.
@@ -54,6 +56,46 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
     seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
     if seen < expected:
         _report(flag_ptr, seen, expected, watchdog_ptr)
+
+
+@triton.jit
+def signal_each(flag_ptrs, value, mask):
+    """Write `value` to a block of flags with release, all at once: releases in a row wait for one another.
+
+    Edge and precondition: those of `signal` over the system, for every flag that `mask` selects.
+    """
+    tl.debug_barrier()  # each release is one thread's: every thread's accesses must come before it
+    tl.atomic_xchg(flag_ptrs, value, mask=mask, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
+    """Wait until every flag of a block that `mask` selects is at least `expected`, with acquire.
+
+    Edge and limit: those of `wait` over the system, for each of them; of several that fail one is reported.
+    """
+    if _any_below(flag_ptrs, expected, mask):
+        start = clock_ns()
+        limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
+        waiting = _any_below(flag_ptrs, expected, mask)
+        while waiting:
+            pause()
+            aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
+            expired = (limit > 0) & (clock_ns() - start > limit)
+            waiting = _any_below(flag_ptrs, expected, mask) & ((aborted | expired) == 0)
+    # The result must be used, as in `wait`.
+    seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
+    tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
+    addresses = tl.where(mask & (seen < expected), tl.cast(flag_ptrs, tl.int64), 0)
+    failed = tl.max(addresses, axis=0)
+    if failed != 0:
+        _report(failed, tl.max(tl.where(addresses == failed, seen, 0), axis=0), expected, watchdog_ptr)
+
+
+@triton.jit
+def _any_below(flag_ptrs, expected, mask):
+    seen = tl.load(flag_ptrs, mask=mask, other=0, volatile=True)
+    return tl.max((mask & (seen < expected)).to(tl.int32), axis=0) != 0
 
 
 @triton.jit

@@ -31,6 +31,8 @@ class Machine:
         library_narrow_slowdown: the same for the vendor's.
         launch_us: from one kernel to the next on a stream.
         handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
+        split_us: in `one_shot`, from the last split of a tile computed to the sum of all of them.
+        hop_us: in `one_shot`, from the first store of something small to a peer to the peer's knowing of it.
         memory_gbps: a kernel streaming its own memory.
         layout_gbps: a copy that changes the layout: bytes read and written.
         sum_gbps: partial sums read and added in an epilogue.
@@ -68,6 +70,8 @@ class Machine:
     library_narrow_slowdown: float
     launch_us: float
     handshake_us: float
+    split_us: float
+    hop_us: float
     memory_gbps: float
     layout_gbps: float
     sum_gbps: float
@@ -112,6 +116,8 @@ H200X4 = Machine(
     library_narrow_slowdown=6.59,
     launch_us=2.58,
     handshake_us=11.9,
+    split_us=3.0,  # not measured yet, nor the next
+    hop_us=3.0,
     memory_gbps=4000.0,
     layout_gbps=1650.0,
     sum_gbps=1910.0,

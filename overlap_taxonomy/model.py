@@ -22,6 +22,7 @@ _COMM_SHARES = {
     ("gemm_reduce_scatter", "workgroup_specialized"): 24 / 132,
     ("gemm_all_reduce", "workgroup_specialized"): 24 / 132,
 }
+_ONE_SHOT_ROWS = 16  # of the lowest tile
 _PANEL_BYTES = 8 << 20  # the copy engines' pieces are at least so large
 _COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # panels at most, of a rank's part
 
@@ -96,6 +97,11 @@ def _warp_scatter(machine: Machine, work: Work) -> float:
     return _sent_beside(own, push) + _ends(machine, kernels=1)
 
 
+def _one_shot_scatter(machine: Machine, work: Work) -> float:
+    push = push_us(machine, _scattered(work), narrow=work.is_narrow(work.n))
+    return _one_shot(machine, work, work.m, work.share(work.n), work.k) + push
+
+
 # All-gather + GEMM: shards of A to every peer -----------------------------------------------------------------------
 
 
@@ -134,6 +140,11 @@ def _engine_gather(machine: Machine, work: Work, *, kind: str = "portable") -> f
     own = _gather_gemm(machine, work, sms=machine.num_sms - 1, kind=kind)
     arrival = copy_us(machine, _shard_bytes(work), 512)  # a shard is contiguous
     return _as_shards_come(own, work, arrival) + _ends(machine, kernels=2)
+
+
+def _one_shot_gather(machine: Machine, work: Work) -> float:
+    push = push_us(machine, work.peers * _shard_bytes(work), narrow=work.is_narrow(work.k))
+    return _one_shot(machine, work, work.m, work.share(work.n), work.k) + push
 
 
 # GEMM + reduce-scatter: partial tiles of C, each to its owner -------------------------------------------------------
@@ -182,6 +193,11 @@ def _warp_reduce(machine: Machine, work: Work) -> float:
     return max(own.us, own.wave_us + push + own.wave_us) + _sum_us(machine, work) + _ends(machine, kernels=1)
 
 
+def _one_shot_reduce(machine: Machine, work: Work) -> float:
+    push = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n))
+    return _one_shot(machine, work, work.m, work.n, work.share(work.k)) + push + _sum_us(machine, work)
+
+
 # GEMM + all-reduce: as reduce-scatter, and the sums to every peer; or partial tiles to every peer ------------------
 
 
@@ -203,11 +219,19 @@ def _split_all_reduce(machine: Machine, work: Work, variant: str) -> float:
     return sent + summed + _sum_us(machine, work) + _ends(machine, kernels=1)
 
 
+def _fused_all_reduce(machine: Machine, work: Work) -> float:
+    return _partial_gemm(machine, work).us + _exchange_us(machine, work) + _ends(machine, kernels=1)
+
+
 def _one_shot_all_reduce(machine: Machine, work: Work) -> float:
-    own = _partial_gemm(machine, work)
+    return _one_shot(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
+
+
+def _exchange_us(machine: Machine, work: Work) -> float:
+    """Partial sums of all of C to every peer, and those of all ranks added."""
     whole = work.m * work.n * work.element_bytes
     push = push_us(machine, work.peers * whole, narrow=work.is_narrow(work.n))
-    return own.us + push + work.world_size * whole / machine.sum_gbps / 1e3 + _ends(machine, kernels=1)
+    return push + work.world_size * whole / machine.sum_gbps / 1e3
 
 
 # What they share ----------------------------------------------------------------------------------------------------
@@ -215,6 +239,19 @@ def _one_shot_all_reduce(machine: Machine, work: Work) -> float:
 
 def _library(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
     return own.us + collective_us(machine, work, sent) + machine.launch_us
+
+
+def _one_shot(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
+    """A GEMM whose tiles programs share, and what its one kernel waits for: all SMs read, or multiply slowly."""
+    rows = -(-m // _ONE_SHOT_ROWS) * _ONE_SHOT_ROWS
+    tflops = machine.boost_tflops * min(machine.tile_rates.values())
+    if work.element_bytes > 2:
+        tflops = machine.fp32_tflops
+    if work.is_narrow(k):
+        tflops /= machine.narrow_slowdown
+    read_us = work.element_bytes * (m * k + k * n + m * n) / machine.memory_gbps / 1e3
+    multiply_us = 2.0 * rows * n * k / tflops / 1e6
+    return max(read_us, multiply_us) + machine.split_us + machine.hop_us + machine.launch_us
 
 
 def _ends(machine: Machine, *, kernels: int) -> float:
@@ -286,6 +323,7 @@ FAMILIES: dict[str, dict[str, Pattern]] = {
         "workgroup_specialized": _named(_split_scatter, "workgroup_specialized"),
         "copy_engine": _engine_scatter,
         "warp_specialized": _warp_scatter,
+        "one_shot": _one_shot_scatter,
     },
     "all_gather_gemm": {
         "library": _library_gather,
@@ -295,6 +333,7 @@ FAMILIES: dict[str, dict[str, Pattern]] = {
         "workgroup_specialized": _named(_split_gather, "workgroup_specialized"),
         "copy_engine": _engine_gather,
         "warp_specialized": lambda machine, work: _engine_gather(machine, work, kind="specialized"),
+        "one_shot": _one_shot_gather,
     },
     "gemm_reduce_scatter": {
         "library": _library_reduce,
@@ -304,11 +343,13 @@ FAMILIES: dict[str, dict[str, Pattern]] = {
         "workgroup_specialized": _named(_split_reduce, "workgroup_specialized"),
         "copy_engine": _engine_reduce,
         "warp_specialized": _warp_reduce,
+        "one_shot": _one_shot_reduce,
     },
     "gemm_all_reduce": {
         "library": _library_all_reduce,
         "bulk_synchronous": _bulk_all_reduce,
-        "fused_sequential": _one_shot_all_reduce,
+        "fused_sequential": _fused_all_reduce,
+        "one_shot": _one_shot_all_reduce,
         "workgroup_specialized": _named(_split_all_reduce, "workgroup_specialized"),
     },
 }

@@ -53,7 +53,7 @@ TARGETS = {
 }
 
 
-HEAP_SIZE = 2 << 30  # bytes a rank; addresses only
+HEAP_SIZE = 3 << 30  # bytes a rank; addresses only
 _NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 
 

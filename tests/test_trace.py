@@ -57,6 +57,8 @@ def num_tiles(variant: Variant, world_size: int) -> int:
         return rows * cdiv(cdiv(N, world_size), CONFIG.block_n)
     if variant.family == "gemm_all_reduce" and variant.name == "fused_sequential":
         return rows * columns
+    if variant.name == "one_shot":  # shards are not told apart, and CONFIG has one split
+        return rows * (cdiv(cdiv(N, world_size), CONFIG.block_n) if variant.family == "all_gather_gemm" else columns)
     shard_rows = cdiv(cdiv(M, world_size), CONFIG.block_m)  # shard by shard
     if variant.family == "all_gather_gemm":
         return world_size * shard_rows * cdiv(cdiv(N, world_size), CONFIG.block_n)

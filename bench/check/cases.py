@@ -20,9 +20,20 @@ from ..sweep import DTYPES, select_families, select_variants
 from .cli import CALLS
 
 _HEAP_BYTES = 1 << 20
-# Small tiles, three programs and two panels: several tiles a program and a program without any among them.
+# Small tiles, three programs, two panels and two splits: several tiles a program and a program without any among them.
 _CONFIG = GemmConfig(
-    16, 16, 16, group_m=1, num_warps=4, num_stages=1, num_sms=3, comm_sms=1, comm_rows=8, panels=2, descriptors=False
+    16,
+    16,
+    16,
+    group_m=1,
+    num_warps=4,
+    num_stages=1,
+    num_sms=3,
+    comm_sms=1,
+    comm_rows=8,
+    panels=2,
+    splits=2,
+    descriptors=False,
 )
 
 

@@ -19,7 +19,7 @@ from iris_core import signal, sync, translate, wait
 from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
-from iris_kernels.common import handshake
+from iris_kernels.common import handshake, split_k
 from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
 from iris_kernels.gemm_all_scatter import tiles
 from overlap_taxonomy import get_variant
@@ -147,6 +147,21 @@ def relaxed_arrival(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     return arrived == epoch * num_programs
 
 
+@triton.jit
+def relaxed_meeting(acc, splits, unit, epoch, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """`meets_last` without its edges."""
+    tl.store(splits.sums_ptr + split_k._sum_offsets(unit, TILE), acc)
+    tl.debug_barrier()
+    count = tl.atomic_add(splits.counts_ptr + unit // SPLITS, 1, sem="relaxed", scope="gpu") + 1
+    return count == epoch * SPLITS
+
+
+@triton.jit
+def always_the_first(epoch, BUFFERS: tl.constexpr):
+    """`turn_of_call` that knows one buffer."""
+    return epoch * 0
+
+
 def _forget(stream: CheckedStream, *_: Any) -> None:
     """A stream that does not wait."""
 
@@ -187,6 +202,8 @@ PLANTED = (
     Planted("a cyclic wait: every rank is ready when the others are", handshake.begin_call, begin_after_peers),
     Planted("a call that ends before the peers' data are there", handshake.finish_call, finish_unawaited),
     Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
+    Planted("a relaxed count of the splits of a tile", split_k.meets_last, relaxed_meeting, variant="one_shot"),
+    Planted("one buffer for two calls", split_k.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
     Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),
     Planted("a stream that nothing waits for", "current_waits", _forget, variant="producer_consumer"),
     Planted(

@@ -18,6 +18,7 @@ from . import (
     copy_engine,
     fused_sequential,
     library,
+    one_shot,
     producer_consumer,
     warp_specialized,
     warp_specialized_copies,
@@ -39,6 +40,7 @@ for _variant in (
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
     warp_specialized_copies.VARIANT,
+    one_shot.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)

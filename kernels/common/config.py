@@ -30,6 +30,7 @@ class GemmConfig:
         comm_warps: warps of a kernel that only communicates.
         panels: into how many panels of rows what is sent is cut, in the variants that send panels.
         team: how many programs compute each of the last tiles together, in the variants that can.
+        splits: into how many parts the inner dimension of every tile is cut, each a program's, in `one_shot`.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
     """
 
@@ -46,6 +47,7 @@ class GemmConfig:
     comm_warps: int = 16
     panels: int = 4
     team: int = 1
+    splits: int = 1
     descriptors: bool = True
 
     def __str__(self) -> str:
@@ -54,7 +56,7 @@ class GemmConfig:
             f"{self.block_m}x{self.block_n}x{self.block_k} group={self.group_m} warps={self.num_warps} "
             f"stages={self.num_stages} subtiles={self.epilogue_subtiles} sms={self.num_sms} comm_sms={self.comm_sms} "
             f"comm_rows={self.comm_rows} comm_warps={self.comm_warps} panels={self.panels} team={self.team} "
-            f"{loads}"
+            f"splits={self.splits} {loads}"
         )
 
 
@@ -70,7 +72,7 @@ def invalid_reason(config: GemmConfig) -> str | None:
         return f"epilogue_subtiles is {config.epilogue_subtiles}; it takes 1 or 2"
     if config.comm_rows > config.block_m:
         return f"comm_rows is {config.comm_rows}; a tile has only {config.block_m} rows"
-    for name in ("group_m", "num_stages", "comm_sms", "panels"):
+    for name in ("group_m", "num_stages", "comm_sms", "panels", "splits"):
         if getattr(config, name) < 1:
             return f"{name} is {getattr(config, name)}; it takes at least 1"
     if config.num_sms <= config.comm_sms:

@@ -52,6 +52,12 @@ def matmul_tile(a, b, gemm, block, row, col, a_row, TILE: tl.constexpr):
 
     `a_row` is the row of A that belongs to the block's row `row`.
     """
+    return matmul_steps(a, b, gemm, block, row, col, a_row, 0, gemm.k, TILE)
+
+
+@triton.jit
+def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.constexpr):
+    """Return the same summed over the steps of k that begin from `first_k`, a multiple of BLOCK_K, to `stop_k`."""
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     BLOCK_K: tl.constexpr = TILE.BLOCK_K
@@ -60,9 +66,10 @@ def matmul_tile(a, b, gemm, block, row, col, a_row, TILE: tl.constexpr):
         rows = row + tl.arange(0, BLOCK_M)
         cols = col + tl.arange(0, BLOCK_N)
         ks = tl.arange(0, BLOCK_K)
-        a_ptrs = a + (a_row - row + rows).to(tl.int64)[:, None] * gemm.stride_am + ks[None, :] * gemm.stride_ak
-        b_ptrs = b + ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
-        for start in range(0, gemm.k, BLOCK_K):
+        first_ks = first_k + ks
+        a_ptrs = a + (a_row - row + rows).to(tl.int64)[:, None] * gemm.stride_am + first_ks[None, :] * gemm.stride_ak
+        b_ptrs = b + first_ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
+        for start in range(first_k, stop_k, BLOCK_K):
             in_k = ks < gemm.k - start
             a_tile = tl.load(a_ptrs, mask=(rows < block.m)[:, None] & in_k[None, :], other=0.0)
             b_tile = tl.load(b_ptrs, mask=in_k[:, None] & (cols < block.n)[None, :], other=0.0)
@@ -70,7 +77,7 @@ def matmul_tile(a, b, gemm, block, row, col, a_row, TILE: tl.constexpr):
             a_ptrs += BLOCK_K * gemm.stride_ak
             b_ptrs += BLOCK_K * gemm.stride_bk
     else:
-        for start in range(0, gemm.k, BLOCK_K):
+        for start in range(first_k, stop_k, BLOCK_K):
             a_tile = a.load([a_row, start])
             if TILE.LOADS == DESCRIPTORS_B_NK:
                 b_tile = b.load([col, start]).T

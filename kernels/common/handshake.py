@@ -7,7 +7,7 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 | ready[peer] | `peer`, as its call starts | the last call in which `peer`'s output may be overwritten |
 | done[peer] | `peer`, after all it stores in a call | the last call of which `peer`'s data has arrived here¹ |
 | epoch | the last program of a call | calls completed |
-| arrivals | every program that takes part in `finish` | programs finished, over all calls |
+| arrivals | every program that takes part in `finish` | programs (or tiles) finished, over all calls |
 
 ¹ Or, where data is announced in parts, how many parts have arrived over all calls.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from iris_core import signal, translate, wait
+from iris_core import signal, signal_each, translate, wait, wait_each
 
 
 def state_words(world_size: int) -> int:
@@ -130,3 +130,61 @@ def _is_last(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     # Acquire-release over the system: collects the other programs' stores to peers, for the last one to release.
     arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="acq_rel", scope="sys") + 1
     return arrived == epoch * num_programs
+
+
+# The same for all peers at once, a thread a peer, where every trip counts.
+
+
+@triton.jit
+def on_every_rank(word_ptr, peers, WORLD_SIZE: tl.constexpr):
+    """Return where a word of the heap lies on every rank, and the ranks: two blocks; past the last the rank is -1."""
+    indices = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    pointers = translate(word_ptr, peers.rank, tl.minimum(indices, WORLD_SIZE - 1), peers.heap_bases)
+    return pointers, tl.where(indices < WORLD_SIZE, indices, -1)
+
+
+@triton.jit
+def begin_and_tell(peers, WORLD_SIZE: tl.constexpr):
+    """Return this call's number; program 0 tells all peers at once that this rank's output may be overwritten.
+
+    Edge: that of `begin_call`.
+    """
+    epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
+    if tl.program_id(0) == 0:
+        pointers, ranks = on_every_rank(peers.state_ptr + peers.rank, peers, WORLD_SIZE)
+        signal_each(pointers, epoch, (ranks >= 0) & (ranks != peers.rank))
+    return epoch
+
+
+@triton.jit
+def wait_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Wait until every peer's output may be overwritten, all at once."""
+    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    mask = (ranks < WORLD_SIZE) & (ranks != peers.rank)
+    wait_each(peers.state_ptr + ranks, epoch, mask, peers.watchdog_ptr)
+
+
+@triton.jit
+def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr, SEM: tl.constexpr):
+    """Count one more part of this rank's data on every rank, this one too; return how many this rank has counted.
+
+    Edge: this program's stores happen before what follows a rank's `wait_all_parts`; where SEM is acq_rel, also before
+    what follows this in the program that counts this rank's next part.
+    """
+    pointers, ranks = on_every_rank(peers.state_ptr + WORLD_SIZE + peers.rank, peers, WORLD_SIZE)
+    tl.debug_barrier()  # each release is one thread's: every thread's stores must come before it
+    counts = tl.atomic_add(pointers, 1, mask=ranks >= 0, sem=SEM, scope="sys")
+    return tl.max(tl.where(ranks == peers.rank, counts, 0), axis=0) + 1
+
+
+@triton.jit
+def wait_all_parts(peers, count, WORLD_SIZE: tl.constexpr):
+    """Wait until every rank, this one too, has announced `count` parts here, over all calls."""
+    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    wait_each(peers.state_ptr + WORLD_SIZE + ranks, count, ranks < WORLD_SIZE, peers.watchdog_ptr)
+
+
+@triton.jit
+def end_call(peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Count the call as completed; by one program, after all others of the call that read or write here."""
+    tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)

@@ -23,7 +23,9 @@ _HEAD_WORDS = tl.constexpr(2)
 MULTIPLY = tl.constexpr(0)
 STORE = tl.constexpr(1)  # what was computed, to this rank's memory and to peers'
 WAIT = tl.constexpr(2)  # for peers, by a program that computes
-SUM = tl.constexpr(3)  # add the peers' partials to a tile and store it
+SUM = tl.constexpr(
+    3
+)  # add partial sums of a tile: the peers', or those of the programs that share it; in the former case store it
 PUSH = tl.constexpr(4)  # to peers, by a program that only communicates
 PUSH_WAIT = tl.constexpr(5)  # such a program, for peers or for what it pushes
 

@@ -9,7 +9,7 @@ from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
-from . import auto, bulk_synchronous, fused_sequential, library, workgroup_specialized
+from . import auto, bulk_synchronous, fused_sequential, library, one_shot, workgroup_specialized
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
 from .reference import reference
@@ -21,6 +21,7 @@ for _variant in (
     bulk_synchronous.VARIANT,
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
+    one_shot.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)

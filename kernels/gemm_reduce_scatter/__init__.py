@@ -16,6 +16,7 @@ from . import (
     copy_engine,
     fused_sequential,
     library,
+    one_shot,
     producer_consumer,
     warp_specialized,
     workgroup_specialized,
@@ -35,6 +36,7 @@ for _variant in (
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
+    one_shot.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)

@@ -22,6 +22,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
     family = FAMILY
     keeps_partials = True  # whether partial tiles are stored here before they are sent
     destinations = 1  # how many ranks a sum is stored to
+    slot_sets = 1  # that calls take in turn
 
     def default_config(self) -> GemmConfig:
         return self._config_for(self.problem.m, self.problem.n)
@@ -30,7 +31,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
         problem, device = self.problem, self.ctx.get_device()
         shard = problem.shard_shape(0)
         slots = (problem.world_size, *shard)
-        self._slots = self._on_heap(slots, problem.dtype)
+        self._slots = self._on_heap((self.slot_sets * slots[0], *shard), problem.dtype)
         self._flags = self._open_flags()
         self._partials = torch.zeros(slots if self.keeps_partials else 1, dtype=problem.dtype, device=device)
         self.output, self._out = self._open_output()

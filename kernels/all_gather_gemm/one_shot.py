@@ -1,0 +1,160 @@
+"""All-gather + GEMM in one kernel for small M: every SM sends a part of the shard, then reads a part of the weights.
+
+A program stores its part of this rank's shard into the gathered A of every rank, this one too, and counts it there.
+Then it waits for all parts of all ranks and multiplies its units: the inner dimension of each tile is cut into splits,
+and the last program of a tile adds their sums and stores the tile.
+
+The gathered A has two buffers, which calls take in turn, so nobody waits for the peers to be ready: every program of a
+call has heard from all peers in that call, so a rank that is two calls further knows that they are through with it.
+Who asks for the gathered A gets one buffer, and the ready signal. Counts grow over all calls and are never reset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import fence_before_descriptor_loads, translate
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.gemm import num_tiles, store_tile, tile_origin
+from ..common.handshake import (
+    announce_part_to_all,
+    begin_and_tell,
+    current_call,
+    finish_after_arrivals,
+    wait_all_parts,
+    wait_all_ready,
+)
+from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call, with_columns
+from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
+from .operator import FAMILY, AllGatherGemm
+
+COLS = 1024  # of a piece of the shard: what a program of 128 threads loads at once from a row
+
+
+@triton.jit
+def push_part(first, step, shard, offset, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr):
+    """Copy pieces first, first + step, … of the shard to every rank, this one first, `offset` elements further."""
+    pieces_k = tl.cdiv(shard.columns, COLS)
+    for piece in tl.range(first, tl.cdiv(shard.rows, ROWS) * pieces_k, step, num_stages=1):
+        rows = (piece // pieces_k) * ROWS + tl.arange(0, ROWS)
+        columns = (piece % pieces_k) * COLS + tl.arange(0, COLS)
+        mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
+        src = rows.to(tl.int64)[:, None] * shard.stride_src_m + columns[None, :] * shard.stride_src_k
+        dst = offset + rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
+        value = tl.load(shard.src_ptr + src, mask=mask)
+        tl.store(shard.dst_ptr + dst, value, mask=mask)
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            tl.store(translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases) + dst, value, mask=mask)
+
+
+@triton.jit
+def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Store a tile; the last of `tiles` ends the call."""
+    began = trace_time(peers)
+    store_tile(acc, block, row, col, peers, 1, WORLD_SIZE, TILE)
+    trace_span(peers, STORE, tile, began)
+    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
+
+
+@triton.jit
+def one_shot_kernel(
+    a,
+    b,
+    gemm,
+    block,
+    columns,
+    shard,
+    parts,
+    splits,
+    peers,
+    BUFFERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Gather A in one of BUFFERS, one below the other, and multiply it; the first `parts` programs push."""
+    pid = tl.program_id(0)
+    if BUFFERS == 1:
+        epoch = begin_and_tell(peers, WORLD_SIZE)
+        buffer_row = 0
+    else:
+        epoch = current_call(peers, WORLD_SIZE)
+        buffer_row = tl.cast(turn_of_call(epoch, BUFFERS), tl.int32) * block.m
+    began = trace_time(peers)
+    if pid < parts:
+        if BUFFERS == 1:
+            wait_all_ready(peers, epoch, WORLD_SIZE)
+        offset = tl.cast(buffer_row, tl.int64) * shard.stride_dst_m
+        push_part(pid, parts, shard, offset, peers, ROWS, COLS, WORLD_SIZE)
+        announce_part_to_all(peers, WORLD_SIZE, "release")
+        began = trace_span(peers, PUSH, pid, began)
+    wait_all_parts(peers, epoch * parts, WORLD_SIZE)
+    fence_before_descriptor_loads()
+    trace_span(peers, WAIT, pid, began)
+    widest = with_columns(block, columns)
+    tiles = num_tiles(widest, TILE)
+    for unit in tl.range(pid, tiles * SPLITS, tl.num_programs(0), num_stages=1):
+        tile = unit // SPLITS
+        row, col = tile_origin(tile, widest, TILE)
+        began = trace_time(peers)
+        acc = matmul_split(a, b, gemm, block, row, col, buffer_row + row, unit % SPLITS, SPLITS, TILE)
+        trace_span(peers, MULTIPLY, unit, began)
+        if SPLITS == 1:
+            keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
+            total = sum_splits(splits, tile, peers, SPLITS, TILE)
+            keep_tile(total, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+
+
+class OneShot(Splitting, AllGatherGemm):
+    """See the module. Without `keep_gathered`, `gathered` is the whole A of every other call."""
+
+    variant = "one_shot"
+
+    def _open_buffers(self) -> None:
+        problem, config = self.problem, self.config
+        self._buffers_of_a = 1 if self.keep_gathered else 2
+        self._all = self._on_heap((self._buffers_of_a * problem.m, problem.k), problem.dtype)
+        self.gathered = self._all[: problem.m]
+        self._own_rows = slice(*problem.rows(self.rank))
+        pieces = -(-problem.a_shape(0)[0] // config.comm_rows) * -(-problem.k // COLS)
+        self._num_parts = min(pieces, self._num_programs)  # the same on all ranks, also where one has no rows
+        self._open_output()
+        self._open_splits()
+
+    def _parts(self) -> int:
+        return self._num_parts
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        push: dict[str, Any] = {**self._push_arguments(a), "COLS": COLS}
+        arguments = {**self._main_loop(self._all, b), **push, **self._split_arguments()}
+        self._run(
+            one_shot_kernel,
+            self._num_programs,
+            **arguments,
+            block=self._block,
+            columns=self._columns,
+            parts=self._num_parts,
+            BUFFERS=self._buffers_of_a,
+        )
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=OneShot.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.SHARD_COUNTER,
+    summary="one kernel for small M; programs push parts of the shard, then share the tiles between them",
+    build=OneShot,
+    unsupported_reason=OneShot.unsupported_reason,
+)

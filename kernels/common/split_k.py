@@ -1,0 +1,221 @@
+"""What the `one_shot` variants share: tiles whose inner dimension is cut into splits, so that every SM streams weights.
+
+A unit is one split of one tile. A program stores the partial sum of its unit to a workspace on its own GPU and counts
+it; the program that counts a tile's last one adds all of them in the order of the splits and goes on with the tile. So
+the sum has the same bits in every run, whoever is last. Counts grow over all calls and are never reset.
+
+All ranks have the same units, those of the rank with the most columns: what a smaller one lacks is masked. Every
+program has a unit, so a call is over when its tiles are: programs that were not a tile's last are not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from .arguments import Block
+from .config import GemmConfig
+from .gemm import matmul_steps
+from .operator import FusedOperator
+from .trace import SUM, trace_span, trace_time
+
+MOST_SPLITS = 32
+# A model of an H200, in µs and bytes: what one of 132 SMs reads when all of them do, from the L2 cache and from memory.
+_SM_BYTES_US = 45e3
+_MEMORY_BYTES_US = 4.0e6 / 132
+_SM_FLOPS_US = 6.2e6
+_TILE_RATES = {(128, 128): 0.85, (64, 128): 0.6, (128, 64): 0.6, (64, 64): 0.35, (32, 128): 0.3, (16, 128): 0.15}
+_LEAST_RATE = 0.1
+_UNIT_US = 1.5  # from a unit's first load to its first multiplication, and its last to its stored sum
+_MEET_US = 2.0  # a store, a count and the last program's loads, one after the other
+
+
+class Split(NamedTuple):
+    """Where the splits of a tile meet, on this rank.
+
+    `sums_ptr` points at fp32 (tiles, splits, BLOCK_M, BLOCK_N), `counts_ptr` at (tiles,) int64.
+    """
+
+    sums_ptr: Any
+    counts_ptr: Any
+
+
+class Cut(NamedTuple):
+    """How an output is cut into units."""
+
+    block_m: int
+    block_n: int
+    splits: int
+
+
+def best_cut(m: int, n: int, k: int, *, num_sms: int, block_k: int, element_bytes: int) -> Cut:
+    """Return the cut of an (m, n) output over k whose units are predicted to be done first.
+
+    Args:
+        m, n, k: of the GEMM of the rank with the most to do.
+        num_sms: programs, of which each takes a unit at a time.
+        block_k: a step of k.
+        element_bytes: of an operand's element.
+    """
+    heights = (64, 128) if m > 64 else (max(16, triton.next_power_of_2(m)),)
+    steps = max(1, -(-k // block_k))
+    cuts = [
+        Cut(block_m, block_n, splits)
+        for block_m in heights
+        for block_n in (128, 64)
+        for splits in range(1, min(steps, MOST_SPLITS) + 1)
+    ]
+    return min(cuts, key=lambda cut: cut_us(cut, m, n, k, num_sms, block_k, element_bytes))
+
+
+def cut_us(cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element_bytes: int) -> float:
+    """Return the predicted time of a cut, in µs: waves of units, and what it takes the splits of a tile to meet."""
+    block_m, block_n, splits = cut
+    tiles = -(-m // block_m) * -(-n // block_n)
+    steps = -(-max(1, -(-k // block_k)) // splits)
+    read_us = (block_m + block_n) * block_k * element_bytes / _SM_BYTES_US
+    weights_us = block_n * block_k * element_bytes / _MEMORY_BYTES_US if tiles * splits >= num_sms else 0.0
+    rate = max(_LEAST_RATE, _TILE_RATES.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
+    multiply_us = 2.0 * block_m * block_n * block_k / (_SM_FLOPS_US * rate)
+    waves = -(-tiles * splits // num_sms)
+    if tiles > -(-n // block_n):  # several rows of tiles share the weights in the L2 cache
+        weights_us = 0.0
+    unit_us = steps * max(read_us, weights_us, multiply_us) + _UNIT_US
+    if splits == 1:
+        return waves * unit_us
+    sum_us = 4.0 * block_m * block_n / _SM_BYTES_US  # stored by each split, and read again by the last
+    return waves * (unit_us + sum_us) + -(-tiles // num_sms) * (splits * sum_us + _MEET_US)
+
+
+def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dtype: torch.dtype) -> GemmConfig:
+    """Return what to start from for an (m, n) output over k of one rank's GEMM; arguments as `default_config`'s."""
+    if arch == "cpu":
+        return GemmConfig(32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, splits=2, descriptors=False)
+    is_amd = arch.startswith("gfx")
+    is_exact = dtype == torch.float32
+    block_k = 16 if is_exact else 64
+    cut = best_cut(m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize)
+    if is_exact:  # exact products run on the ordinary cores: small tiles, in registers
+        cut = Cut(min(cut.block_m, 64), 64, cut.splits)
+    is_large = cut.block_m * cut.block_n >= 128 * 128
+    if not (is_amd or is_exact) and cut.block_m <= 64:
+        block_k = 128
+    if is_amd:
+        stages = 2
+    elif is_exact:
+        stages = 4
+    else:
+        stages = 4 if cut.block_m >= 64 else 6
+    return GemmConfig(
+        cut.block_m,
+        cut.block_n,
+        block_k,
+        num_warps=8 if is_large and not is_exact else 4,
+        num_stages=stages,
+        num_sms=num_sms,
+        comm_rows=4 if m > 16 else 1,  # a piece of A is 8 KB, or the part of a row that a program loads at once
+        splits=cut.splits,
+        descriptors=not is_exact and _has_descriptors(arch),
+    )
+
+
+def _has_descriptors(arch: str) -> bool:
+    return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
+
+
+class Splitting(FusedOperator[Any]):
+    """Mixed into an operator whose kernel is one of units: its configuration, and where the splits of a tile meet."""
+
+    def _config_for(self, m: int, n: int) -> GemmConfig:
+        ctx, k = self.ctx, self.problem.a_shape(0)[1]
+        return default_split_config(ctx.get_arch(), ctx.get_cu_count(), m=m, n=n, k=k, dtype=self.problem.dtype)
+
+    def _open_splits(self) -> None:
+        """Allocate what the splits of all tiles need; before anything asks for the number of tiles."""
+        config = self.config
+        units = self._all_tiles * config.splits
+        size = units * config.block_m * config.block_n if config.splits > 1 else 1
+        self._sums = torch.empty(size, dtype=torch.float32, device=self.ctx.get_device())
+        self._counts = self._local_flags(self._all_tiles, "the splits of tile")
+
+    @property
+    def _columns(self) -> int:
+        """Columns of the rank with the most."""
+        return int(self.problem.b_shape(0)[1])
+
+    @property
+    def _all_tiles(self) -> int:
+        return -(-self.problem.m // self.config.block_m) * -(-self._columns // self.config.block_n)
+
+    @property
+    def _num_programs(self) -> int:
+        return min(self.config.num_sms, self._all_tiles * self.config.splits)
+
+    def _split_arguments(self) -> dict[str, Any]:
+        """Return what a kernel of units takes beside its operands."""
+        return {
+            "splits": Split(self._sums, self._counts),
+            "peers": self._peers(),
+            "SPLITS": self.config.splits,
+            "WORLD_SIZE": self.problem.world_size,
+        }
+
+
+@triton.jit
+def matmul_split(a, b, gemm, block, row, col, a_row, split, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """Return a tile of A @ B summed over one split of k; see `matmul_tile`. The splits differ by a step at most."""
+    if SPLITS == 1:
+        return matmul_steps(a, b, gemm, block, row, col, a_row, 0, gemm.k, TILE)
+    else:
+        steps = tl.cdiv(gemm.k, TILE.BLOCK_K)
+        first_k = steps * split // SPLITS * TILE.BLOCK_K
+        stop_k = steps * (split + 1) // SPLITS * TILE.BLOCK_K
+        return matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE)
+
+
+@triton.jit
+def meets_last(acc, splits, unit, epoch, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """Keep a unit's partial sum where its tile's splits meet; return whether all of the tile's are there now.
+
+    Edge: every split's stores happen before what follows in the program that is told so.
+    """
+    tl.store(splits.sums_ptr + _sum_offsets(unit, TILE), acc)
+    tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
+    # Acquire-release within the GPU: collects the other splits' stores, and their programs' reads of the call.
+    count = tl.atomic_add(splits.counts_ptr + unit // SPLITS, 1, sem="acq_rel", scope="gpu") + 1
+    return count == epoch * SPLITS
+
+
+@triton.jit
+def sum_splits(splits, tile, peers, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """Return a tile's sum over all splits, in their order; after `meets_last`."""
+    BLOCK_M: tl.constexpr = TILE.BLOCK_M
+    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+    began = trace_time(peers)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for split in tl.range(0, SPLITS, num_stages=1, loop_unroll_factor=4):
+        # .cg: another SM wrote it, this SM's L1 may hold an older call's.
+        total += tl.load(splits.sums_ptr + _sum_offsets(tile * SPLITS + split, TILE), cache_modifier=".cg")
+    trace_span(peers, SUM, tile, began)
+    return total
+
+
+@triton.jit
+def _sum_offsets(unit, TILE: tl.constexpr):
+    within = tl.arange(0, TILE.BLOCK_M)[:, None] * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)[None, :]
+    return tl.cast(unit, tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N) + within
+
+
+@triton.jit
+def turn_of_call(epoch, BUFFERS: tl.constexpr):
+    """Return which of the buffers that calls take in turn is this call's."""
+    return epoch % BUFFERS
+
+
+@triton.jit
+def with_columns(block, columns):
+    """Return a block as wide as that of the rank with the most columns: how all ranks cut theirs into tiles."""
+    return Block(block.c_ptr, block.m, columns, block.stride_cm)

@@ -1,0 +1,131 @@
+"""GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
+
+The inner dimension of each tile is cut into splits, each a program's. The last program of a tile adds their sums,
+stores this partial to its slot on every rank, tells all of them at once, waits for theirs, and adds all ranks', its own
+too, in the order of the ranks: every rank has the same bits, in every run.
+
+Slots have two sets, which calls take in turn: every rank has heard from all peers in a call that it has ended, so they
+are through with the slots of the call before, and nobody waits for the peers to be ready. Flags hold call numbers and
+are never reset. All ranks take the tiles in the same order, and all programs are resident, so that the earliest tile
+that is waited for is always under way.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import signal_each, wait_each
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.arguments import Block
+from ..common.config import GemmConfig
+from ..common.gemm import num_tiles, part_offsets, store_part, store_tile, tile_origin
+from ..common.handshake import current_call, finish_after_arrivals, number_of_call, on_every_rank
+from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call
+from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
+from .operator import FAMILY
+
+
+@triton.jit
+def reduce_tile(
+    acc, out, slots_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Send a partial tile to all ranks, and sum all ranks'; the last of `tiles` ends the call."""
+    slot_size = tl.cast(out.m, tl.int64) * out.n
+    mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
+    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    began = trace_time(peers)
+    store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    flag_ptrs, all_ranks = on_every_rank(flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
+    # Edge: this tile's stores happen before what follows any rank's wait for the flag.
+    signal_each(flag_ptrs, epoch, all_ranks >= 0)
+    began = trace_span(peers, STORE, tile, began)
+    wait_each(flags_ptr + ranks * tiles + tile, epoch, ranks < WORLD_SIZE, peers.watchdog_ptr)
+    began = trace_span(peers, WAIT, tile, began)
+    offsets, mask = part_offsets(out, row, col, TILE.BLOCK_M, TILE.BLOCK_N)
+    # .cg: the peers wrote it past this SM's L1, which may hold an older call's.
+    total = tl.load(slots_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    # Not unrolled: one rank's partial in registers at a time.
+    for rank in range(1, WORLD_SIZE):
+        slot_ptr = slots_ptr + rank * slot_size
+        total += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    store_part(total, out, row, col, peers, 1, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
+    trace_span(peers, SUM, tile, began)
+    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
+
+
+@triton.jit
+def one_shot_kernel(
+    a,
+    b,
+    gemm,
+    out,
+    slots_ptr,
+    flags_ptr,
+    splits,
+    peers,
+    SPLITS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Send this rank's partial tiles to all ranks, and sum all ranks'."""
+    epoch = current_call(peers, WORLD_SIZE)
+    tiles = num_tiles(out, TILE)
+    slots_ptr += turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n
+    for unit in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), num_stages=1):
+        tile = unit // SPLITS
+        row, col = tile_origin(tile, out, TILE)
+        began = trace_time(peers)
+        acc = matmul_split(a, b, gemm, out, row, col, row, unit % SPLITS, SPLITS, TILE)
+        trace_span(peers, MULTIPLY, unit, began)
+        if SPLITS == 1:
+            reduce_tile(acc, out, slots_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
+            total = sum_splits(splits, tile, peers, SPLITS, TILE)
+            reduce_tile(total, out, slots_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+
+
+class OneShot(Splitting):
+    """See the module."""
+
+    family = FAMILY
+    variant = "one_shot"
+
+    def default_config(self) -> GemmConfig:
+        return self._config_for(self.problem.m, self.problem.n)
+
+    def _open_buffers(self) -> None:
+        problem, tiles = self.problem, self._all_tiles
+        m, n = problem.c_shape(self.rank)
+        self._slots = self._on_heap((2 * problem.world_size, m, n), problem.dtype)
+        self._flags = self._on_heap((problem.world_size, tiles), torch.int64)
+        self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
+        self.ctx.watchdog.watch(
+            self._flags,
+            lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum",
+            number_of_call,
+        )
+        self._open_splits()
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        m, n = self.output.shape
+        arguments = {**self._main_loop(a, b), **self._split_arguments()}
+        out = Block(self.output, m, n, n)
+        self._run(
+            one_shot_kernel, self._num_programs, **arguments, out=out, slots_ptr=self._slots, flags_ptr=self._flags
+        )
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=OneShot.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.SPLIT_COUNT,
+    summary="one kernel for small M; programs share a tile, the last sends it to every rank and adds all ranks'",
+    build=OneShot,
+    unsupported_reason=OneShot.unsupported_reason,
+)

@@ -1,0 +1,86 @@
+"""GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
+
+The inner dimension of each tile is cut into splits, each a program's; the last program of a tile adds their sums and
+stores the tile to every rank. It waits for the peers to be ready just before, and counts the tile on every rank just
+after, all at once; the program that counts a rank's last tile waits for as many of every peer, and ends the call. The
+other programs are long gone by then. Counts grow over all calls and are never reset.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.gemm import num_tiles, store_tile, tile_origin
+from ..common.handshake import announce_part_to_all, begin_and_tell, end_call, wait_all_parts, wait_all_ready
+from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, with_columns
+from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
+from .operator import FAMILY, GemmAllScatter
+
+
+@triton.jit
+def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Store a tile to every rank when the peers are ready, and count it there; the last of `tiles` ends the call."""
+    began = trace_time(peers)
+    wait_all_ready(peers, epoch, WORLD_SIZE)
+    began = trace_span(peers, WAIT, tile, began)
+    store_tile(acc, block, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    began = trace_span(peers, STORE, tile, began)
+    if announce_part_to_all(peers, WORLD_SIZE, "acq_rel") == epoch * tiles:
+        wait_all_parts(peers, epoch * tiles, WORLD_SIZE)
+        end_call(peers, epoch, WORLD_SIZE)
+        trace_span(peers, WAIT, tile, began)
+
+
+@triton.jit
+def one_shot_kernel(
+    a, b, gemm, block, columns, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Compute this rank's block of C into every rank's C."""
+    epoch = begin_and_tell(peers, WORLD_SIZE)
+    widest = with_columns(block, columns)
+    tiles = num_tiles(widest, TILE)
+    for unit in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), num_stages=1):
+        tile = unit // SPLITS
+        row, col = tile_origin(tile, widest, TILE)
+        began = trace_time(peers)
+        acc = matmul_split(a, b, gemm, block, row, col, row, unit % SPLITS, SPLITS, TILE)
+        trace_span(peers, MULTIPLY, unit, began)
+        if SPLITS == 1:
+            send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
+            total = sum_splits(splits, tile, peers, SPLITS, TILE)
+            send_tile(total, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+
+
+class OneShot(Splitting, GemmAllScatter):
+    """See the module."""
+
+    variant = "one_shot"
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        self._open_splits()
+
+    def _parts(self) -> int:
+        return self._all_tiles
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        arguments = {**self._main_loop(a, b), **self._split_arguments()}
+        self._run(one_shot_kernel, self._num_programs, **arguments, block=self._block, columns=self._columns)
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=OneShot.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.SPLIT_COUNT,
+    summary="one kernel for small M; programs share a tile, the last of them stores it to every rank",
+    build=OneShot,
+    unsupported_reason=OneShot.unsupported_reason,
+)

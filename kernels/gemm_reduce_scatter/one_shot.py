@@ -1,0 +1,155 @@
+"""GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
+
+The inner dimension of each tile is cut into splits, each a program's. The last program of a tile adds their sums, and
+sends every owner of some of the tile's rows its part, with a flag a sender and tile; where rows are this rank's own, it
+waits for the peers' parts and adds them, as in ../common/partials.py.
+
+Slots have two sets, which calls take in turn, so nobody waits for the peers to be ready: flags of the first tile go to
+every rank, which waits for all of them, owner or not. So a rank that has ended a call has heard from all peers in it,
+and they are through with the slots of the call before. Flags hold call numbers and are never reset. All ranks take the
+tiles in the same order, and all programs are resident, so the earliest tile that is waited for is always under way.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import signal_each, translate, wait_each
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.arguments import Block
+from ..common.gemm import num_tiles, rounded, tile_origin
+from ..common.handshake import current_call, finish_after_arrivals, number_of_call, on_every_rank
+from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call
+from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
+from .operator import FAMILY, GemmReduceScatter
+
+
+@triton.jit
+def rows_of_owner(staging, row, col, owner, TILE: tl.constexpr):
+    """Return the offsets of a tile of C in its owner's shard, and the mask of what belongs there."""
+    rows = row + tl.arange(0, TILE.BLOCK_M)
+    cols = col + tl.arange(0, TILE.BLOCK_N)
+    first = owner * staging.shard_rows
+    inside = (rows >= first) & (rows < tl.minimum(first + staging.shard_rows, staging.m))
+    offsets = (rows - first).to(tl.int64)[:, None] * staging.n + cols[None, :]
+    return offsets, inside[:, None] & (cols < staging.n)[None, :]
+
+
+@triton.jit
+def send_tile(
+    acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Store every peer's rows of a tile into this rank's slot there, then tell the peers; of the first tile, all."""
+    value = rounded(acc, staging.slots_ptr.dtype.element_ty)
+    mine_ptr = slots_ptr + tl.cast(peers.rank, tl.int64) * staging.shard_rows * staging.n
+    for distance in tl.static_range(1, WORLD_SIZE):
+        owner = (peers.rank + distance) % WORLD_SIZE
+        offsets, mask = rows_of_owner(staging, row, col, owner, TILE)
+        tl.store(translate(mine_ptr, peers.rank, owner, peers.heap_bases) + offsets, value, mask=mask)
+    flag_ptrs, ranks = on_every_rank(staging.flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
+    has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
+    # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
+    signal_each(flag_ptrs, epoch, (ranks >= 0) & (ranks != peers.rank) & has_rows)
+
+
+@triton.jit
+def _has_rows(staging, row, rank, TILE: tl.constexpr):
+    """Whether a rank owns any of a tile's rows."""
+    first = rank * staging.shard_rows
+    return (tl.minimum(first + staging.shard_rows, staging.m) > tl.maximum(first, row)) & (first < row + TILE.BLOCK_M)
+
+
+@triton.jit
+def sum_own_rows(
+    acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Wait for the peers' partials of a tile, add those of this rank's rows in the order rank+1, rank+2, …, store."""
+    began = trace_time(peers)
+    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    is_peer = (ranks < WORLD_SIZE) & (ranks != peers.rank)
+    wait_each(staging.flags_ptr + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
+    began = trace_span(peers, WAIT, tile, began)
+    offsets, mask = rows_of_owner(staging, row, col, peers.rank, TILE)
+    slot_size = tl.cast(staging.shard_rows, tl.int64) * staging.n
+    # Not unrolled: one peer's partial in registers at a time.
+    for distance in range(1, WORLD_SIZE):
+        slot_ptr = slots_ptr + (peers.rank + distance) % WORLD_SIZE * slot_size
+        # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
+        acc += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
+    trace_span(peers, SUM, tile, began)
+
+
+@triton.jit
+def reduce_tile(
+    acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Send the peers their rows of a tile, and sum this rank's; the last of `tiles` ends the call."""
+    began = trace_time(peers)
+    send_tile(acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    trace_span(peers, STORE, tile, began)
+    if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
+        sum_own_rows(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
+
+
+@triton.jit
+def one_shot_kernel(
+    a, b, gemm, out, staging, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
+    epoch = current_call(peers, WORLD_SIZE)
+    whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
+    tiles = num_tiles(whole, TILE)
+    slots_ptr = staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n
+    for unit in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), num_stages=1):
+        tile = unit // SPLITS
+        row, col = tile_origin(tile, whole, TILE)
+        began = trace_time(peers)
+        acc = matmul_split(a, b, gemm, whole, row, col, row, unit % SPLITS, SPLITS, TILE)
+        trace_span(peers, MULTIPLY, unit, began)
+        if SPLITS == 1:
+            reduce_tile(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
+            total = sum_splits(splits, tile, peers, SPLITS, TILE)
+            reduce_tile(total, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+
+
+class OneShot(Splitting, GemmReduceScatter):
+    """See the module."""
+
+    variant = "one_shot"
+    keeps_partials = False
+    slot_sets = 2
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        self._open_splits()
+
+    def _open_flags(self) -> torch.Tensor:
+        tiles = self._all_tiles
+        flags = self._on_heap((self.problem.world_size, tiles), torch.int64)
+        self.ctx.watchdog.watch(
+            flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum", number_of_call
+        )
+        return flags
+
+    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        arguments = {**self._multiply_arguments(a, b), **self._split_arguments()}
+        self._run(one_shot_kernel, self._num_programs, **arguments, out=self._out)
+        return self.output
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=OneShot.variant,
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.SPLIT_COUNT,
+    summary="one kernel for small M; programs share a tile, the last of them sends its rows to their owners and adds",
+    build=OneShot,
+    unsupported_reason=OneShot.unsupported_reason,
+)

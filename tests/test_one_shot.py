@@ -1,0 +1,131 @@
+"""The `one_shot` variants: how work is cut into units, several splits a tile, ranks without rows, buffers in turn."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from checking import fault, make_data, poison
+from compiling import Case, StubContext, compile_kernel, recorded_launches
+from families import FUSED, make_problem, name
+from ranks import Ranks, context
+
+from iris_bench.check.cases import Case as CheckedCase
+from iris_bench.check.cases import run_case
+from iris_bench.check.planted import always_the_first
+from iris_bench.shapes import Shape
+from iris_core.checker.replacing import replaced
+from iris_kernels.common import split_k
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.split_k import MOST_SPLITS, Cut, best_cut, cut_us, default_split_config
+from overlap_taxonomy import Variant, get_variant
+
+ONE_SHOT = [variant for variant in FUSED if variant.name == "one_shot"]
+NUM_SMS = 132
+TILES = ("one_shot.py", "split_k.py", "gemm.py")  # whose stores move tiles
+SHARED_BYTES = 227 << 10
+DECODE = [(1, 1024, 14336), (64, 2048, 8192), (128, 4096, 2048), (512, 7168, 8192), (1, 4096, 3584)]
+
+
+def cut_of(m: int, n: int, k: int) -> Cut:
+    return best_cut(m, n, k, num_sms=NUM_SMS, block_k=64, element_bytes=2)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), DECODE)
+def test_the_weights_are_read_by_nearly_all_sms(m: int, n: int, k: int) -> None:
+    cut = cut_of(m, n, k)
+    units = -(-m // cut.block_m) * -(-n // cut.block_n) * cut.splits
+    assert units / (-(-units // NUM_SMS) * NUM_SMS) > 0.8
+
+
+def test_tiles_are_as_low_as_the_output() -> None:
+    assert [cut_of(m, 4096, 4096).block_m for m in (1, 16, 17, 33, 64)] == [16, 16, 32, 64, 64]
+    assert cut_of(8192, 8192, 8192).splits == 1
+
+
+def test_no_split_is_empty() -> None:
+    for k in (1, 64, 65, 640):
+        assert cut_of(1, 64, k).splits <= -(-k // 64)
+    assert cut_of(1, 64, 1 << 20).splits <= MOST_SPLITS
+
+
+def test_a_cut_is_the_best_of_its_neighbours() -> None:
+    best = cut_of(1, 1024, 14336)
+    times = [cut_us(Cut(16, best.block_n, splits), 1, 1024, 14336, NUM_SMS, 64, 2) for splits in range(1, 33)]
+    assert min(times) == times[best.splits - 1]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "gfx942", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_stages_fit_shared_memory(arch: str, dtype: torch.dtype) -> None:
+    for m, n, k in [*DECODE, (8192, 2048, 8192)]:
+        config = default_split_config(arch, NUM_SMS, m=m, n=n, k=k, dtype=dtype)
+        stage_bytes = (config.block_m + config.block_n) * config.block_k * dtype.itemsize
+        limit = 64 << 10 if arch.startswith("gfx") else SHARED_BYTES
+        assert stage_bytes * config.num_stages <= limit, config
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> None:
+    """Several splits, on the matrix units, stages for all of shared memory's bytes in flight, wide stores."""
+    case = Case("one_shot", target, rank=2, family=variant.family)
+    problem = make_problem(variant.family, 1, 4096, 14336, case.world_size, torch.bfloat16)
+    with recorded_launches() as launches:
+        operator = variant.build(StubContext(case), problem)
+        k, n = problem.b_shape(case.rank)
+        operator(torch.empty(problem.a_shape(case.rank), dtype=case.dtype), torch.empty(n, k, dtype=case.dtype).t())
+    ((kernel, arguments),) = launches
+    assert arguments["SPLITS"] > 1
+    compiled = compile_kernel(kernel, arguments, target, config=operator.ran_config)
+    assert compiled.count(r"mma\.sync|v_mfma_f32_") >= 4
+    assert compiled.scratch_bytes <= 16  # a word or two, of the divergent last program
+    stages, stage_bytes = operator.config.num_stages, (operator.config.block_n * operator.config.block_k * 2)
+    assert compiled.shared_bytes >= (stages - 1) * stage_bytes
+    if target == "sm_90":
+        assert stages * stage_bytes >= 40 << 10
+        assert set().union(*(widths for file, widths in compiled.stores_by_file().items() if file in TILES)) == {16}
+
+
+def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, int, int], splits: int) -> list[str]:
+    """Call one operator often, on fresh data, with a rank that is late now and then; return what was wrong."""
+    ctx = context()
+    problem = make_problem(family, *size, world_size, torch.bfloat16)
+    config = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, comm_rows=1, splits=splits, descriptors=False)
+    operator = get_variant(family, "one_shot").build(ctx, problem, config)
+    late = random.Random(1)  # the same on every rank
+    faults = []
+    for call in range(8):
+        data = make_data(family, problem, rank, call, ctx.get_device())
+        poison(operator)
+        if late.randrange(world_size) == rank:
+            time.sleep(2e-3)
+        if wrong := fault(operator(data.a, data.b).clone(), data, problem.dtype):
+            faults.append(f"call {call}, rank {rank}: {wrong}")
+    operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize(
+    ("world_size", "size", "splits"),
+    [(2, (1, 20, 70), 3), (4, (1, 40, 128), 2), (2, (35, 20, 50), 5)],
+    ids=["one row", "ranks without rows", "more splits than steps"],
+)
+@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+def test_splits_and_turns(
+    ranks: Callable[[int], Ranks], variant: Variant, world_size: int, size: tuple[int, int, int], splits: int
+) -> None:
+    assert ranks(world_size).call(call_with_splits, variant.family, size, splits) == [[]] * world_size
+
+
+@pytest.mark.parametrize("family", ["gemm_reduce_scatter", "gemm_all_reduce"])
+def test_slots_must_be_taken_in_turn(family: str) -> None:
+    """With one row of tiles; with more, waits for later tiles happen to order what a single set of slots would need."""
+    case = CheckedCase(get_variant(family, "one_shot"), Shape(5, 12, 20), 2, "bfloat16")
+    with replaced(split_k.turn_of_call, always_the_first):
+        assert run_case(case, schedules=4, seed=0).found_ordering_fault
+    assert run_case(case, schedules=2, seed=0).ok
