@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from iris_core import PeerError
-
 from . import plot as plots
 from . import report, sweep
 from .check.cli import check
-from .exits import leave, refuse
+from .exits import complain, leave, refuse
 from .measure import Job
 from .ranks import (
     LaunchedRanks,
@@ -217,6 +214,4 @@ def _show(output: sweep.Output, plot: Path | None, ended_early: Exception | None
     where = f"; written: {', '.join(written)}" if written else ""
     console.print(report.summarise(output.records) + where, soft_wrap=True, markup=False)
     if ended_early is not None:
-        print(f"iris-bench: the sweep ended early: {type(ended_early).__name__}: {ended_early}", file=sys.stderr)
-        if not isinstance(ended_early, (TimeoutError, PeerError)) and ended_early.__cause__:
-            print(ended_early.__cause__, file=sys.stderr)
+        complain("the sweep", ended_early)

@@ -8,6 +8,8 @@ from typing import NoReturn
 
 import typer
 
+from iris_core import PeerError
+
 from .ranks import Launcher
 
 
@@ -16,6 +18,13 @@ def refuse(error: ValueError, *, speak: bool = True) -> NoReturn:
     if speak:
         print(f"iris-bench: {error}", file=sys.stderr)
     raise typer.Exit(2)
+
+
+def complain(what: str, error: Exception) -> None:
+    """Say that something ended early, and of what; where it is no rank that was lost, also where in the code."""
+    print(f"iris-bench: {what} ended early: {type(error).__name__}: {error}", file=sys.stderr)
+    if not isinstance(error, (TimeoutError, PeerError)) and error.__cause__:
+        print(error.__cause__, file=sys.stderr)
 
 
 def leave(*, failed: bool, lost: bool, launcher: Launcher | None) -> NoReturn:

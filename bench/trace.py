@@ -38,8 +38,21 @@ KINDS = {
     spans.SUM.value: "add partials",
     spans.PUSH.value: "push",
     spans.PUSH_WAIT.value: "wait to push",
+    spans.SEND.value: "send",
+    spans.SEND_WAIT.value: "wait to send",
+    spans.COLLECT.value: "load partials",
+    spans.COLLECT_WAIT.value: "wait for partials",
 }
-_ONLY_PUSHING = (spans.PUSH.value, spans.PUSH_WAIT.value)
+# Who writes spans: programs, of two kernels at once perhaps, and warps with a part of their own.
+ROLES = ("program", "push program", "loader warp", "collector warp")
+_ROLE_OF_KIND = {
+    spans.PUSH.value: 1,
+    spans.PUSH_WAIT.value: 1,
+    spans.SEND.value: 2,
+    spans.SEND_WAIT.value: 2,
+    spans.COLLECT.value: 3,
+    spans.COLLECT_WAIT.value: 3,
+}
 
 
 @dataclass(frozen=True)
@@ -47,18 +60,34 @@ class Traced:
     """A call's trace.
 
     Args:
-        title: what was traced.
+        family, variant, problem: what was traced.
         config: the operator's configuration.
         ranks: each rank's spans, on rank 0's clock.
         accuracy_ns: how far apart the same moment may be on two ranks.
         lost: how many spans found no room.
     """
 
-    title: str
+    family: str
+    variant: str
+    problem: str
     config: str
     ranks: list[list[Span]]
     accuracy_ns: float
     lost: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.family}/{self.variant}, {self.problem}"
+
+    @property
+    def begin_ns(self) -> int:
+        """When the first span of any rank began."""
+        return min((span.begin_ns for rank in self.ranks for span in rank), default=0)
+
+    @property
+    def total_us(self) -> float:
+        """From then to the end of the last span of any rank."""
+        return (max((span.end_ns for rank in self.ranks for span in rank), default=0) - self.begin_ns) / 1e3
 
 
 @triton.jit
@@ -67,16 +96,17 @@ def clock_kernel(now_ptr):
     tl.store(now_ptr, clock_ns())
 
 
-def record(rank: int, world_size: int, job: Job, heap_bytes: int, device: str) -> Traced:
-    """Trace a call of a job's last variant; collective. Every rank returns the same.
+def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, device: str) -> Traced:
+    """Trace a call; collective. Every rank returns the same.
 
     Args:
-        job: one problem, for a variant that can trace.
+        job: the problem.
+        variant: one that can trace.
         heap_bytes: a rank.
     """
     ctx = iris_core.iris(heap_bytes, device)
     problem: Any = job.problem()
-    operator: Any = get_variant(job.family, job.variants[-1]).build(ctx, problem)
+    operator: Any = get_variant(job.family, variant).build(ctx, problem)
     operands = FAMILIES[job.family].operands(problem, rank, Draw(job.seed, problem, 0, ctx.get_device()))
     trace = spans.make_trace(_CAPACITY, ctx.get_device())
     operator.trace_to(trace)
@@ -95,11 +125,11 @@ def record(rank: int, world_size: int, job: Job, heap_bytes: int, device: str) -
         for rank_spans, offset in zip(ctx.group.all_gather(found), offsets, strict=True)
     ]
     lost = sum(ctx.group.all_gather(lost))
-    title = f"{operator}, {job.shape}, {job.dtype}, {world_size} ranks"
+    described = f"{job.shape}, {job.dtype}, {world_size} ranks"
     config = str(operator.ran_config)
     operator.close()
     ctx.close()
-    return Traced(title, config, ranks, accuracy_ns, lost)
+    return Traced(job.family, variant, described, config, ranks, accuracy_ns, lost)
 
 
 def _read_clocks(ctx: Context) -> list[int]:
@@ -130,23 +160,19 @@ def align(clocks: Sequence[Sequence[int]]) -> tuple[list[int], float]:
 
 
 def thread_of(span: Span) -> tuple[int, str]:
-    """Return the place among a rank's threads, and the name, of who wrote a span.
-
-    Programs of two kernels at once may have the same number: those that only communicate are threads of their own.
-    """
-    if span.kind in _ONLY_PUSHING:
-        return (1 << 16) + span.program, f"push program {span.program}"
-    return span.program, f"program {span.program}"
+    """Return the place among a rank's threads, and the name, of who wrote a span."""
+    role = role_of(span)
+    return (role << 16) + span.program, f"{ROLES[role]} {span.program}"
 
 
-def begin_of(traced: Traced) -> int:
-    """Return when the first span of any rank began."""
-    return min((span.begin_ns for rank in traced.ranks for span in rank), default=0)
+def role_of(span: Span) -> int:
+    """Return the index in ROLES of who wrote a span."""
+    return _ROLE_OF_KIND.get(span.kind, 0)
 
 
 def write_trace(traced: Traced, path: Path) -> None:
-    """Write the trace-event format that Perfetto and Chrome open: a process a rank, a thread a program, µs."""
-    start = begin_of(traced)
+    """Write the trace-event format that Perfetto and Chrome open: a process a rank, a thread a program or role, µs."""
+    start = traced.begin_ns
     events: list[dict[str, Any]] = []
     for rank, found in enumerate(traced.ranks):
         events.append(_named("process_name", rank, 0, f"rank {rank}"))

@@ -13,7 +13,7 @@ from overlap_taxonomy import get_variant, list_variants
 from . import plot as plots
 from . import sweep, trace_plot
 from . import trace as traces
-from .exits import refuse
+from .exits import complain, leave, refuse
 from .measure import Job
 from .ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
 from .trace import Traced
@@ -21,18 +21,20 @@ from .trace import Traced
 
 def trace(
     family: Annotated[str, typer.Option(help="One family.")],
-    variant: Annotated[str, typer.Option(help="One variant of it, made of our kernels.")],
+    variant: Annotated[str, typer.Option(help="One variant of it, of our kernels; or several, separated by commas.")],
     shape: Annotated[str, typer.Option(help="MxNxK of the whole problem.")],
-    out: Annotated[Path, typer.Option(help="JSON file to write, for ui.perfetto.dev or chrome://tracing.")],
+    out: Annotated[Path, typer.Option(help="JSON for ui.perfetto.dev; of several variants OUT-VARIANT.json, each.")],
     world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    plot: Annotated[Path | None, typer.Option(help="Picture to make of it: .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture: all ranks, or rank 0 of each variant; .png, .svg or .pdf.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the random operands.")] = 0,
 ) -> None:
     """Write down what every program of every rank does in one call, tile by tile: multiply, store, push, wait.
 
-    Exit status: 0, or 2 if the command makes no sense.
+    Exit status: 0, or 1 if the ranks were lost, or 2 if the command makes no sense.
     """
     is_first = True
     try:
@@ -56,39 +58,67 @@ def trace(
             timed=False,
             link_gbps=sweep.H200_LINK_GBPS,
         )
-        job = _only_job(plan, family, variant)
+        job = _only_job(plan)
+        variants = _variants(job, variant)
         for path in (out, plot):
             if path and not path.parent.is_dir():
                 raise ValueError(f"{path.parent} is no folder to write {path.name} to")
     except ValueError as error:
         refuse(error, speak=is_first)
     ranks: Ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
-    traced: Traced | None = None
-    try:
-        traced = ranks.call(traces.record, job, plan.heap_bytes, device)
-    finally:
-        ranks.close(kill=traced is None)
+    traced, ended_early = _record(ranks, job, variants, plan.heap_bytes, device)
     if is_first:
-        traces.write_trace(traced, out)
-        if plot:
-            trace_plot.plot_trace(traced, plot)
-        lost = f"; {traced.lost} spans found no room" if traced.lost else ""
-        count = sum(map(len, traced.ranks))
-        print(f"{traced.title}: {count} spans, clocks within {traced.accuracy_ns / 1e3:.1f} µs of each other{lost}")
+        for one in traced:
+            traces.write_trace(one, out if len(variants) == 1 else out.with_stem(f"{out.stem}-{one.variant}"))
+            print(_summary(one))
+        if ended_early:
+            complain("the trace", ended_early)
+        elif plot:
+            trace_plot.plot_traces(traced, plot)
+    leave(failed=False, lost=ended_early is not None, launcher=launcher)
 
 
-def _only_job(plan: sweep.Plan, family: str, variant: str) -> Job:
-    """Return the plan's only job.
+def _record(
+    ranks: Ranks, job: Job, variants: list[str], heap_bytes: int, device: str
+) -> tuple[list[Traced], Exception | None]:
+    """Return the variants' traces, and what ended this early."""
+    traced: list[Traced] = []
+    try:
+        for variant in variants:
+            traced.append(ranks.call(traces.record, job, variant, heap_bytes, device))
+        return traced, None
+    except Exception as error:
+        return traced, error
+    finally:
+        ranks.close(kill=len(traced) < len(variants))
+
+
+def _summary(traced: Traced) -> str:
+    lost = f"; {traced.lost} spans found no room" if traced.lost else ""
+    clocks = f"clocks within {traced.accuracy_ns / 1e3:.1f} µs of each other"
+    return f"{traced.title}: {sum(map(len, traced.ranks))} spans in {traced.total_us:.0f} µs, {clocks}{lost}"
+
+
+def _only_job(plan: sweep.Plan) -> Job:
+    """Return the plan's only job; ValueError if there are several."""
+    if len(plan.jobs) != 1:
+        raise ValueError("a trace is of one problem: give one --family and one --shape")
+    return plan.jobs[0]
+
+
+def _variants(job: Job, text: str) -> list[str]:
+    """Return the variants to trace; "all" are those of the family that can.
 
     Raises:
-        ValueError: there are several, or its variant cannot do it or writes no trace.
+        ValueError: one cannot do the problem, or writes no trace.
     """
-    if len(plan.jobs) != 1 or "," in variant or variant == "all":
-        raise ValueError("a trace is of one variant on one shape: give one --family, --variant and --shape")
-    found = get_variant(family, variant)
-    if not getattr(found.build, "can_trace", False):
-        able = [one.name for one in list_variants(family) if getattr(one.build, "can_trace", False)]
-        raise ValueError(f"{family}/{variant} writes no trace; of this family {', '.join(able)} do")
-    if reason := found.unsupported_reason(plan.jobs[0].problem(), None):
-        raise ValueError(f"{family}/{variant} cannot do this: {reason}")
-    return plan.jobs[0]
+    able = [one.name for one in list_variants(job.family) if getattr(one.build, "can_trace", False)]
+    if text == "all":
+        return [name for name in able if not get_variant(job.family, name).unsupported_reason(job.problem(), None)]
+    names = list(sweep.select_variants([job.family], text)[job.family])
+    for name in names:
+        if name not in able:
+            raise ValueError(f"{job.family}/{name} writes no trace; of this family {', '.join(able)} do")
+        if reason := get_variant(job.family, name).unsupported_reason(job.problem(), None):
+            raise ValueError(f"{job.family}/{name} cannot do this: {reason}")
+    return names

@@ -7,6 +7,7 @@ a stage that is freed early or a tile that is announced before it has arrived sh
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections import defaultdict
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import courier
 from iris_kernels.common import gemm
+from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import herald, inbox, outbox, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
@@ -78,11 +80,14 @@ class World:
         self._machine = machine
         self._sums: dict[Any, Any] = {}  # (rank, slot) -> what members of a team give each other
         self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
+        self._times = itertools.count()
+        self.spans: dict[int, list[spans.Span]] = defaultdict(list)  # of each rank's traced calls
         self.names = {
             name: getattr(self, name)
             for name in (
                 *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
                 *("count_pieces", "wait", "announce_position", "signal", "put_sums", "get_sums"),
+                *("trace_time", "trace_span", "trace_until"),
             )
         }
 
@@ -136,6 +141,19 @@ class World:
     def get_sums(self, sums: None, slot: int, tile: Any) -> Any:
         return self._sums[self._machine.task.rank, slot]
 
+    def trace_time(self, bundle: Any) -> int:
+        return next(self._times)
+
+    def trace_span(self, bundle: Any, kind: Any, tile: int, begin: int) -> int:
+        end = next(self._times)
+        self.trace_until(bundle, kind, tile, begin, end)
+        return end
+
+    def trace_until(self, bundle: Any, kind: Any, tile: int, begin: int, end: int) -> None:
+        if bundle.trace_ptr is not None:
+            task = self._machine.task
+            self.spans[task.rank].append(spans.Span(task.program, kind.value, tile, begin, end))
+
     def _await(self, word: Any, expected: int) -> None:
         self._machine.wait(lambda: self._words[word] >= expected)
 
@@ -185,10 +203,12 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     assert world.epoch(rank) == epoch + 1, "the call has not ended"
 
 
-def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str]) -> None:
+def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str], *, is_traced: bool) -> None:
     """Call an operator with other data each time; its output must be whole when its own call ends."""
     problem, rank = operator.problem, operator.rank
     for number in range(CALLS):
+        if is_traced:
+            operator.trace_to(spans.make_trace(1, torch.device("cpu")) if number == 1 else None)
         data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
         if number == 0:
             poison(operator)
@@ -201,6 +221,11 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.m}x{case.n}x{case.k}-w{case.world_size}")
 @pytest.mark.parametrize("family", KERNELS)
 def test_output_is_right(family: str, case: Case, seed: int) -> None:
+    run_case(family, case, seed)
+
+
+def run_case(family: str, case: Case, seed: int, *, is_traced: bool = False) -> dict[int, list[spans.Span]]:
+    """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
     config = GemmConfig(
         128,
@@ -229,9 +254,11 @@ def test_output_is_right(family: str, case: Case, seed: int) -> None:
                 compiling.Case("warp_specialized", "sm_90", rank=rank, family=family, world_size=case.world_size),
             )
             operator = variant.build(context, problem, config)
-            machine.spawn("rank", partial(run_rank, machine, world, operator, case.layout, faults), rank=rank)
-        with emulated(
-            machine, [gemm, ring, outbox, inbox, herald, team, roles, courier, KERNELS[family]], **world.names
-        ):
+            machine.spawn(
+                "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
+            )
+        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, KERNELS[family]]
+        with emulated(machine, modules, **world.names):
             machine.run()
     assert not faults
+    return world.spans

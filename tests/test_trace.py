@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,14 +16,19 @@ from checking import fault, make_data
 from compiling import Case, StubContext, _operands, compile_kernel, recorded_launches
 from compiling import make_problem as problem_of
 from families import FUSED, make_problem, name
+from matplotlib import pyplot
 from ranks import Ranks, context
 from typer.testing import CliRunner
 
-from iris_bench import cli
-from iris_bench.trace import KINDS, Traced, align, write_trace
-from iris_bench.trace_plot import plot_trace
+from iris_bench import cli, trace_cli
+from iris_bench import ranks as ranks_of_bench
+from iris_bench import trace as traces
+from iris_bench.trace import KINDS, Traced, align, thread_of, write_trace
+from iris_bench.trace_plot import plot_traces
+from iris_core import PeerError
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.common.trace import Span
 from overlap_taxonomy import Variant, get_variant
 
@@ -77,8 +84,7 @@ def test_every_tile_is_multiplied_once_and_times_are_in_order(ranks: Callable[[i
         assert {span.kind for span in rows} <= KINDS.keys()
         by_thread: dict[Any, list[Span]] = {}
         for span in rows:
-            pushes = span.kind in (spans.PUSH.value, spans.PUSH_WAIT.value)
-            by_thread.setdefault((span.program, pushes), []).append(span)
+            by_thread.setdefault(thread_of(span), []).append(span)
         for of_thread in by_thread.values():
             of_thread.sort(key=lambda span: (span.begin_ns, span.end_ns))
             assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(of_thread))
@@ -92,7 +98,7 @@ def test_spans_without_room_are_counted(ranks: Callable[[int], Ranks]) -> None:
 
 
 def compiled(case: Case, *, traced: bool) -> Any:
-    with recorded_launches() as launches:
+    with recorded_launches() as launches, mock.patch.object(hopper, "machine_reason", return_value=None):
         ctx = StubContext(case)
         operator = get_variant(case.family, case.variant).build(ctx, problem_of(case))
         if traced:
@@ -101,13 +107,17 @@ def compiled(case: Case, *, traced: bool) -> Any:
     return [compile_kernel(kernel, arguments, case.target) for kernel, arguments in launches]
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize(
-    ("family", "variant"),
+    ("family", "variant", "target"),
     [
-        ("gemm_all_scatter", "workgroup_specialized"),
-        ("all_gather_gemm", "producer_consumer"),
-        ("gemm_reduce_scatter", "fused_sequential"),
+        ("gemm_all_scatter", "workgroup_specialized", "sm_90"),
+        ("gemm_all_scatter", "workgroup_specialized", "gfx942"),
+        ("gemm_all_scatter", "warp_specialized", "sm_90"),
+        ("all_gather_gemm", "producer_consumer", "sm_90"),
+        ("all_gather_gemm", "producer_consumer", "gfx942"),
+        ("gemm_reduce_scatter", "fused_sequential", "sm_90"),
+        ("gemm_reduce_scatter", "fused_sequential", "gfx942"),
+        ("gemm_reduce_scatter", "warp_specialized", "sm_90"),
     ],
 )
 def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: str, target: str) -> None:
@@ -117,7 +127,8 @@ def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: st
         assert "trace.py" not in plain.code
         assert "trace.py" in traced.code
         assert traced.count(clock) > plain.count(clock)
-        assert traced.scratch_bytes == 0
+        # Where the plain kernel lacks registers for a word or two (test_codegen_hopper.py), this one may.
+        assert traced.scratch_bytes <= (8 if (family, variant) == ("gemm_reduce_scatter", "warp_specialized") else 0)
 
 
 def test_clocks_are_aligned_by_the_barriers() -> None:
@@ -131,13 +142,15 @@ def test_clocks_are_aligned_by_the_barriers() -> None:
 def test_a_trace_is_written_and_drawn(tmp_path: Path) -> None:
     push = spans.PUSH.value
     ranks = [[Span(0, 0, 0, 5000, 7000), Span(0, push, 0, 7000, 7500)], [Span(2, 0, 1, 4000, 9000)]]
-    traced = Traced("a title", "a config", ranks, 700.0, 3)
+    traced = Traced("a family", "a variant", "a problem", "a config", ranks, 700.0, 3)
+    assert (traced.begin_ns, traced.total_us) == (4000, 5.0)
     write_trace(traced, tmp_path / "trace.json")
-    plot_trace(traced, tmp_path / "trace.png")
+    plot_traces([traced], tmp_path / "trace.png")
     assert (tmp_path / "trace.png").stat().st_size > 1000
     written = json.loads((tmp_path / "trace.json").read_text())
     assert written["otherData"]["clock_accuracy_us"] == 0.7
     assert written["otherData"]["lost_spans"] == 3
+    assert written["otherData"]["title"] == "a family/a variant, a problem"
     events = [event for event in written["traceEvents"] if event["ph"] == "X"]
     assert [(event["pid"], event["name"], event["ts"], event["dur"]) for event in events] == [
         (0, "multiply", 1.0, 2.0),
@@ -149,13 +162,40 @@ def test_a_trace_is_written_and_drawn(tmp_path: Path) -> None:
     assert {(event["pid"], event["tid"]) for event in events} == threads.keys()
 
 
+def test_every_role_is_a_thread_of_its_own() -> None:
+    by_kind = {kind: thread_of(Span(7, kind, 0, 0, 1)) for kind in KINDS}
+    assert len(set(by_kind.values())) == 4
+    for one in (spans.MULTIPLY, spans.PUSH, spans.SEND, spans.COLLECT):
+        same = {spans.MULTIPLY: spans.WAIT, spans.PUSH: spans.PUSH_WAIT, spans.SEND: spans.SEND_WAIT}
+        assert by_kind[one.value] == by_kind[same.get(one, spans.COLLECT_WAIT).value]
+
+
+def test_several_variants_are_drawn_on_one_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 of each, every kind of span, the axis as long as the longest."""
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    kinds = [Span(0, kind, 0, 1000 * kind, 1000 * kind + 500) for kind in KINDS]
+    short = Traced("a family", "short", "a problem", "", [[Span(0, 0, 0, 5000, 7000)], kinds], 0.0, 0)
+    long = Traced("a family", "long", "a problem", "", [kinds, [Span(0, 0, 0, 0, 90_000)]], 0.0, 0)
+    plot_traces([short, long], tmp_path / "trace.svg")
+    (figure,) = figures
+    upper, lower = figure.axes
+    assert upper.get_xlim() == lower.get_xlim() == (0, pytest.approx(90.9))
+    assert (upper.get_title("left"), lower.get_title("left")) == ("short: 10 µs", "long: 90 µs")
+    assert [len(axes.get_yticks()) for axes in (upper, lower)] == [1, 4]
+    assert figure.get_size_inches()[0] == 9
+    with pytest.raises(ValueError, match="empty"):
+        plot_traces([short, Traced("a family", "none", "a problem", "", [[], []], 0.0, 0)], tmp_path / "trace.svg")
+
+
 @pytest.mark.parametrize(
     ("variant", "shape", "said"),
     [
         ("library", "64x64x64", "writes no trace"),
-        ("warp_specialized", "64x64x64", "writes no trace"),
-        ("all", "64x64x64", "one variant on one shape"),
-        ("fused_sequential", "smoke", "one variant on one shape"),
+        ("fused_sequential,library", "64x64x64", "writes no trace"),
+        ("warp_specialized", "64x64x64", "cannot do this"),
+        ("fused", "64x64x64", "unknown variant 'fused'"),
+        ("fused_sequential", "smoke", "one --family and one --shape"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(tmp_path: Path, variant: str, shape: str, said: str) -> None:
@@ -163,3 +203,43 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, variant: str, shape: s
     result = CliRunner().invoke(cli.app, [*asked, "--out", str(tmp_path / "trace.json")])
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for variable in (*ranks_of_bench._TORCHRUN_VARIABLES, *ranks_of_bench._MPI_VARIABLES):
+        monkeypatch.delenv(variable, raising=False)
+    out = ["--out", str(tmp_path / "trace.json"), "--plot", str(tmp_path / "trace.png")]
+    common = ["--family", "gemm_all_scatter", "--shape", "64x64x64", "--device", "cpu", "--world-size", "2"]
+    return ["trace", *common, *out]
+
+
+def test_several_variants_are_traced(tmp_path: Path, asked: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, [*asked, "--variant", "fused_sequential,bulk_synchronous"])
+    assert result.exit_code == 0, result.output
+    for variant in ("fused_sequential", "bulk_synchronous"):
+        written = json.loads((tmp_path / f"trace-{variant}.json").read_text())
+        assert f"gemm_all_scatter/{variant}, 64x64x64" in written["otherData"]["title"]
+    assert (tmp_path / "trace.png").exists()
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_a_rank_under_a_launcher_leaves_at_once(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
+    """Where peers may be gone it does not stay for threads of a process group; others say what was the matter."""
+
+    def fail(*_: Any) -> Traced:
+        raise PeerError("rank 1 is gone")
+
+    left: list[int] = []
+
+    def leave_at_once(status: int) -> None:
+        left.append(status)
+        raise SystemExit(status)
+
+    launcher = ranks_of_bench.Launcher("torchrun", 0, 2)
+    monkeypatch.setattr(trace_cli, "find_launcher", lambda: launcher)
+    monkeypatch.setattr(traces, "record", fail)
+    monkeypatch.setattr(os, "_exit", leave_at_once)
+    result = CliRunner().invoke(cli.app, [*asked, "--variant", "fused_sequential"])
+    assert (result.exit_code, left) == (1, [1])
+    assert "the trace ended early: PeerError: rank 1 is gone" in result.stderr

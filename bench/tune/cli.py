@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from iris_kernels.common.tuning_cache import check_folder, write_cache
 from overlap_taxonomy import list_variants
 
 from .. import measure, report, sweep
-from ..exits import leave, refuse
+from ..exits import complain, leave, refuse
 from ..ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
 from ..record import LIBRARY, read_records
 from . import candidates
@@ -69,7 +68,7 @@ def tune(
     ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, "cuda")
     ended_early = _run(plan, ranks, is_first=is_first)
     if ended_early and is_first:
-        print(f"iris-bench: tuning ended early: {type(ended_early).__name__}: {ended_early}", file=sys.stderr)
+        complain("tuning", ended_early)
     leave(failed=False, lost=ended_early is not None, launcher=launcher)
 
 

@@ -25,6 +25,7 @@ from iris_core import translate, wait
 from ..common.handshake import wait_ready_of
 from ..common.hopper.arguments import Gate
 from ..common.hopper.herald import hear, said, tell
+from ..common.trace import PUSH, trace_span, trace_time
 
 LAG = gl.constexpr(4)  # pieces that are sent before an earlier one is announced: its arrival takes microseconds
 
@@ -66,6 +67,7 @@ def send_shard(a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE: gl.
         for distance in range(1, WORLD_SIZE):
             wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
     announced = 0
+    began = trace_time(peers)
     for message in range(gl.where(mine > 0, mine + LAG, 0)):
         if message < moved:
             row, col = _place_of(message, shard, TILE)
@@ -83,6 +85,7 @@ def send_shard(a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE: gl.
                 else:
                     _await_all_but(0)
                 tell(herald, announced)
+                began = trace_span(peers, PUSH, announced, began)
                 announced += 1
 
 

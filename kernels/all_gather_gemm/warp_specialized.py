@@ -131,7 +131,7 @@ def _load_shards_and_store(
     col = 0
     opened = 0  # groups of the peers' shards, in the order of their use, that have come
     for turn in range(turns):
-        parcel = Parcel(owner, row, col, TILE.BLOCK_N)
+        parcel = Parcel(owner, row, col, TILE.BLOCK_N, peers.trace_ptr)
         position = gl.program_id(0) - shard.senders + turn * (gl.num_programs(0) - shard.senders)
         if position < own_tiles:
             owner = peers.rank
@@ -153,7 +153,9 @@ def _load_shards_and_store(
                 gathered, b, coming, step, a_row, col, start, num_steps, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
             opened = index + 1
-    send_last(out, outbox, Parcel(owner, row, col, TILE.BLOCK_N), turns, turns > 1, 1, WORLD_SIZE, TILE)
+    send_last(
+        out, outbox, Parcel(owner, row, col, TILE.BLOCK_N, peers.trace_ptr), turns, turns > 1, 1, WORLD_SIZE, TILE
+    )
     await_arrival()
     if (own_tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
         wait_all(shard, peers, epoch, WORLD_SIZE, TILE)

@@ -3,8 +3,8 @@
 A trace is int64 words: how many spans there are, for how many there is room, then a row of SPAN_WORDS a span. Rows are
 handed out in the order in which spans end; what finds no room is counted and not kept.
 
-A span's times are those at which the program's first thread passed: loads and stores that are under way belong to
-whoever waits for them.
+A span's times are those at which the first thread passed, of a program or of the warps that have a part of their own:
+loads and stores that are under way belong to whoever waits for them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ SUM = tl.constexpr(
 )  # add partial sums of a tile: the peers', or those of the programs that share it; in the former case store it
 PUSH = tl.constexpr(4)  # to peers, by a program that only communicates
 PUSH_WAIT = tl.constexpr(5)  # such a program, for peers or for what it pushes
+# By warps that do not multiply, in programs whose other warps do (hopper/).
+SEND = tl.constexpr(6)  # a finished tile's pieces, to whoever it is for
+SEND_WAIT = tl.constexpr(7)  # for peers, or for what was sent to arrive
+COLLECT = tl.constexpr(8)  # the peers' partials of a tile
+COLLECT_WAIT = tl.constexpr(9)  # for the peers to send them
 
 
 class Span(NamedTuple):
@@ -42,7 +47,10 @@ class Span(NamedTuple):
 
 @triton.jit
 def trace_time(peers):
-    """Return the time at which a span begins; a constant where there is no trace."""
+    """Return the time at which a span begins; a constant where there is no trace.
+
+    `peers`, here and below: any bundle with a `trace_ptr`.
+    """
     if peers.trace_ptr is not None:
         return clock_ns()
     else:
@@ -54,6 +62,16 @@ def trace_span(peers, KIND: tl.constexpr, tile, begin):
     """Write down that this program did KIND for a tile since `begin`; return when it ended."""
     if peers.trace_ptr is not None:
         end = clock_ns()
+        trace_until(peers, KIND, tile, begin, end)
+        return end
+    else:
+        return begin
+
+
+@triton.jit
+def trace_until(peers, KIND: tl.constexpr, tile, begin, end):
+    """Write down a span that ended a while ago."""
+    if peers.trace_ptr is not None:
         # No edge: the host reads the trace when the kernel has ended.
         index = tl.atomic_add(peers.trace_ptr, 1, sem="relaxed", scope="gpu")
         if index < tl.load(peers.trace_ptr + 1):
@@ -63,9 +81,6 @@ def trace_span(peers, KIND: tl.constexpr, tile, begin):
             tl.store(row_ptr + 2, tl.cast(tile, tl.int64))
             tl.store(row_ptr + 3, begin)
             tl.store(row_ptr + 4, end)
-        return end
-    else:
-        return begin
 
 
 def make_trace(capacity: int, device: torch.device) -> torch.Tensor:

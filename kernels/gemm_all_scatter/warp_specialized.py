@@ -26,7 +26,8 @@ from ..common.hopper.operator import ROW_BYTES, WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import open_ring
 from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
-from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
+from ..common.hopper.team import kept_columns, shared_turns, trace_number, whole_turns, work_of
+from ..common.trace import SEND_WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmAllScatter
 from .problem import GemmAllScatterProblem
 
@@ -63,7 +64,7 @@ def _load_and_scatter(
     kept = 0
     cols = 0
     for turn in range(turns):
-        parcel = Parcel(peers.rank + 1, row, col + kept, cols)
+        parcel = Parcel(peers.rank + 1, row, col + kept, cols, peers.trace_ptr)
         position, start, stop = work_of(turn, whole, num_steps, TILE)
         row, col = tile_origin(position, sizes, TILE)
         kept, cols = kept_columns(turn, whole, TILE)
@@ -72,11 +73,16 @@ def _load_and_scatter(
             a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
         )
         if turn == 0:
+            began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
-    parcel = Parcel(peers.rank + 1, row, col + kept, cols)
+            trace_span(peers, SEND_WAIT, trace_number(turn), began)
+    parcel = Parcel(peers.rank + 1, row, col + kept, cols, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, turns > 1, WORLD_SIZE, WORLD_SIZE, TILE)
+    began = trace_time(peers)
     await_arrival()
+    began = trace_span(peers, SEND_WAIT, trace_number(turns - 1), began)
     finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+    trace_span(peers, SEND_WAIT, trace_number(turns - 1), began)
 
 
 class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllScatter):

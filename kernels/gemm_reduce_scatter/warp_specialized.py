@@ -46,10 +46,11 @@ from ..common.hopper.outbox import (
     send_last,
     wait_emptied,
 )
-from ..common.hopper.ring import load_steps, multiply_tile, open_ring
+from ..common.hopper.ring import load_steps, multiply_tile, open_ring, trace_first_step
 from ..common.hopper.roles import LOADER_REGISTERS
-from ..common.hopper.team import num_turns
+from ..common.hopper.team import num_turns, trace_number
 from ..common.partials import announce_position
+from ..common.trace import COLLECT, COLLECT_WAIT, MULTIPLY, SEND_WAIT, SUM, WAIT, trace_span, trace_time, trace_until
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
 
@@ -115,7 +116,7 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
         [
             (
                 _multiply_and_sum,
-                (ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE),
+                (ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE),
             ),
             (
                 _load_and_send_partials,
@@ -130,15 +131,26 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
 
 
 @gluon.jit
-def _multiply_and_sum(ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    step = 0
+def _multiply_and_sum(
+    ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
     message = 0
     for turn in range(turns):
+        is_own = work_in(turn, shards, WORLD_SIZE).distance == 0
+        step = turn * num_steps  # not kept from turn to turn: every register counts
+        began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
         acc, step = multiply_tile(ring, step, num_steps, TILE)
-        if work_in(turn, shards, WORLD_SIZE).distance == 0:
+        multiplied = trace_time(peers)
+        if is_own:
             acc, message = add_partials(acc, inbox, message, WORLD_SIZE, TILE)
+        summed = trace_time(peers)
         wait_emptied(outbox, turn)
+        emptied = trace_time(peers)
         hand_over(acc, outbox, TILE)
+        trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
+        if is_own:
+            trace_until(peers, SUM, trace_number(turn), multiplied, summed)
+        trace_until(peers, WAIT, trace_number(turn), summed, emptied)
 
 
 @gluon.jit
@@ -167,7 +179,7 @@ def _load_and_send_partials(
     announced = 0
     for turn in range(turns):
         sending = now
-        parcel = Parcel(peers.rank + sending.distance, row, col, TILE.BLOCK_N)
+        parcel = Parcel(peers.rank + sending.distance, row, col, TILE.BLOCK_N, peers.trace_ptr)
         now = work_in(turn, shards, WORLD_SIZE)
         row, col = tile_origin(now.tile, shards, TILE)
         a_row = (peers.rank + now.distance) % WORLD_SIZE * shards.m + row
@@ -189,13 +201,17 @@ def _load_and_send_partials(
             is_owed = False
             is_held = False
         elif turn == 0:
+            began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
+            trace_span(peers, SEND_WAIT, trace_number(turn), began)
     if is_held:
         let_refill(outbox)
     announced = _have_announced(herald, is_owed, announced)
-    parcel = Parcel(peers.rank + now.distance, row, col, TILE.BLOCK_N)
+    parcel = Parcel(peers.rank + now.distance, row, col, TILE.BLOCK_N, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, False, 1, WORLD_SIZE, TILE)
+    began = trace_time(peers)
     await_arrival()
+    trace_span(peers, SEND_WAIT, trace_number(turns - 1), began)
     _have_announced(herald, (turns > 0) & (now.distance > 0), announced)
     finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
 
@@ -231,13 +247,17 @@ def _collect(slots, inbox, turns, shards, peers, epoch, WORLD_SIZE: gl.constexpr
     for turn in range(turns):
         work = work_in(turn, shards, WORLD_SIZE)
         if work.distance == 0:
+            began = trace_time(peers)
             row, col = tile_origin(work.tile, shards, TILE)
             for distance in range(1, WORLD_SIZE):
                 peer = (peers.rank + distance) % WORLD_SIZE
                 wait(shards.flags_ptr + peer * shards.tiles + work.tile, epoch, peers.watchdog_ptr)
             fence_before_descriptor_loads()
+            trace_span(peers, COLLECT_WAIT, trace_number(turn), began)
             wait_vacated(inbox, collected)
+            began = trace_time(peers)
             message = load_partials(inbox, slots, message, peers.rank, row, col, WORLD_SIZE, TILE)
+            trace_span(peers, COLLECT, trace_number(turn), began)
             collected += 1
 
 

@@ -88,12 +88,16 @@ class Herald(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there; and its width."""
+    """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there; and its width.
+
+    `trace_ptr` is where the warp that sends it writes down when (../trace.py); None for nowhere.
+    """
 
     rank: Any
     row: Any
     col: Any
     cols: Any
+    trace_ptr: Any = None
 
 
 class Team(NamedTuple):

@@ -77,7 +77,6 @@ class WarpSpecializedOperator(FusedOperator[P]):
     variant = "warp_specialized"
     # Sizes that a default configuration may have. On two H200s teams of two and four lose (docs/performance.md).
     teams: tuple[int, ...] = (1,)
-    can_trace = False
     operands_arrive = False  # while tiles are multiplied
 
     @classmethod

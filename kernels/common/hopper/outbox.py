@@ -14,8 +14,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from ..trace import SEND, trace_span, trace_time, trace_until
 from .arguments import Outbox
 from .ring import load_step, load_steps
+from .team import trace_number
 
 PIECE_COLS = gl.constexpr(64)  # 128 bytes, the widest row of a swizzled tile
 
@@ -93,6 +95,8 @@ def load_and_send(
         messages = _messages(parcel, DESTINATIONS, TILE)
     span = gl.maximum(stop - start - (stop - start) // 8, 1)
     sent = 0
+    began = trace_time(parcel)
+    ended = began
     for i in range(start, stop):
         load_step(a, b, ring, step, a_row, col, i * TILE.BLOCK_K, TILE)
         step += 1
@@ -100,9 +104,13 @@ def load_and_send(
         while sent < due:
             _send(out, outbox, parcel, sent, DESTINATIONS, WORLD_SIZE, TILE)
             sent += 1
+            ended = trace_time(parcel)
     while sent < messages:
         _send(out, outbox, parcel, sent, DESTINATIONS, WORLD_SIZE, TILE)
         sent += 1
+        ended = trace_time(parcel)
+    if turn > 0:
+        trace_until(parcel, SEND, trace_number(turn - 1), began, ended)
     return step
 
 
@@ -115,8 +123,10 @@ def send_last(
         let_refill(outbox)
     if turns > 0:
         mbarrier.wait(outbox.filled, (turns - 1) & 1)
+        began = trace_time(parcel)
         for message in range(_messages(parcel, DESTINATIONS, TILE)):
             _send(out, outbox, parcel, message, DESTINATIONS, WORLD_SIZE, TILE)
+        trace_span(parcel, SEND, trace_number(turns - 1), began)
 
 
 @gluon.jit

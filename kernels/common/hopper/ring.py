@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from iris_core import fence_before_descriptor_loads, wait
 
 from ..gemm import DESCRIPTORS_B_NK
+from ..trace import WAIT, trace_span, trace_time
 from .arguments import GatedRing, Ring
 
 
@@ -71,6 +72,15 @@ def load_steps(a, b, ring, step, a_row, col, start, stop, TILE: gl.constexpr):
         load_step(a, b, ring, step, a_row, col, i * TILE.BLOCK_K, TILE)
         step += 1
     return step
+
+
+@gluon.jit
+def trace_first_step(ring, step, peers, tile, TILE: gl.constexpr):
+    """Write down how long the multiply warps wait for a tile's first operands; return when they are there."""
+    began = trace_time(peers)
+    if peers.trace_ptr is not None:
+        mbarrier.wait(ring.loaded.index(step % TILE.STAGES), (step // TILE.STAGES) & 1)
+    return trace_span(peers, WAIT, tile, began)
 
 
 @gluon.jit

@@ -3,6 +3,8 @@
 Every program is 8 warps that multiply and one that loads and communicates. Programs take tiles in turns: program p its
 t-th at position ``p + t * num_programs``. All of them are resident, one an SM. None waits for another of its rank, but
 for those that share its last tiles, if any (team.py).
+
+A traced turn is written down when its tile is handed over: before, a thread's registers are full of it.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from .outbox import hand_over, wait_emptied
-from .ring import multiply_tile
-from .team import sum_of_team, work_of
+from .ring import multiply_tile, trace_first_step
+from .team import sum_of_team, trace_number, work_of
 
 # Of a thread that loads and communicates; those that multiply have the rest. With 56 the handshake of 8 ranks spills.
 LOADER_REGISTERS = gl.constexpr(72)
@@ -23,13 +26,25 @@ def multiply_tiles(ring, outbox, team, whole, shared, num_steps, peers, epoch, T
     """Multiply `whole` tiles, then `shared` with the team, and leave each, or its part of it, in the outbox."""
     step = 0
     for turn in range(whole):
+        began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
         acc, step = multiply_tile(ring, step, num_steps, TILE)
+        multiplied = trace_time(peers)
         wait_emptied(outbox, turn)
+        emptied = trace_time(peers)
         hand_over(acc, outbox, TILE)
+        trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
+        trace_until(peers, WAIT, trace_number(turn), multiplied, emptied)
     if TILE.TEAM > 1:
         for turn in range(whole, whole + shared):
             _, start, stop = work_of(turn, whole, num_steps, TILE)
+            began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
             acc, step = multiply_tile(ring, step, stop - start, TILE)
+            multiplied = trace_time(peers)
             kept = sum_of_team(acc, team, turn - whole, epoch, peers.watchdog_ptr, TILE)
+            summed = trace_time(peers)
             wait_emptied(outbox, turn)
+            emptied = trace_time(peers)
             hand_over(kept, outbox, TILE)
+            trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
+            trace_until(peers, SUM, trace_number(turn), multiplied, summed)
+            trace_until(peers, WAIT, trace_number(turn), summed, emptied)

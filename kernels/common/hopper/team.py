@@ -84,6 +84,12 @@ def kept_columns(turn, whole, TILE: gl.constexpr):
 
 
 @gluon.jit
+def trace_number(turn):
+    """Return what a trace calls a program's `turn`-th tile: its position, unless a team shares it."""
+    return gl.program_id(0) + turn * gl.num_programs(0)
+
+
+@gluon.jit
 def sum_of_team(acc, team, round, epoch, watchdog_ptr, TILE: gl.constexpr):
     """Return the columns that this program keeps of a tile, summed over the team, from its sum over a part of k."""
     TEAM: gl.constexpr = TILE.TEAM

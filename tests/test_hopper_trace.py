@@ -1,0 +1,50 @@
+"""What the warp-specialised kernels write down of themselves, in the emulator; of their machine code: test_trace.py."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from test_hopper_emulated import CASES, run_case
+
+from iris_bench.trace import thread_of
+from iris_kernels.common import trace as spans
+
+MANY_STEPS, FEW_TILES, TEAMS = CASES[1], CASES[4], CASES[9]
+KINDS = (spans.MULTIPLY, spans.SUM, spans.SEND, spans.COLLECT, spans.COLLECT_WAIT)
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        ("gemm_all_scatter", MANY_STEPS),
+        ("gemm_all_scatter", FEW_TILES),
+        ("gemm_all_scatter", TEAMS),
+        ("gemm_reduce_scatter", MANY_STEPS),
+        ("gemm_reduce_scatter", FEW_TILES),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.why,
+)
+def test_every_tile_is_traced(family: str, case: Any) -> None:
+    """Each is multiplied and sent once, an own one of reduce-scatter collected and summed; a thread's are in order."""
+    traced = run_case(family, case, 0, is_traced=True)
+    assert traced.keys() == set(range(case.world_size))
+    for found in traced.values():
+        tiles = {kind: sorted(span.tile for span in found if span.kind == kind.value) for kind in KINDS}
+        assert tiles[spans.MULTIPLY] == sorted(set(tiles[spans.MULTIPLY]))
+        assert tiles[spans.SEND] == tiles[spans.MULTIPLY]
+        if case.team == 1:
+            assert tiles[spans.MULTIPLY] == list(range(len(tiles[spans.MULTIPLY])))
+        if family == "gemm_reduce_scatter":
+            own = len(tiles[spans.MULTIPLY]) // case.world_size
+            assert tiles[spans.SUM] == tiles[spans.COLLECT] == tiles[spans.COLLECT_WAIT]
+            assert len(tiles[spans.SUM]) == own and set(tiles[spans.SUM]) <= set(tiles[spans.MULTIPLY])
+        by_thread: dict[Any, list[spans.Span]] = defaultdict(list)
+        for span in found:
+            by_thread[thread_of(span)].append(span)
+        for of_thread in by_thread.values():
+            of_thread.sort(key=lambda span: span.begin_ns)
+            assert all(span.begin_ns <= span.end_ns for span in of_thread)
+            assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(of_thread))
