@@ -21,7 +21,6 @@ from . import (
     one_shot,
     producer_consumer,
     warp_specialized,
-    warp_specialized_copies,
     workgroup_specialized,
 )
 from .operator import FAMILY
@@ -39,7 +38,6 @@ for _variant in (
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
-    warp_specialized_copies.VARIANT,
     one_shot.VARIANT,
     auto.VARIANT,
 ):

@@ -35,7 +35,7 @@ class Consignment(NamedTuple):
 
     `rows` are this rank's, `k` the columns. A group has `group_rows`, a chunk `chunk_columns`. There are `parts`,
     `chunks` of each group, and `pieces` are counted for each, those past the shard's end too. `senders` programs send
-    them; 0 where the copy engines do.
+    them.
     """
 
     counts_ptr: Any
@@ -111,7 +111,7 @@ def count_parts(herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
 def _num_pieces(shard):
     """Return how many pieces are this program's."""
     left = gl.maximum(shard.parts * shard.pieces - gl.program_id(0), 0)
-    return gl.where(gl.program_id(0) < shard.senders, gl.cdiv(left, gl.maximum(shard.senders, 1)), 0)
+    return gl.where(gl.program_id(0) < shard.senders, gl.cdiv(left, shard.senders), 0)
 
 
 @gluon.jit
@@ -169,24 +169,15 @@ def count_pieces(shard, peers, peer, part, pieces):
 
 
 @gluon.jit
-def gate_of(shard, peers, epoch, peer, group, is_open, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Return what must be waited for before a group of rows of a peer's shard is read.
-
-    What copy engines bring is counted with the handshake, part by part in their order; then a group is one part.
-    """
-    is_copied = shard.senders == 0
-    counted_ptr = shard.counts_ptr + peer * shard.parts + group * shard.chunks
-    counts_ptr = gl.where(is_copied, peers.state_ptr + WORLD_SIZE + peer, counted_ptr)
-    expected = gl.where(is_copied, (epoch - 1) * shard.parts + group + 1, epoch * shard.pieces)
-    return Gate(counts_ptr, expected, shard.chunk_columns // TILE.BLOCK_K, is_open, peers.watchdog_ptr)
+def gate_of(shard, peers, epoch, peer, group, is_open, TILE: gl.constexpr):
+    """Return what must be waited for before a group of rows of a peer's shard is read."""
+    counts_ptr = shard.counts_ptr + peer * shard.parts + group * shard.chunks
+    return Gate(counts_ptr, epoch * shard.pieces, shard.chunk_columns // TILE.BLOCK_K, is_open, peers.watchdog_ptr)
 
 
 @gluon.jit
-def wait_all(shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def wait_all(shard, peers, epoch, WORLD_SIZE: gl.constexpr):
     """Wait until all parts of all peers' shards have come."""
-    for distance in range(1, WORLD_SIZE):
-        for group in range(shard.parts // shard.chunks):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            gate = gate_of(shard, peers, epoch, peer, group, False, WORLD_SIZE, TILE)
-            for chunk in range(shard.chunks):
-                wait(gate.counts_ptr + chunk, gate.expected, gate.watchdog_ptr)
+    for index in range(WORLD_SIZE * shard.parts):
+        if index // shard.parts != peers.rank:
+            wait(shard.counts_ptr + index, epoch * shard.pieces, peers.watchdog_ptr)

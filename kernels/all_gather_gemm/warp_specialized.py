@@ -54,7 +54,6 @@ def warp_specialized_kernel(
     sizes,
     group,
     peers,
-    total_programs,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
@@ -90,7 +89,6 @@ def warp_specialized_kernel(
                     group,
                     peers,
                     epoch,
-                    total_programs,
                     WORLD_SIZE,
                     TILE,
                 ),
@@ -120,7 +118,6 @@ def _load_shards_and_store(
     group,
     peers,
     epoch,
-    total_programs,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
@@ -136,7 +133,7 @@ def _load_shards_and_store(
         if position < own_tiles:
             owner = peers.rank
             row, col = tile_origin(position, sizes, TILE)
-            here = gated(ring, gate_of(shard, peers, epoch, owner, 0, True, WORLD_SIZE, TILE))
+            here = gated(ring, gate_of(shard, peers, epoch, owner, 0, True, TILE))
             step, start = load_ahead(a, b, here, step, row, col, 0, num_steps, outbox, turn > 1, TILE)
             step = load_and_send(
                 a, b, here, step, row, col, start, num_steps, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
@@ -146,7 +143,7 @@ def _load_shards_and_store(
             owner = (peers.rank + 1 + index % PEERS) % WORLD_SIZE
             row, col = tile_origin((position - own_tiles) % group_tiles, group, TILE)
             row += index // PEERS * group.m
-            coming = gated(ring, gate_of(shard, peers, epoch, owner, index // PEERS, index < opened, WORLD_SIZE, TILE))
+            coming = gated(ring, gate_of(shard, peers, epoch, owner, index // PEERS, index < opened, TILE))
             a_row = owner * sizes.m + row
             step, start = load_ahead(gathered, b, coming, step, a_row, col, 0, num_steps, outbox, turn > 1, TILE)
             step = load_and_send(
@@ -158,21 +155,67 @@ def _load_shards_and_store(
     )
     await_arrival()
     if (own_tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
-        wait_all(shard, peers, epoch, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+        wait_all(shard, peers, epoch, WORLD_SIZE)
+    finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
 
 
-class MultipliesArriving(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm):
-    """An operator that runs the kernel above, whoever brings the shards."""
+class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm):
+    """See the module. The rows of its output may lie further apart than they are long."""
 
     operands_arrive = True
-    _shard: Consignment
 
     @classmethod
     def _config_reason(cls, problem: AllGatherGemmProblem, config: GemmConfig) -> str | None:
         if reason := super()._config_reason(problem, config):
             return reason
         return f"team is {config.team}; this variant's programs share no tiles" if config.team > 1 else None
+
+    def default_config(self) -> GemmConfig:
+        # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
+        config = super().default_config()
+        if config.block_n == 256:
+            config = replace(config, block_n=128, num_stages=STAGES[128])
+        return replace(config, panels=4, comm_sms=16)
+
+    def _open_buffers(self) -> None:
+        super()._open_buffers()
+        shard = self._cut()
+        parts, pieces = shard.parts, shard.pieces
+        counts = self._on_heap((self.problem.world_size, parts), torch.int64)
+        self._shard = shard._replace(counts_ptr=counts)
+        self.ctx.watchdog.watch(
+            counts,
+            lambda word: f"{self}: pieces of part {word % parts} of rank {word // parts}'s shard",
+            lambda word, expected: -(-expected // pieces),
+        )
+        # Where this rank has no rows, nothing is sent, but a descriptor needs some.
+        own = self._own_rows if shard.rows else slice(0, 1)
+        piece = (1, self.config.block_m, self.config.block_k)
+        self._everywhere = self._descriptor(self.ctx.peer_view(self.gathered)[:, own], piece)
+
+    def _cut(self) -> Consignment:
+        """Return how the shards are cut, into groups of rows of tiles and into chunks; the same on all ranks."""
+        problem, config = self.problem, self.config
+        itemsize, rows = problem.dtype.itemsize, problem.a_shape(0)[0]
+        row_tiles = -(-rows // config.block_m)
+        groups = fewest_empty(row_tiles, config.panels)
+        group_rows = -(-row_tiles // groups) * config.block_m
+        least, most = _PART_BYTES
+        part_bytes = max(least, min(rows * problem.k * itemsize // _PARTS, most))
+        steps = max(1, part_bytes // (group_rows * itemsize) // config.block_k)
+        steps = min(steps, -(-problem.k // config.block_k))
+        chunks = -(-problem.k // (steps * config.block_k))
+        return Consignment(
+            None,
+            rows=problem.a_shape(self.rank)[0],
+            k=problem.k,
+            group_rows=group_rows,
+            chunk_columns=steps * config.block_k,
+            chunks=chunks,
+            parts=groups * chunks,
+            pieces=group_rows // config.block_m * steps,
+            senders=config.comm_sms,
+        )
 
     def _open_output(self) -> None:
         problem = self.problem
@@ -185,35 +228,11 @@ class MultipliesArriving(WarpSpecializedOperator[AllGatherGemmProblem], AllGathe
         self.output = room.flatten(0, 1)[:m, :n]
         self._out = self._pieces_of(room)
         self._sizes = Sizes(shard_rows, n, problem.k)
-        # Where this rank has no rows, nothing is sent, but a descriptor needs some.
-        own = self._own_rows if problem.a_shape(self.rank)[0] else slice(0, 1)
-        piece = (1, self.config.block_m, self.config.block_k)
-        self._everywhere = self._descriptor(self.ctx.peer_view(self.gathered)[:, own], piece)
 
-    def _consignment(self, counts: torch.Tensor, *, chunk_columns: int, senders: int) -> Consignment:
-        """Return how the shards are cut, into groups of rows of tiles and into chunks; the same on all ranks."""
-        problem, block_m, block_k = self.problem, self.config.block_m, self.config.block_k
-        row_tiles = -(-problem.a_shape(0)[0] // block_m)
-        groups = fewest_empty(row_tiles, self.config.panels)
-        group_rows = -(-row_tiles // groups) * block_m
-        steps = min(max(1, chunk_columns // block_k), -(-problem.k // block_k))
-        chunks = -(-problem.k // (steps * block_k))
-        return Consignment(
-            counts,
-            rows=problem.a_shape(self.rank)[0],
-            k=problem.k,
-            group_rows=group_rows,
-            chunk_columns=steps * block_k,
-            chunks=chunks,
-            parts=groups * chunks,
-            pieces=group_rows // block_m * steps,
-            senders=senders,
-        )
-
-    def _run_kernel(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
+    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self._run(
             warp_specialized_kernel,
-            num_programs,
+            self.config.num_sms,
             **self._operands(a if a.shape[0] else self.gathered, b),
             gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
             out=self._out,
@@ -222,41 +241,8 @@ class MultipliesArriving(WarpSpecializedOperator[AllGatherGemmProblem], AllGathe
             sizes=self._sizes,
             group=self._sizes._replace(m=self._shard.group_rows),
             peers=self._peers(),
-            total_programs=total_programs,
             WORLD_SIZE=self.problem.world_size,
         )
-
-
-class WarpSpecialized(MultipliesArriving):
-    """See the module. The rows of its output may lie further apart than they are long."""
-
-    def default_config(self) -> GemmConfig:
-        # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
-        config = super().default_config()
-        if config.block_n == 256:
-            config = replace(config, block_n=128, num_stages=STAGES[128])
-        return replace(config, panels=4, comm_sms=16)
-
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        problem = self.problem
-        rows, row_bytes = problem.a_shape(0)[0], problem.k * problem.dtype.itemsize
-        least, most = _PART_BYTES
-        part_bytes = max(least, min(rows * row_bytes // _PARTS, most))
-        group_bytes = -(-rows // self.config.panels) * problem.dtype.itemsize
-        shard = self._consignment(self._state, chunk_columns=part_bytes // group_bytes, senders=self.config.comm_sms)
-        parts, pieces = shard.parts, shard.pieces
-        counts = self._on_heap((problem.world_size, parts), torch.int64)
-        self._shard = shard._replace(counts_ptr=counts)
-        self.ctx.watchdog.watch(
-            counts,
-            lambda word: f"{self}: pieces of part {word % parts} of rank {word // parts}'s shard",
-            lambda word, expected: -(-expected // pieces),
-        )
-
-    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        num_programs = self.config.num_sms
-        self._run_kernel(a, b, num_programs, total_programs=num_programs)
 
 
 def fewest_empty(row_tiles: int, most: int) -> int:

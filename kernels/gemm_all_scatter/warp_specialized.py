@@ -88,6 +88,8 @@ def _load_and_scatter(
 class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllScatter):
     """See the module."""
 
+    teams = (1, 2)
+
     @classmethod
     def _sizes_reason(cls, problem: GemmAllScatterProblem) -> str | None:
         for rank in range(problem.world_size):

@@ -54,7 +54,11 @@ from ..common.trace import COLLECT, COLLECT_WAIT, MULTIPLY, SEND_WAIT, SUM, WAIT
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
 
-_LAG = 3  # rounds, of about a tile a program each: a tile is sent in one, announced in the next
+import os
+
+_LAG = int(
+    os.environ.get("IRIS_LAG", 4)
+)  # rounds, of about a tile a program each: a tile is sent in one, announced in the next
 
 
 class Shards(NamedTuple):
@@ -280,7 +284,8 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         self._out = self._pieces_of(at_owners)
         self._slots = self._descriptor(room[:, :, :n], (1, self.config.block_m, PIECE_COLS.value))
         tiles = -(-shard_rows // self.config.block_m) * -(-n // self.config.block_n)
-        chunk, lag = max(1, self.config.num_sms // problem.world_size), _LAG
+        # A round is shorter than a turn by about a chunk, so that own tiles go round among the programs: they take longer.
+        chunk, lag = max(1, self.config.num_sms // (problem.world_size + 1)), _LAG
         if tiles <= chunk * lag:  # all own tiles last
             chunk, lag = tiles, 0
         last = -(-tiles // chunk) - 1

@@ -75,8 +75,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
     """An operator whose kernel gives warps roles. Its operands and outputs are moved by TMA: see `_operands`."""
 
     variant = "warp_specialized"
-    # Sizes that a default configuration may have. On two H200s teams of two and four lose (docs/performance.md).
-    teams: tuple[int, ...] = (1,)
+    teams: tuple[int, ...] = (1,)  # sizes that a default configuration may have
     operands_arrive = False  # while tiles are multiplied
 
     @classmethod
