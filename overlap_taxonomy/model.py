@@ -18,11 +18,13 @@ _COMM_SHARES = {
     ("gemm_all_scatter", "workgroup_specialized"): 12 / 132,
     ("all_gather_gemm", "producer_consumer"): 12 / 132,
     ("all_gather_gemm", "workgroup_specialized"): 16 / 132,
+    ("all_gather_gemm", "warp_specialized"): 16 / 132,
     ("gemm_reduce_scatter", "producer_consumer"): 16 / 132,
     ("gemm_reduce_scatter", "workgroup_specialized"): 24 / 132,
     ("gemm_all_reduce", "workgroup_specialized"): 24 / 132,
 }
 _ONE_SHOT_ROWS = 16  # of the lowest tile
+_CHUNKS = 8  # of a tile's operands, awaited one after the other
 _PANEL_BYTES = 8 << 20  # the copy engines' pieces are at least so large
 _COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # panels at most, of a rank's part
 
@@ -136,8 +138,15 @@ def _split_gather(machine: Machine, work: Work, variant: str) -> float:
     return _as_shards_come(own, work, arrival) + _ends(machine, kernels=1)
 
 
-def _engine_gather(machine: Machine, work: Work, *, kind: str = "portable") -> float:
-    own = _gather_gemm(machine, work, sms=machine.num_sms - 1, kind=kind)
+def _warp_gather(machine: Machine, work: Work) -> float:
+    sms = _comm_sms(machine, work, "warp_specialized")
+    own = _gather_gemm(machine, work, sms=machine.num_sms - sms, kind="specialized")
+    push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms)
+    return max(own.us, push + own.wave_us / _CHUNKS) + _ends(machine, kernels=1)
+
+
+def _engine_gather(machine: Machine, work: Work) -> float:
+    own = _gather_gemm(machine, work, sms=machine.num_sms - 1)
     arrival = copy_us(machine, _shard_bytes(work), 512)  # a shard is contiguous
     return _as_shards_come(own, work, arrival) + _ends(machine, kernels=2)
 
@@ -332,7 +341,7 @@ FAMILIES: dict[str, dict[str, Pattern]] = {
         "fused_sequential": _fused_gather,
         "workgroup_specialized": _named(_split_gather, "workgroup_specialized"),
         "copy_engine": _engine_gather,
-        "warp_specialized": lambda machine, work: _engine_gather(machine, work, kind="specialized"),
+        "warp_specialized": _warp_gather,
         "one_shot": _one_shot_gather,
     },
     "gemm_reduce_scatter": {

@@ -82,7 +82,7 @@ def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
 @each_case
 def test_nothing_spills_and_every_register_is_used(case: Case) -> None:
     for kernel in compile_once(case):
-        # Reduce-scatter's sum lacks two registers where a slab ends: a word a thread for each, measured to cost nothing.
+        # Reduce-scatter's sum lacks a register or two where a slab ends.
         assert kernel.scratch_bytes <= (8 if case.family == "gemm_reduce_scatter" else 0), kernel.name
         assert "__local_depot" not in kernel.code, kernel.name
     kernel = specialized(case)

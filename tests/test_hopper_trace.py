@@ -40,7 +40,8 @@ def test_every_tile_is_traced(family: str, case: Any) -> None:
         if family == "gemm_reduce_scatter":
             own = len(tiles[spans.MULTIPLY]) // case.world_size
             assert tiles[spans.SUM] == tiles[spans.COLLECT] == tiles[spans.COLLECT_WAIT]
-            assert len(tiles[spans.SUM]) == own and set(tiles[spans.SUM]) <= set(tiles[spans.MULTIPLY])
+            assert len(tiles[spans.SUM]) == own
+            assert set(tiles[spans.SUM]) <= set(tiles[spans.MULTIPLY])
         by_thread: dict[Any, list[spans.Span]] = defaultdict(list)
         for span in found:
             by_thread[thread_of(span)].append(span)

@@ -54,11 +54,7 @@ from ..common.trace import COLLECT, COLLECT_WAIT, MULTIPLY, SEND_WAIT, SUM, WAIT
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
 
-import os
-
-_LAG = int(
-    os.environ.get("IRIS_LAG", 4)
-)  # rounds, of about a tile a program each: a tile is sent in one, announced in the next
+_LAG = 4  # rounds, of about a tile a program each: a tile is sent in one, announced in the next
 
 
 class Shards(NamedTuple):
@@ -284,7 +280,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         self._out = self._pieces_of(at_owners)
         self._slots = self._descriptor(room[:, :, :n], (1, self.config.block_m, PIECE_COLS.value))
         tiles = -(-shard_rows // self.config.block_m) * -(-n // self.config.block_n)
-        # A round is shorter than a turn by about a chunk, so that own tiles go round among the programs: they take longer.
+        # A round is shorter than a turn by about a chunk: own tiles take longer, and go round among the programs.
         chunk, lag = max(1, self.config.num_sms // (problem.world_size + 1)), _LAG
         if tiles <= chunk * lag:  # all own tiles last
             chunk, lag = tiles, 0
