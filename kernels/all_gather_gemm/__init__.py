@@ -17,6 +17,7 @@ from . import (
     bulk_synchronous,
     copy_engine,
     fused_sequential,
+    kraken,
     library,
     one_shot,
     producer_consumer,
@@ -32,6 +33,7 @@ Problem = AllGatherGemmProblem
 for _variant in (
     library.VARIANT,
     async_tp.VARIANT,
+    kraken.VARIANT,
     bulk_synchronous.VARIANT,
     producer_consumer.VARIANT,
     fused_sequential.VARIANT,

@@ -22,7 +22,7 @@ class LibraryOperator(Operator[P]):
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
-        return "it runs the vendor's kernels and takes no configuration" if config else None
+        return "it runs kernels that are not ours and takes no configuration" if config else None
 
     def default_config(self) -> None:
         return None

@@ -9,7 +9,7 @@ from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
-from . import auto, bulk_synchronous, fused_sequential, library, one_shot, workgroup_specialized
+from . import auto, bulk_synchronous, fused_sequential, kraken, library, one_shot, workgroup_specialized
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
 from .reference import reference
@@ -18,6 +18,7 @@ Problem = GemmAllReduceProblem
 
 for _variant in (
     library.VARIANT,
+    kraken.VARIANT,
     bulk_synchronous.VARIANT,
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,

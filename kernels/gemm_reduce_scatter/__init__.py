@@ -15,6 +15,7 @@ from . import (
     bulk_synchronous,
     copy_engine,
     fused_sequential,
+    kraken,
     library,
     one_shot,
     producer_consumer,
@@ -30,6 +31,7 @@ Problem = GemmReduceScatterProblem
 for _variant in (
     library.VARIANT,
     async_tp.VARIANT,
+    kraken.VARIANT,
     bulk_synchronous.VARIANT,
     producer_consumer.VARIANT,
     fused_sequential.VARIANT,
