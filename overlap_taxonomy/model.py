@@ -25,6 +25,7 @@ _COMM_SHARES = {
 }
 _ONE_SHOT_ROWS = 16  # of the lowest tile
 _CHUNKS = 8  # of a tile's operands, awaited one after the other
+_GATED_RATE = 0.83  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
 _PANEL_BYTES = 8 << 20  # the copy engines' pieces are at least so large
 _COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # panels at most, of a rank's part
 
@@ -142,7 +143,7 @@ def _warp_gather(machine: Machine, work: Work) -> float:
     sms = _comm_sms(machine, work, "warp_specialized")
     own = _gather_gemm(machine, work, sms=machine.num_sms - sms, kind="specialized")
     push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms)
-    return max(own.us, push + own.wave_us / _CHUNKS) + _ends(machine, kernels=1)
+    return max(own.us / _GATED_RATE, push + own.wave_us / _CHUNKS) + _ends(machine, kernels=1)
 
 
 def _engine_gather(machine: Machine, work: Work) -> float:
