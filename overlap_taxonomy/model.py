@@ -25,7 +25,7 @@ _COMM_SHARES = {
 }
 _ONE_SHOT_ROWS = 16  # of the lowest tile
 _CHUNKS = 8  # of a tile's operands, awaited one after the other
-_GATED_RATE = 0.83  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
+_GATED_RATE = 0.75  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
 _PANEL_BYTES = 8 << 20  # the copy engines' pieces are at least so large
 _COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # panels at most, of a rank's part
 
@@ -141,7 +141,8 @@ def _split_gather(machine: Machine, work: Work, variant: str) -> float:
 
 def _warp_gather(machine: Machine, work: Work) -> float:
     sms = _comm_sms(machine, work, "warp_specialized")
-    own = _gather_gemm(machine, work, sms=machine.num_sms - sms, kind="specialized")
+    rows = _rows_in_tiles(work)
+    own = gemm(machine, work, rows, work.share(work.n), work.k, sms=machine.num_sms - sms, kind="specialized")
     push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms)
     return max(own.us / _GATED_RATE, push + own.wave_us / _CHUNKS) + _ends(machine, kernels=1)
 
@@ -198,7 +199,7 @@ def _engine_reduce(machine: Machine, work: Work) -> float:
 
 
 def _warp_reduce(machine: Machine, work: Work) -> float:
-    own = _partial_gemm(machine, work, kind="specialized")
+    own = gemm(machine, work, _rows_in_tiles(work), work.n, work.share(work.k), kind="specialized")
     push = push_us(machine, _reduced(work), narrow=False, to_one=True)
     return max(own.us, own.wave_us + push + own.wave_us) + _sum_us(machine, work) + _ends(machine, kernels=1)
 
@@ -262,6 +263,11 @@ def _one_shot(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
     read_us = work.element_bytes * (m * k + k * n + m * n) / machine.memory_gbps / 1e3
     multiply_us = 2.0 * rows * n * k / tflops / 1e6
     return max(read_us, multiply_us) + machine.split_us + machine.hop_us + machine.launch_us
+
+
+def _rows_in_tiles(work: Work) -> int:
+    """The rows that are multiplied where every shard of rows is cut into tiles of its own, of 128 rows."""
+    return work.world_size * -(-work.share(work.m) // 128) * 128
 
 
 def _ends(machine: Machine, *, kernels: int) -> float:

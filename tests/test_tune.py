@@ -170,7 +170,7 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_anything_is_measured(
 
 
 def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
-    sweeps = sorted(RESULTS.glob("h200x4-*.csv"))
+    sweeps = [*RESULTS.glob("h200x4-*.csv"), RESULTS / "h200x2-bf16.csv", RESULTS / "h200x2-one-shot-bf16.csv"]
     result = invoke("defaults", *sweeps, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     (made,) = tmp_path.iterdir()

@@ -37,8 +37,7 @@ NAME = "auto"
 MEASURED_MARGIN = 0.02
 MODEL_MARGIN = 0.10
 PREDICTION_MARGIN = 0.25
-# Shorter calls are launches and latency, of which the sweeps that the model was fitted to have few: held out of the
-# fit, they are off by more than the margin.
+SHORT_MARGIN = 0.15  # of predicted times, in calls that are shorter than this: they are launches and latency
 SHORT_US = 60.0
 # Interpreted kernels have no performance to choose by. Every family has this one.
 INTERPRETED = "workgroup_specialized"
@@ -138,8 +137,8 @@ def choose(
     if work.is_narrow(problem.a_shape(0)[1]) or work.is_narrow(problem.n):
         return Choice(candidates[0], None, "rows are not on 16 bytes, where the model is far off and ours are slow")
     predicted = {name: us for name in candidates if (us := predict_us(machine, name, work)) is not None}
-    is_trusted = machine.is_measured and predicted[candidates[0]] > SHORT_US
-    return Choice(fastest(predicted, MODEL_MARGIN if is_trusted else PREDICTION_MARGIN), None, "predicted")
+    margin = SHORT_MARGIN if predicted[candidates[0]] < SHORT_US else MODEL_MARGIN
+    return Choice(fastest(predicted, margin if machine.is_measured else PREDICTION_MARGIN), None, "predicted")
 
 
 def fastest(times_us: Mapping[str, float], margin: float) -> str:
