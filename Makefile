@@ -37,8 +37,10 @@ setup: $(READY) ## Make .venv and install everything into it, if that was not do
 bench: $(READY) ## Run every family and variant on small shapes on what the machine has; table, CSV and plot [NP=4]
 	$(SWEEP) --overwrite $(ARGS)
 
+# Workers and ranks share the cores: threads of one process would wait for each other. tests/conftest.py has the order.
+test: export OMP_NUM_THREADS = 1
 test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
-	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped
 	@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() < $(or $(NP),1))' || \

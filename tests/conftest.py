@@ -8,6 +8,27 @@ import pytest
 import torch
 from ranks import Pools, Ranks
 
+# Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
+LONG = (
+    "test_codegen.py",
+    "test_operators.py",
+    "test_operator_calls.py",
+    "test_check_kernels.py",
+    "test_dead_peers.py",
+    "test_sums.py",
+    "test_properties.py",
+    "test_codegen_hopper.py",
+    "test_faults.py",
+    "test_reset.py",
+    "test_stress.py",
+    "test_bench_cli.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:

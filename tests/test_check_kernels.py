@@ -32,7 +32,10 @@ def test_nor_with_three_ranks(variant: Variant) -> None:
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
 def test_planted_bugs_are_found(planted: Planted) -> None:
-    report = planted.run(schedules=4, seed=0)
+    """Within four schedules; most show in the first, which the four begin with."""
+    report = planted.run(schedules=1, seed=0)
+    if not report.found_ordering_fault:
+        report = planted.run(schedules=4, seed=0)
     assert report.found_ordering_fault, report
 
 

@@ -33,7 +33,7 @@ CASES = [
     Case(1, 2, 7, "fewer columns than ranks: some have none"),
     Case(33, 37, 41, "divides nothing"),
     Case(64, 128, 96, "divides everything"),
-    Case(70, 260, 32, "several tiles a program, and one step of the main loop"),
+    Case(70, 132, 32, "several tiles a program, and one step of the main loop"),
 ]
 
 
@@ -64,10 +64,15 @@ def run_cases(
 
 # Each dtype and each world size, not each of one with each of the other: a rank's dtype knows nothing of its peers.
 WORLDS = [(1, torch.float32), (2, torch.float16), (3, torch.float32), (4, torch.bfloat16)]
+# On the CPU `auto` makes a variant's operator that is here by its own name: once shows that it is made.
+RUNS = [(variant, *world) for variant in VARIANTS for world in (WORLDS[1:2] if variant.delegates else WORLDS)]
 
 
-@pytest.mark.parametrize(("world_size", "dtype"), WORLDS, ids=lambda value: str(value).removeprefix("torch."))
-@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+@pytest.mark.parametrize(
+    ("variant", "world_size", "dtype"),
+    RUNS,
+    ids=lambda value: name(value) if isinstance(value, Variant) else str(value).removeprefix("torch."),
+)
 def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_size: int, dtype: torch.dtype) -> None:
     faults = ranks(world_size).call(run_cases, variant.family, variant.name, dtype, CASES)
     assert faults == [[]] * world_size
