@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
@@ -75,3 +76,10 @@ def test_a_family_from_elsewhere_is_listed() -> None:
 def test_a_variant_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         list_variants()[0].name = "other"  # type: ignore[misc]
+
+
+def test_every_variant_of_all_gather_can_be_asked_for_the_gathered_a() -> None:
+    """`all_gather_gemm` asks each, also those that then refuse."""
+    for variant in list_variants("all_gather_gemm"):
+        if not variant.delegates:
+            assert "keep_gathered" in inspect.signature(variant.build).parameters, variant.name

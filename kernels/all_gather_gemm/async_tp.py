@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from iris_core import Context
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.async_tp import AsyncTpOperator
@@ -12,12 +13,17 @@ from .problem import AllGatherGemmProblem
 
 
 class AsyncTp(AsyncTpOperator[AllGatherGemmProblem]):
-    """See the module."""
+    """See the module. `gathered` is the whole A after every call."""
 
     family = FAMILY
 
+    def __init__(
+        self, ctx: Context, problem: AllGatherGemmProblem, config: None = None, *, keep_gathered: bool = False
+    ) -> None:
+        super().__init__(ctx, problem, config)
+
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        _, (output,) = torch.ops.symm_mem.fused_all_gather_matmul(a.contiguous(), [b], 0, self._group_name)
+        self.gathered, (output,) = torch.ops.symm_mem.fused_all_gather_matmul(a.contiguous(), [b], 0, self._group_name)
         return output
 
 
