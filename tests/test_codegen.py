@@ -20,14 +20,17 @@ from overlap_taxonomy import Agent, Sync, Variant, get_variant
 
 
 def cases_of(variant: Variant) -> list[Case]:
-    """Every target; on one of each vendor, what else decides about a kernel."""
+    """Every target and, on one of each vendor, what else decides about a kernel.
+
+    The rank and how operands are read decide about different parts of a kernel, so a case has another of both.
+    """
     case = Case(variant.name, "sm_90", rank=2, family=variant.family)
     amd = replace(case, target="gfx942")
     return [
-        *(replace(case, target=target) for target in TARGETS),
-        *(replace(case, rank=rank) for rank in (0, 1)),
-        replace(amd, rank=1),
-        replace(case, layout="kn"),
+        case,
+        amd,
+        *(replace(case, target=target, rank=1) for target in ("sm_100", "gfx950")),
+        replace(case, rank=0, layout="kn"),
         replace(case, pointers=True),
         replace(amd, dtype=torch.float16),
         replace(case, dtype=torch.float32),
