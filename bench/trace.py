@@ -77,6 +77,7 @@ class Traced:
 
     @property
     def title(self) -> str:
+        """What was traced, in words."""
         return f"{self.family}/{self.variant}, {self.problem}"
 
     @property

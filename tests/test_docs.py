@@ -23,6 +23,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
+    "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
 }  # of an example; two ranks on the CPU where nothing is said
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

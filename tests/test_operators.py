@@ -65,6 +65,7 @@ def run_cases(
 
 # Each dtype and each world size, not each of one with each of the other: a rank's dtype knows nothing of its peers.
 WORLDS = [(1, torch.float32), (2, torch.float16), (3, torch.float32), (4, torch.bfloat16)]
+UNEVEN = [case for case in CASES if case.why == "divides nothing"]  # where three ranks differ from two and four
 # On the CPU `auto` makes a variant's operator that is here by its own name: once shows that it is made.
 RUNS = [(variant, *world) for variant in VARIANTS for world in (WORLDS[1:2] if variant.delegates else WORLDS)]
 
@@ -75,5 +76,6 @@ RUNS = [(variant, *world) for variant in VARIANTS for world in (WORLDS[1:2] if v
     ids=lambda value: name(value) if isinstance(value, Variant) else str(value).removeprefix("torch."),
 )
 def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_size: int, dtype: torch.dtype) -> None:
-    faults = ranks(world_size).call(run_cases, variant.family, variant.name, dtype, CASES)
+    cases = UNEVEN if world_size == 3 else CASES
+    faults = ranks(world_size).call(run_cases, variant.family, variant.name, dtype, cases)
     assert faults == [[]] * world_size
