@@ -30,6 +30,7 @@ from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import herald, inbox, outbox, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.gemm_reduce_scatter import rounds
 from overlap_taxonomy import get_variant
 
 KERNELS = {
@@ -257,7 +258,7 @@ def run_case(family: str, case: Case, seed: int, *, is_traced: bool = False) -> 
             machine.spawn(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )
-        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, KERNELS[family]]
+        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, rounds, KERNELS[family]]
         with emulated(machine, modules, **world.names):
             machine.run()
     assert not faults

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from iris_kernels.common.hopper.plan import LEAST_KEPT, STEP_K, Cut, is_possible, predicted_us, quickest_cut
+from iris_kernels.gemm_reduce_scatter import rounds
 
 on_four = partial(predicted_us, num_programs=132, peers=3)
 alone = partial(predicted_us, num_programs=132, peers=0)
 TEAMS = (1, 2, 4)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("tiles", "num_programs"), [(512, 132), (128, 132), (5, 132), (1, 3), (77, 7), (131, 1)])
+def test_rounds_have_every_tile_once_and_own_ones_behind_the_peers(
+    tiles: int, num_programs: int, world_size: int
+) -> None:
+    shards = rounds.cut_into_rounds(None, m=0, n=0, k=0, tiles=tiles, num_programs=num_programs, world_size=world_size)
+    position = {}
+    gl = SimpleNamespace(
+        num_programs=lambda axis: num_programs, where=lambda yes, a, b: a if yes else b, minimum=min, program_id=None
+    )
+    with mock.patch.object(rounds, "gl", gl):
+        for number in range(tiles * world_size):
+            gl.program_id = lambda axis, program=number % num_programs: program
+            work = rounds.work_in.fn(number // num_programs, shards, world_size)
+            position[tuple(work)] = number
+    assert position.keys() == {(distance, tile) for distance in range(world_size) for tile in range(tiles)}
+    for (distance, tile), number in position.items():
+        assert distance == 0 or number < position[0, tile]
 
 
 def test_without_peers_turns_are_what_counts() -> None:

@@ -7,19 +7,15 @@
 | 1 | announces what was sent (../common/hopper/herald.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; room |
 
-Shards are cut into chunks of tiles. A round is a chunk of rank+1's shard, the same of rank+2's, …, then a chunk of the
-own some rounds back, whose partials have had the time to arrive. So all the time there is as much to send as there is
-to multiply, and own tiles are added up beside tiles that are sent; with all own tiles last, the link would be too slow
-before and idle then. Sums start from the fp32
-accumulators, add the peers' partials in a fixed order and are rounded once. The pieces are paced by the main loop
-(../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is its output: sums are
-sent there, like any other tile. Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the
-epilogue.
+A round is a chunk of every peer's shard, then one of the own whose partials have had the time to arrive (rounds.py). So
+all the time there is as much to send as there is to multiply; with all own tiles last, the link would be too slow
+before and idle then. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded
+once. The pieces are paced by the main loop (../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is
+its output: sums are sent there, like any other tile. Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with
+the reduction in the epilogue.
 """
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -53,53 +49,7 @@ from ..common.partials import announce_position
 from ..common.trace import COLLECT, COLLECT_WAIT, MULTIPLY, SEND_WAIT, SUM, WAIT, trace_span, trace_time, trace_until
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
-
-_LAG = 4  # rounds, of about a tile a program each: a tile is sent in one, announced in the next
-
-
-class Shards(NamedTuple):
-    """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging).
-
-    A shard has `tiles`, a chunk `chunk` of them. Own chunks come `lag` rounds after the peers'; number `last` of the
-    rounds in which both come has the peers' last chunk, of `last_chunk` tiles.
-    """
-
-    flags_ptr: Any
-    m: int
-    n: int
-    k: int
-    tiles: int
-    chunk: int
-    lag: int
-    last: int
-    last_chunk: int
-
-
-class Work(NamedTuple):
-    """A program's tile: whose it is, by the distance to its rank, 0 for an own one; and which of the shard's."""
-
-    distance: Any
-    tile: Any
-
-
-@gluon.jit
-def work_in(turn, shards, WORLD_SIZE: gl.constexpr):
-    """Return what this program does in a turn."""
-    PEERS: gl.constexpr = WORLD_SIZE - 1
-    position = gl.program_id(0) + turn * gl.num_programs(0)
-    if PEERS == 0:
-        return Work(position * 0, position)
-    else:
-        # The first `lag` rounds have no own chunk, the last has all that are left.
-        later = position - PEERS * shards.chunk * shards.lag
-        round = gl.minimum(later // (WORLD_SIZE * shards.chunk), shards.last)
-        is_early = later < 0
-        chunk = gl.where(is_early, position // (PEERS * shards.chunk), shards.lag + round)
-        within = gl.where(is_early, position % (PEERS * shards.chunk), later - round * WORLD_SIZE * shards.chunk)
-        size = gl.where(is_early | (round < shards.last), shards.chunk, shards.last_chunk)
-        is_own = within >= PEERS * size
-        tile = gl.where(is_own, round * shards.chunk + within - PEERS * size, chunk * shards.chunk + within % size)
-        return Work(gl.where(is_own, 0, within // size + 1), tile)
+from .rounds import Work, cut_into_rounds, work_in
 
 
 @gluon.jit
@@ -279,22 +229,14 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         at_owners = self.ctx.peer_view(room)[:, self.rank, :, :n]
         self._out = self._pieces_of(at_owners)
         self._slots = self._descriptor(room[:, :, :n], (1, self.config.block_m, PIECE_COLS.value))
-        tiles = -(-shard_rows // self.config.block_m) * -(-n // self.config.block_n)
-        # A round is shorter than a turn by about a chunk: own tiles take longer, and go round among the programs.
-        chunk, lag = max(1, self.config.num_sms // (problem.world_size + 1)), _LAG
-        if tiles <= chunk * lag:  # all own tiles last
-            chunk, lag = tiles, 0
-        last = -(-tiles // chunk) - 1
-        self._shards = Shards(
+        self._shards = cut_into_rounds(
             self._flags,
-            shard_rows,
-            n,
-            problem.a_shape(self.rank)[1],
-            tiles=tiles,
-            chunk=chunk,
-            lag=lag,
-            last=last - lag,
-            last_chunk=tiles - last * chunk,
+            m=shard_rows,
+            n=n,
+            k=problem.a_shape(self.rank)[1],
+            tiles=-(-shard_rows // self.config.block_m) * -(-n // self.config.block_n),
+            num_programs=self.config.num_sms,
+            world_size=problem.world_size,
         )
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
