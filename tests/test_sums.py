@@ -18,7 +18,7 @@ from overlap_taxonomy import Variant, get_variant
 
 SUMMING = [variant for variant in FUSED if FAMILIES[variant.family].sums_partials]
 GATHERING = [v for v in FUSED if v.family == "all_gather_gemm" and v.name != "fused_sequential"]  # it gathers nothing
-CALLS = {"cuda": 100, "cpu": 25}  # interpreted calls are slow
+CALLS = {"cuda": 100, "cpu": 12}  # interpreted calls are slow
 
 
 def digests(rank: int, world_size: int, family: str, variant: str) -> list[str]:
