@@ -12,8 +12,8 @@ PY := .venv/bin/python
 READY := .venv/.ready
 endif
 
-# Tests at once: a file of tests keeps its ranks and its compiled kernels for itself.
-JOBS ?= 2
+# Tests at once, one a core within bounds: a file of tests keeps its ranks and its compiled kernels for itself.
+JOBS ?= $(shell $(PYTHON) -c "import os; print(max(2, min(4, os.cpu_count() or 2)))")
 
 # What a sweep measures. Without NP: every GPU, or 4 ranks on the CPU.
 NP ?=
