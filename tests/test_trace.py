@@ -115,6 +115,7 @@ def compiled(case: Case, *, traced: bool) -> Any:
         ("gemm_all_scatter", "warp_specialized", "sm_90"),
         ("all_gather_gemm", "producer_consumer", "sm_90"),
         ("all_gather_gemm", "producer_consumer", "gfx942"),
+        ("all_gather_gemm", "warp_specialized", "sm_90"),
         ("gemm_reduce_scatter", "fused_sequential", "sm_90"),
         ("gemm_reduce_scatter", "fused_sequential", "gfx942"),
         ("gemm_reduce_scatter", "warp_specialized", "sm_90"),

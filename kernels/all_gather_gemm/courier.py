@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 from triton.experimental import gluon
-from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
@@ -25,6 +24,7 @@ from iris_core import translate, wait
 from ..common.handshake import wait_ready_of
 from ..common.hopper.arguments import Gate
 from ..common.hopper.herald import hear, said, tell
+from ..common.hopper.outbox import await_arrival
 from ..common.trace import PUSH, trace_span, trace_time
 
 LAG = gl.constexpr(4)  # pieces that are sent before an earlier one is announced: its arrival takes microseconds
@@ -81,9 +81,9 @@ def send_shard(a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE: gl.
         if message >= LAG:
             if _ends_part(message - LAG, shard):
                 if message < mine:
-                    _await_all_but(LAG * (WORLD_SIZE - 1))
+                    await_arrival(LAG * (WORLD_SIZE - 1))
                 else:
-                    _await_all_but(0)
+                    await_arrival()
                 tell(herald, announced)
                 began = trace_span(peers, PUSH, announced, began)
                 announced += 1
@@ -138,17 +138,6 @@ def _load_piece(a, ring, shard, message, TILE: gl.constexpr):
     row, col = _place_of(message, shard, TILE)
     mbarrier.expect(loaded, a.block_type.nbytes)
     tma.async_copy_global_to_shared(a, [row, col], loaded, ring.a.index(message % TILE.STAGES))
-
-
-@gluon.jit
-def _await_all_but(STORES: gl.constexpr):
-    """Wait until all that this warp has sent, but for so many stores, has arrived; see `await_arrival`."""
-    gl.inline_asm_elementwise(_arrival_code(STORES), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@constexpr_function
-def _arrival_code(stores):
-    return f"cp.async.bulk.wait_group {stores}; fence.proxy.async; mov.u32 $0, 0;"
 
 
 @gluon.jit

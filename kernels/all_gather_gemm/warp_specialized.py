@@ -184,14 +184,8 @@ class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGe
     def _open_buffers(self) -> None:
         super()._open_buffers()
         shard = self._cut()
-        parts, pieces = shard.parts, shard.pieces
-        counts = self._on_heap((self.problem.world_size, parts), torch.int64)
+        counts = self._flags_by_sender(shard.parts, "pieces of part", "shard", a_call=shard.pieces)
         self._shard = shard._replace(counts_ptr=counts)
-        self.ctx.watchdog.watch(
-            counts,
-            lambda word: f"{self}: pieces of part {word % parts} of rank {word // parts}'s shard",
-            lambda word, expected: -(-expected // pieces),
-        )
         # Where this rank has no rows, nothing is sent, but a descriptor needs some.
         own = self._own_rows if shard.rows else slice(0, 1)
         piece = (1, self.config.block_m, self.config.block_k)

@@ -241,6 +241,19 @@ class FusedOperator(Operator[P]):
         self._watched.append(flags)
         return flags
 
+    def _flags_by_sender(self, count: int, what: str, whose: str, *, a_call: int = 1) -> torch.Tensor:
+        """Return zeroed int64 words on the heap, (world_size, count), that the rank of the first index sets here.
+
+        The report of a failed wait names one as `what` so-and-so of a rank's `whose`. They grow by `a_call` a call.
+        """
+        flags = self._on_heap((self.problem.world_size, count), torch.int64)
+        self.ctx.watchdog.watch(
+            flags,
+            lambda word: f"{self}: {what} {word % count} of rank {word // count}'s {whose}",
+            lambda word, expected: -(-expected // a_call),
+        )
+        return flags
+
     def _peers(self) -> Peers:
         """Return what kernels that talk to peers take."""
         return Peers(self._state, self.rank, self.ctx.get_heap_bases(), self.ctx.watchdog.words, self._trace)

@@ -21,7 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.arguments import Block
 from ..common.config import GemmConfig
 from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
-from ..common.handshake import begin_call, finish_after_arrivals, number_of_call, wait_ready
+from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.operator import FusedOperator
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
@@ -85,13 +85,8 @@ class FusedSequential(FusedOperator[GemmAllReduceProblem]):
         m, n = problem.c_shape(self.rank)
         tiles = -(-m // self.config.block_m) * -(-n // self.config.block_n)
         self._slots = self._on_heap((problem.world_size, m, n), problem.dtype)
-        self._flags = self._on_heap((problem.world_size, tiles), torch.int64)
+        self._flags = self._flags_by_sender(tiles, "tile", "partial sum")
         self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
-        self.ctx.watchdog.watch(
-            self._flags,
-            lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum",
-            number_of_call,
-        )
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         m, n = self.output.shape

@@ -22,7 +22,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.arguments import Block
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, part_offsets, store_part, store_tile, tile_origin
-from ..common.handshake import current_call, finish_after_arrivals, number_of_call, on_every_rank
+from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
 from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
@@ -97,16 +97,11 @@ class OneShot(Splitting):
         return self._config_for(self.problem.m, self.problem.n)
 
     def _open_buffers(self) -> None:
-        problem, tiles = self.problem, self._all_tiles
+        problem = self.problem
         m, n = problem.c_shape(self.rank)
         self._slots = self._on_heap((2 * problem.world_size, m, n), problem.dtype)
-        self._flags = self._on_heap((problem.world_size, tiles), torch.int64)
+        self._flags = self._flags_by_sender(self._all_tiles, "tile", "partial sum")
         self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
-        self.ctx.watchdog.watch(
-            self._flags,
-            lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum",
-            number_of_call,
-        )
         self._open_splits()
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

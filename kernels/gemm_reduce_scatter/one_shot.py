@@ -21,7 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
 from ..common.gemm import num_tiles, rounded, tile_origin
-from ..common.handshake import current_call, finish_after_arrivals, number_of_call, on_every_rank
+from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
 from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
@@ -130,12 +130,7 @@ class OneShot(Splitting, GemmReduceScatter):
         self._open_splits()
 
     def _open_flags(self) -> torch.Tensor:
-        tiles = self._all_tiles
-        flags = self._on_heap((self.problem.world_size, tiles), torch.int64)
-        self.ctx.watchdog.watch(
-            flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum", number_of_call
-        )
-        return flags
+        return self._flags_by_sender(self._all_tiles, "tile", "partial sum")
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         arguments = {**self._multiply_arguments(a, b), **self._split_arguments()}

@@ -8,7 +8,6 @@ import torch
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
-from ..common.handshake import number_of_call
 from ..common.operator import FusedOperator
 from ..common.partials import Staging
 from .problem import GemmReduceScatterProblem
@@ -38,13 +37,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
 
     def _open_flags(self) -> torch.Tensor:
         """Return the flags that senders of partial tiles set here."""
-        problem = self.problem
-        tiles = self._tiles(problem.shard_shape(0))
-        flags = self._on_heap((problem.world_size, tiles), torch.int64)
-        self.ctx.watchdog.watch(
-            flags, lambda word: f"{self}: tile {word % tiles} of rank {word // tiles}'s partial sum", number_of_call
-        )
-        return flags
+        return self._flags_by_sender(self._tiles(self.problem.shard_shape(0)), "tile", "partial sum")
 
     def _open_output(self) -> tuple[torch.Tensor, Block]:
         """Return the output, and where in it this rank stores its sums."""

@@ -97,7 +97,7 @@ class Parcel(NamedTuple):
     row: Any
     col: Any
     cols: Any
-    trace_ptr: Any = None
+    trace_ptr: Any
 
 
 class Team(NamedTuple):

@@ -11,6 +11,7 @@ write at a rank: what reaches past its end is not stored.
 from __future__ import annotations
 
 from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
@@ -156,18 +157,16 @@ def let_refill(outbox):
 
 
 @gluon.jit
-def await_arrival():
-    """Wait until all that this warp has sent has arrived, and may be announced.
+def await_arrival(STORES: gl.constexpr = 0):
+    """Wait until all that this warp has sent, but for the last STORES stores, has arrived, and may be announced.
 
     Edge: the sent pieces happen before this warp's later releases. `store_wait` is not enough, it waits for the reads
     of shared memory; and the stores are the async proxy's, which a release alone does not order (PTX ISA, "Async
     proxy").
     """
-    gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; fence.proxy.async; mov.u32 $0, 0;",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    gl.inline_asm_elementwise(_arrival_code(STORES), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@constexpr_function
+def _arrival_code(stores):
+    return f"cp.async.bulk.wait_group {stores}; fence.proxy.async; mov.u32 $0, 0;"
