@@ -6,8 +6,8 @@ sleeps, before the barrier, so that times are the device's; the host's own time 
 A rank's time is the median over rounds, and the result the slowest rank's.
 
 Operands rotate through several sets, so that a call does not find in the cache what the last one read. The order of the
-subjects rotates, too: whoever follows a subject that keeps the multipliers idle finds the device cooler, and its clock
-higher.
+subjects changes so that each comes equally often after each other: whoever follows a subject that keeps the multipliers
+idle finds the device cooler and its clock higher, by up to a tenth.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from iris_core import Context
 
 Operands = tuple[torch.Tensor, torch.Tensor]
+T = TypeVar("T")
 
 WARM_UP_S = 0.2  # of this problem's own work: long enough for clocks to settle
 MAX_WARM_UP_ROUNDS = 100
@@ -120,8 +121,8 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
     operands = itertools.cycle(sets)
     if not ctx.is_interpreted():
         _warm_up(ctx, clock, subjects, operands, burst)
-    for first in range(rounds):
-        _round(ctx, clock, _rotated(subjects, first), operands, burst)
+    for number in range(rounds):
+        _round(ctx, clock, balanced(subjects, number), operands, burst)
 
 
 def slowest_median(samples_by_rank: Sequence[Sequence[float]]) -> float:
@@ -129,9 +130,14 @@ def slowest_median(samples_by_rank: Sequence[Sequence[float]]) -> float:
     return max(statistics.median(samples) for samples in samples_by_rank)
 
 
-def _rotated(subjects: Sequence[Subject], first: int) -> list[Subject]:
-    first %= len(subjects)
-    return [*subjects[first:], *subjects[:first]]
+def balanced(subjects: Sequence[T], number: int) -> list[T]:
+    """Return the order of a round: over n rounds each subject comes once after each other (n odd: twice over 2n).
+
+    A Williams design: 0, 1, -1, 2, -2, …, shifted by one from round to round; for odd n also backwards.
+    """
+    size = len(subjects)
+    order = [subjects[((i + 1) // 2 * (1 if i % 2 else -1) + number) % size] for i in range(size)]
+    return order[::-1] if size % 2 and number // size % 2 else order
 
 
 def _warm_up(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:

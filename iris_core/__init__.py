@@ -24,7 +24,15 @@ from .device import (
     translate,
 )
 from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .intrinsics import clock_ns, fence_before_descriptor_loads, interpreted, pause
+from .intrinsics import (
+    clock_ns,
+    fence_before_descriptor_loads,
+    interpreted,
+    let_next_kernel_start,
+    pause,
+    prefetch_to_l2,
+    wait_for_earlier_kernels,
+)
 from .launcher import RankError, RankPool, launch
 from .sync import barrier, signal, signal_each, wait, wait_each
 
@@ -53,8 +61,10 @@ __all__ = [
     "interpreted",
     "iris",
     "launch",
+    "let_next_kernel_start",
     "load",
     "pause",
+    "prefetch_to_l2",
     "put",
     "signal",
     "signal_each",
@@ -62,4 +72,5 @@ __all__ = [
     "translate",
     "wait",
     "wait_each",
+    "wait_for_earlier_kernels",
 ]

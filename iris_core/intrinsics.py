@@ -1,5 +1,7 @@
 """What a kernel must ask of its surroundings: is it interpreted, what time is it, may others run meanwhile.
 
+Also what only some GPUs can do; elsewhere these are nothing.
+
 Triton gives a builtin its ``_semantic``; the interpreter calls ours without one. That is how each of these tells the
 two apart, with no flag for a caller to get wrong.
 """
@@ -56,18 +58,24 @@ def clock_ns(_semantic: Any = None) -> Any:
 
 
 @builtin
-def _fence_proxy(_semantic: Any = None) -> None:
+def _from_hopper_on(assembly: tl.constexpr, constraints: tl.constexpr, arguments: Any, _semantic: Any = None) -> None:
+    """Place PTX that returns nothing where the target has it."""
     options = _semantic.builder.options
     if options.backend_name == "cuda" and int(options.arch.removeprefix("sm")) >= 90:
         inline_asm_elementwise(
-            "fence.proxy.async.global; mov.u32 $0, 0;",
-            "=r",
-            [],
+            f"{assembly.value} mov.u32 $0, 0;",
+            f"=r{constraints.value}",
+            arguments,
             dtype=tl.int32,
             is_pure=False,
             pack=1,
             _semantic=_semantic,
         )
+
+
+def _place(assembly: str, constraints: str, arguments: list[Any], semantic: Any) -> None:
+    if semantic is not None:
+        _from_hopper_on(tl.constexpr(assembly), tl.constexpr(constraints), arguments, _semantic=semantic)
 
 
 @_also_interpreted
@@ -77,8 +85,37 @@ def fence_before_descriptor_loads(_semantic: Any = None) -> None:
     They go through the async proxy, which an acquire does not order (PTX ISA, "Async proxy"). Where there is no such
     proxy, nothing.
     """
-    if _semantic is not None:
-        _fence_proxy(_semantic=_semantic)
+    _place("fence.proxy.async.global;", "", [], _semantic)
+
+
+@_also_interpreted
+def prefetch_to_l2(pointers: Any, size: Any, _semantic: Any = None) -> None:
+    """Ask for `size` bytes from each of a block of pointers to be brought to the L2 cache; from sm_90 on.
+
+    Pointers and sizes are multiples of 16 bytes, what they name is memory of this device. Nothing waits for it, and
+    nothing is read: whoever writes there meanwhile writes to the same cache.
+    """
+    _place("cp.async.bulk.prefetch.L2.global [$1], $2;", ",l,r", [pointers, size], _semantic)
+
+
+@_also_interpreted
+def wait_for_earlier_kernels(_semantic: Any = None) -> None:
+    """Wait until what is before this kernel in its stream is done, and seen, if the kernel was launched early.
+
+    A kernel is launched early by Triton's option ``launch_pdl`` (programmatic dependent launch, from sm_90 on): when
+    all programs of the one before have ended or called `let_next_kernel_start`. Up to this call it may only do what
+    does not depend on anything earlier.
+    """
+    _place("griddepcontrol.wait;", "", [], _semantic)
+
+
+@_also_interpreted
+def let_next_kernel_start(_semantic: Any = None) -> None:
+    """Let programs of the next kernel in this stream, if it may be launched early, take SMs that this one leaves.
+
+    All of this kernel's programs are resident by then: it takes effect once each has called it, or has ended.
+    """
+    _place("griddepcontrol.launch_dependents;", "", [], _semantic)
 
 
 @_also_interpreted

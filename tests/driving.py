@@ -19,7 +19,7 @@ from triton.runtime import driver
 
 from iris_core.backends.base import PreparedStream, Step
 
-SIDE_STREAM = 7
+SIDE_STREAM, GRAPH_STREAM = 7, 9
 
 _numbering = itertools.count()
 
@@ -29,6 +29,7 @@ class Log:
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
+        self.graphs = 0  # launched
 
     def __call__(self, *arguments: Any) -> None:
         """Write down a launch: Triton's launch hooks are left out, and tensors are their addresses."""
@@ -45,6 +46,13 @@ def _numbers(arguments: Any) -> Any:
     if isinstance(arguments, (tuple, list)):
         return tuple(_numbers(one) for one in arguments)
     return arguments.data_ptr() if hasattr(arguments, "data_ptr") else arguments
+
+
+def on_stream(entry: Any, stream: int) -> Any:
+    """Return an entry as it would be with another current stream."""
+    if entry[0] == "launch":
+        return entry if entry[4] == SIDE_STREAM else (*entry[:4], stream, *entry[5:])
+    return (entry[0], stream) if entry[0] in ("fork", "join") else entry
 
 
 class LoggedStream(PreparedStream):
@@ -80,6 +88,29 @@ class LoggedStream(PreparedStream):
         return self._entry("copy", dst.data_ptr(), src.data_ptr(), *dst.stride(), *src.stride(), *src.shape)
 
 
+class StubGraph:
+    """A graph that, launched, writes down what it was captured from."""
+
+    def __init__(self, steps: list[Step], log: Log, streams: list[int]) -> None:
+        self._log = log
+        self._streams = streams
+        self.is_open = True
+        queued, log.entries = log.entries, []
+        streams.append(GRAPH_STREAM)
+        for step in steps:
+            step()
+        streams.pop()
+        self._captured, log.entries = log.entries, queued
+
+    def launch(self, stream: int) -> None:
+        assert self.is_open
+        self._log.graphs += 1
+        self._log.entries += [on_stream(entry, stream) for entry in self._captured]
+
+    def close(self) -> None:
+        self.is_open = False
+
+
 @contextlib.contextmanager
 def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     """Put the driver in place; give a context that is as on a GPU, the log, and the stack of current streams."""
@@ -101,6 +132,8 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     ctx = StubContext(case)
     ctx.backend.name = "cuda"
     ctx.backend.current_stream = lambda: streams[-1]
+    ctx.backend.is_capturing = lambda: False
+    ctx.backend.capture = lambda steps: StubGraph(steps, log, streams)
     ctx.make_stream = lambda: LoggedStream(log, streams)  # type: ignore[method-assign]
     built = mock.patch.object(nvidia, "compile_module_from_src", return_value=SimpleNamespace(launch=log))
     found = mock.patch.object(nvidia, "library_dirs", return_value=[])

@@ -8,10 +8,11 @@ from unittest import mock
 import pytest
 import torch
 from compiling import Case, make_problem
-from driving import SIDE_STREAM, Log, driven
+from driving import Log, driven, on_stream
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
+from iris_kernels.common import launching
 from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import Variant, get_variant, list_variants
 
@@ -75,13 +76,7 @@ def test_a_prepared_call_queues_what_triton_would(variant: Variant) -> None:
         streams[0] = 5  # another current stream
         operator(*data)
         moved = log.take()
-    assert moved == [_on(entry, 5) for entry in expected]
-
-
-def _on(entry: Any, stream: int) -> Any:
-    if entry[0] == "launch":
-        return entry if entry[4] == SIDE_STREAM else (*entry[:4], stream, *entry[5:])
-    return (entry[0], stream) if entry[0] in ("fork", "join") else entry
+    assert moved == [on_stream(entry, 5) for entry in expected]
 
 
 COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine")
@@ -107,6 +102,55 @@ def test_operands_that_need_other_kernels_go_to_triton(change: str) -> None:
         assert (run.call_count > 0) == (change != "back")
         assert operator.ran_config.descriptors == (change == "back")
         assert prepared == through_triton(operator, log, a, b)
+
+
+def test_a_call_of_many_steps_becomes_a_graph() -> None:
+    case = case_of(COPY_ENGINE)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        data, others = operands(case), operands(case)
+        graphs = []
+        for _ in range(3):
+            operator(*data)
+            graphs.append(log.graphs)
+        assert graphs == [0, 1, 2]  # the first time it may be the only one
+        operator(*others)
+        assert log.graphs == 2
+        operator(*others)
+        assert log.graphs == 3
+        log.take()
+        ctx.backend.is_capturing = lambda: True  # the caller's graph gets the steps
+        operator(*data)
+        assert log.graphs == 3
+        assert len(log.take()) >= 8
+        captured = [call.graph for call in operator._calls._calls.values()]
+        operator.close()
+        assert not any(graph.is_open for graph in captured)
+
+
+def test_no_more_graphs_are_kept_than_the_limit() -> None:
+    case = case_of(COPY_ENGINE)
+    with driven(case) as (ctx, log, _), mock.patch.object(launching, "_MOST_GRAPHS", 1):
+        operator = build(case, ctx)
+        data, others = operands(case), operands(case)
+        for _ in range(2):
+            operator(*data)
+            operator(*others)
+        assert log.graphs == 1
+        log.take()
+        operator(*others)
+        steps = log.take()
+        assert steps == through_triton(operator, log, *others)
+
+
+def test_a_call_of_one_kernel_is_no_graph() -> None:
+    case = case_of(get_variant("gemm_all_scatter", "fused_sequential"))
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        data = operands(case)
+        for _ in range(3):
+            operator(*data)
+        assert log.graphs == 0
 
 
 def test_another_dtype_is_refused_at_a_prepared_address() -> None:

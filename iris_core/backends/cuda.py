@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class CudaBackend(VmmBackend):
         self._properties.location.id = device_index
         self._fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._properties.requestedHandleTypes = self._fd_type
+        self._capturing = torch.cuda.ExternalStream(self._create_stream(), self.device)
 
     def arch(self) -> str:
         major, minor = torch.cuda.get_device_capability(self.device)
@@ -105,11 +106,46 @@ class CudaBackend(VmmBackend):
         copy.WidthInBytes, copy.Height = width_bytes, height
         return _queuing(cu.cuMemcpy2DAsync, copy, cu.CUstream(stream))
 
+    def is_capturing(self) -> bool:
+        """Return whether somebody captures the current stream in a graph."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def capture(self, steps: Iterable[Step]) -> CudaGraph:
+        """Make a graph of what steps queue on the current stream, and on side streams that join it; nothing runs."""
+        stream = self._capturing.cuda_stream
+        with torch.cuda.stream(self._capturing):
+            _check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+            try:
+                for step in steps:
+                    step()
+            finally:
+                graph = _check(cu.cuStreamEndCapture(stream))
+        try:
+            flags = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+            return CudaGraph(_check(cu.cuGraphInstantiate(graph, flags)))
+        finally:
+            _check(cu.cuGraphDestroy(graph))
+
     def record_event(self, event: int, stream: int) -> None:
         _check(cu.cuEventRecord(event, stream))
 
     def wait_event(self, stream: int, event: int) -> None:
         _check(cu.cuStreamWaitEvent(stream, event, 0))
+
+
+class CudaGraph:
+    """A graph that can be launched, any number of times, one after the other."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def launch(self, stream: int) -> None:
+        """Queue all of it on a stream."""
+        _check(cu.cuGraphLaunch(self._graph, stream))
+
+    def close(self) -> None:
+        """Release it; what was launched still runs to its end."""
+        _check(cu.cuGraphExecDestroy(self._graph))
 
 
 def _queuing(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Step:

@@ -29,7 +29,7 @@ from ..common.handshake import (
     wait_all_parts,
     wait_all_ready,
 )
-from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call, with_columns
+from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, turn_of_call, with_columns
 from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, AllGatherGemm
 
@@ -66,6 +66,7 @@ def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 def one_shot_kernel(
     a,
     b,
+    b_ptr,
     gemm,
     block,
     columns,
@@ -81,6 +82,7 @@ def one_shot_kernel(
     TILE: tl.constexpr,
 ):
     """Gather A in one of BUFFERS, one below the other, and multiply it; the first `parts` programs push."""
+    begin_early(b_ptr, gemm, block, columns, SPLITS, TILE)
     pid = tl.program_id(0)
     if BUFFERS == 1:
         epoch = begin_and_tell(peers, WORLD_SIZE)
@@ -135,10 +137,11 @@ class OneShot(Splitting, AllGatherGemm):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         push: dict[str, Any] = {**self._push_arguments(a), "COLS": COLS}
-        arguments = {**self._main_loop(self._all, b), **push, **self._split_arguments()}
+        arguments = {**self._main_loop(self._all, b), **push, **self._split_arguments(b)}
         self._run(
             one_shot_kernel,
             self._num_programs,
+            early=True,
             **arguments,
             block=self._block,
             columns=self._columns,

@@ -115,9 +115,14 @@ def default_config(
     config = replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     if is_amd:
         return replace(config, num_stages=2, descriptors=False)
-    generation = int(arch.removeprefix("sm_"))
     # From sm_100 on accumulators lie in tensor memory: read in halves, they and what is added to them fit registers.
-    return replace(config, descriptors=generation >= 90, epilogue_subtiles=2 if generation >= 100 else 1)
+    subtiles = 2 if int(arch.removeprefix("sm_")) >= 100 else 1
+    return replace(config, descriptors=is_hopper_or_later(arch), epilogue_subtiles=subtiles)
+
+
+def is_hopper_or_later(arch: str) -> bool:
+    """Whether a device has what came with sm_90: tensor descriptors, bulk copies, early launches."""
+    return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
 
 
 def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:

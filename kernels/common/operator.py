@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from iris_core import Context
 
 from .arguments import Gemm, Peers, Tile
-from .config import GemmConfig, default_config, invalid_reason
+from .config import GemmConfig, default_config, invalid_reason, is_hopper_or_later
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
 from .handshake import call_of_state, describe_state, number_of_call, state_words
 from .launching import Calls, SideStream
@@ -160,7 +160,7 @@ class FusedOperator(Operator[P]):
                 self._launch(a, b)
             call.config = self.ran_config
         self.ran_config = call.config
-        call.queue(a)
+        self._calls.queue(call, a)
         return self.output
 
     def _open(self) -> None:
@@ -210,9 +210,17 @@ class FusedOperator(Operator[P]):
         self._buffers.append(self.ctx.zeros(shape, dtype=dtype))
         return self._buffers[-1]
 
-    def _run(self, kernel: Any, num_programs: int, *, num_warps: int | None = None, **arguments: Any) -> None:
-        """Queue a kernel; `num_warps` where it is not the compute kernels'."""
+    def _run(
+        self, kernel: Any, num_programs: int, *, num_warps: int | None = None, early: bool = False, **arguments: Any
+    ) -> None:
+        """Queue a kernel; `num_warps` where it is not the compute kernels'.
+
+        With `early` it may be launched before what is ahead of it in the stream is done, where GPUs can do that: it
+        calls `wait_for_earlier_kernels`.
+        """
         options = {"num_warps": num_warps or self.config.num_warps, "num_stages": self.config.num_stages}
+        if early and is_hopper_or_later(self.ctx.get_arch()):
+            options["launch_pdl"] = True
         self._calls.launch(kernel, num_programs, arguments, options)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:

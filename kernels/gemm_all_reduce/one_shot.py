@@ -23,7 +23,7 @@ from ..common.arguments import Block
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
-from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call
+from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, turn_of_call
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
 
@@ -60,6 +60,7 @@ def reduce_tile(
 def one_shot_kernel(
     a,
     b,
+    b_ptr,
     gemm,
     out,
     slots_ptr,
@@ -71,6 +72,7 @@ def one_shot_kernel(
     TILE: tl.constexpr,
 ):
     """Send this rank's partial tiles to all ranks, and sum all ranks'."""
+    begin_early(b_ptr, gemm, out, out.n, SPLITS, TILE)
     epoch = current_call(peers, WORLD_SIZE)
     tiles = num_tiles(out, TILE)
     slots_ptr += turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n
@@ -106,10 +108,16 @@ class OneShot(Splitting):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         m, n = self.output.shape
-        arguments = {**self._main_loop(a, b), **self._split_arguments()}
+        arguments = {**self._main_loop(a, b), **self._split_arguments(b)}
         out = Block(self.output, m, n, n)
         self._run(
-            one_shot_kernel, self._num_programs, **arguments, out=out, slots_ptr=self._slots, flags_ptr=self._flags
+            one_shot_kernel,
+            self._num_programs,
+            early=True,
+            **arguments,
+            out=out,
+            slots_ptr=self._slots,
+            flags_ptr=self._flags,
         )
         return self.output
 

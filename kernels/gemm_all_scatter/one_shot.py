@@ -16,7 +16,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.gemm import num_tiles, store_tile, tile_origin
 from ..common.handshake import announce_part_to_all, begin_and_tell, end_call, wait_all_parts, wait_all_ready
-from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, with_columns
+from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, with_columns
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmAllScatter
 
@@ -37,9 +37,10 @@ def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 
 @triton.jit
 def one_shot_kernel(
-    a, b, gemm, block, columns, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    a, b, b_ptr, gemm, block, columns, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Compute this rank's block of C into every rank's C."""
+    begin_early(b_ptr, gemm, block, columns, SPLITS, TILE)
     epoch = begin_and_tell(peers, WORLD_SIZE)
     widest = with_columns(block, columns)
     tiles = num_tiles(widest, TILE)
@@ -69,8 +70,10 @@ class OneShot(Splitting, GemmAllScatter):
         return self._all_tiles
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._main_loop(a, b), **self._split_arguments()}
-        self._run(one_shot_kernel, self._num_programs, **arguments, block=self._block, columns=self._columns)
+        arguments = {**self._main_loop(a, b), **self._split_arguments(b)}
+        self._run(
+            one_shot_kernel, self._num_programs, early=True, **arguments, block=self._block, columns=self._columns
+        )
         return self.output
 
 

@@ -22,7 +22,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.arguments import Block
 from ..common.gemm import num_tiles, rounded, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
-from ..common.split_k import Splitting, matmul_split, meets_last, sum_splits, turn_of_call
+from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, turn_of_call
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 
@@ -98,11 +98,12 @@ def reduce_tile(
 
 @triton.jit
 def one_shot_kernel(
-    a, b, gemm, out, staging, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    a, b, b_ptr, gemm, out, staging, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
-    epoch = current_call(peers, WORLD_SIZE)
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
+    begin_early(b_ptr, gemm, whole, staging.n, SPLITS, TILE)
+    epoch = current_call(peers, WORLD_SIZE)
     tiles = num_tiles(whole, TILE)
     slots_ptr = staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n
     for unit in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), num_stages=1):
@@ -133,8 +134,8 @@ class OneShot(Splitting, GemmReduceScatter):
         return self._flags_by_sender(self._all_tiles, "tile", "partial sum")
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._multiply_arguments(a, b), **self._split_arguments()}
-        self._run(one_shot_kernel, self._num_programs, **arguments, out=self._out)
+        arguments = {**self._multiply_arguments(a, b), **self._split_arguments(b)}
+        self._run(one_shot_kernel, self._num_programs, early=True, **arguments, out=self._out)
         return self.output
 
 
