@@ -30,7 +30,6 @@ from .intrinsics import (
     interpreted,
     let_next_kernel_start,
     pause,
-    prefetch_to_l2,
     wait_for_earlier_kernels,
 )
 from .launcher import RankError, RankPool, launch
@@ -64,7 +63,6 @@ __all__ = [
     "let_next_kernel_start",
     "load",
     "pause",
-    "prefetch_to_l2",
     "put",
     "signal",
     "signal_each",

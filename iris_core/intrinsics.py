@@ -58,24 +58,12 @@ def clock_ns(_semantic: Any = None) -> Any:
 
 
 @builtin
-def _from_hopper_on(assembly: tl.constexpr, constraints: tl.constexpr, arguments: Any, _semantic: Any = None) -> None:
-    """Place PTX that returns nothing where the target has it."""
+def _from_hopper_on(assembly: tl.constexpr, _semantic: Any = None) -> None:
+    """Place PTX without operands where the target has it."""
     options = _semantic.builder.options
     if options.backend_name == "cuda" and int(options.arch.removeprefix("sm")) >= 90:
-        inline_asm_elementwise(
-            f"{assembly.value} mov.u32 $0, 0;",
-            f"=r{constraints.value}",
-            arguments,
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-            _semantic=_semantic,
-        )
-
-
-def _place(assembly: str, constraints: str, arguments: list[Any], semantic: Any) -> None:
-    if semantic is not None:
-        _from_hopper_on(tl.constexpr(assembly), tl.constexpr(constraints), arguments, _semantic=semantic)
+        code = f"{assembly.value} mov.u32 $0, 0;"
+        inline_asm_elementwise(code, "=r", [], dtype=tl.int32, is_pure=False, pack=1, _semantic=_semantic)
 
 
 @_also_interpreted
@@ -85,17 +73,8 @@ def fence_before_descriptor_loads(_semantic: Any = None) -> None:
     They go through the async proxy, which an acquire does not order (PTX ISA, "Async proxy"). Where there is no such
     proxy, nothing.
     """
-    _place("fence.proxy.async.global;", "", [], _semantic)
-
-
-@_also_interpreted
-def prefetch_to_l2(pointers: Any, size: Any, _semantic: Any = None) -> None:
-    """Ask for `size` bytes from each of a block of pointers to be brought to the L2 cache; from sm_90 on.
-
-    Pointers and sizes are multiples of 16 bytes, what they name is memory of this device. Nothing waits for it, and
-    nothing is read: whoever writes there meanwhile writes to the same cache.
-    """
-    _place("cp.async.bulk.prefetch.L2.global [$1], $2;", ",l,r", [pointers, size], _semantic)
+    if _semantic is not None:
+        _from_hopper_on(tl.constexpr("fence.proxy.async.global;"), _semantic=_semantic)
 
 
 @_also_interpreted
@@ -106,7 +85,8 @@ def wait_for_earlier_kernels(_semantic: Any = None) -> None:
     all programs of the one before have ended or called `let_next_kernel_start`. Up to this call it may only do what
     does not depend on anything earlier.
     """
-    _place("griddepcontrol.wait;", "", [], _semantic)
+    if _semantic is not None:
+        _from_hopper_on(tl.constexpr("griddepcontrol.wait;"), _semantic=_semantic)
 
 
 @_also_interpreted
@@ -115,7 +95,8 @@ def let_next_kernel_start(_semantic: Any = None) -> None:
 
     All of this kernel's programs are resident by then: it takes effect once each has called it, or has ended.
     """
-    _place("griddepcontrol.launch_dependents;", "", [], _semantic)
+    if _semantic is not None:
+        _from_hopper_on(tl.constexpr("griddepcontrol.launch_dependents;"), _semantic=_semantic)
 
 
 @_also_interpreted

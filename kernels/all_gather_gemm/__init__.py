@@ -22,6 +22,7 @@ from . import (
     one_shot,
     producer_consumer,
     warp_specialized,
+    warp_specialized_copies,
     workgroup_specialized,
 )
 from .operator import FAMILY
@@ -40,6 +41,7 @@ for _variant in (
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     warp_specialized.VARIANT,
+    warp_specialized_copies.VARIANT,
     one_shot.VARIANT,
     auto.VARIANT,
 ):

@@ -87,7 +87,8 @@ class PushedByCopyEngines(AllGatherGemm):
                     self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
         self._multiply(a, b, num_programs, total_programs=num_programs + 1)
         self._copy_stream.current_waits()
-        self._counting_stream.current_waits()
+        if self._destinations:  # else nothing was queued there
+            self._counting_stream.current_waits()
 
     @abstractmethod
     def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:

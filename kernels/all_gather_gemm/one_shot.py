@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import fence_before_descriptor_loads, translate
+from iris_core import fence_before_descriptor_loads, translate, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.gemm import num_tiles, store_tile, tile_origin
@@ -29,7 +29,15 @@ from ..common.handshake import (
     wait_all_parts,
     wait_all_ready,
 )
-from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, turn_of_call, with_columns
+from ..common.split_k import (
+    Splitting,
+    end_early,
+    matmul_split,
+    meets_last,
+    sum_splits,
+    turn_of_call,
+    with_columns,
+)
 from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, AllGatherGemm
 
@@ -66,7 +74,6 @@ def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 def one_shot_kernel(
     a,
     b,
-    b_ptr,
     gemm,
     block,
     columns,
@@ -82,7 +89,7 @@ def one_shot_kernel(
     TILE: tl.constexpr,
 ):
     """Gather A in one of BUFFERS, one below the other, and multiply it; the first `parts` programs push."""
-    begin_early(b_ptr, gemm, block, columns, SPLITS, TILE)
+    wait_for_earlier_kernels()
     pid = tl.program_id(0)
     if BUFFERS == 1:
         epoch = begin_and_tell(peers, WORLD_SIZE)
@@ -108,6 +115,7 @@ def one_shot_kernel(
         row, col = tile_origin(tile, widest, TILE)
         began = trace_time(peers)
         acc = matmul_split(a, b, gemm, block, row, col, buffer_row + row, unit % SPLITS, SPLITS, TILE)
+        end_early(unit, tiles * SPLITS)
         trace_span(peers, MULTIPLY, unit, began)
         if SPLITS == 1:
             keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
@@ -137,7 +145,7 @@ class OneShot(Splitting, AllGatherGemm):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         push: dict[str, Any] = {**self._push_arguments(a), "COLS": COLS}
-        arguments = {**self._main_loop(self._all, b), **push, **self._split_arguments(b)}
+        arguments = {**self._main_loop(self._all, b), **push, **self._split_arguments()}
         self._run(
             one_shot_kernel,
             self._num_programs,

@@ -160,7 +160,23 @@ def _load_shards_and_store(
     finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
 
 
-class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm):
+class StoresShards(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm):
+    """An operator whose tiles are stored by TMA: one at the end of a shard stops there."""
+
+    def _open_output(self) -> None:
+        problem = self.problem
+        shard_rows = problem.a_shape(0)[0]
+        m, n = problem.c_shape(self.rank)
+        # The rows of each shard are a matrix of their own.
+        room = torch.zeros(
+            problem.world_size, shard_rows, self._padded(n), dtype=problem.dtype, device=self.ctx.get_device()
+        )
+        self.output = room.flatten(0, 1)[:m, :n]
+        self._out = self._pieces_of(room)
+        self._sizes = Sizes(shard_rows, n, problem.k)
+
+
+class WarpSpecialized(StoresShards):
     """See the module. The rows of its output may lie further apart than they are long."""
 
     operands_arrive = True
@@ -214,18 +230,6 @@ class WarpSpecialized(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGe
             pieces=group_rows // config.block_m * steps,
             senders=config.comm_sms,
         )
-
-    def _open_output(self) -> None:
-        problem = self.problem
-        shard_rows = problem.a_shape(0)[0]
-        m, n = problem.c_shape(self.rank)
-        # A tile at the end of a shard stops there: the rows of each are a matrix of their own.
-        room = torch.zeros(
-            problem.world_size, shard_rows, self._padded(n), dtype=problem.dtype, device=self.ctx.get_device()
-        )
-        self.output = room.flatten(0, 1)[:m, :n]
-        self._out = self._pieces_of(room)
-        self._sizes = Sizes(shard_rows, n, problem.k)
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self._run(

@@ -112,11 +112,16 @@ def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SI
     if TILE.SUBTILES == 1:
         store_part(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
     else:
-        BLOCK_M: tl.constexpr = TILE.BLOCK_M
-        half: tl.constexpr = TILE.BLOCK_N // 2
-        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
-        store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
-        store_part(right, block, row, col + half, peers, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
+        HALF: tl.constexpr = TILE.BLOCK_N // 2
+        left, right = halves(acc, TILE)
+        store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, HALF)
+        store_part(right, block, row, col + HALF, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, HALF)
+
+
+@triton.jit
+def halves(acc, TILE: tl.constexpr):
+    """Return the left and the right half of a tile."""
+    return tl.split(tl.permute(tl.reshape(acc, (TILE.BLOCK_M, 2, TILE.BLOCK_N // 2)), (0, 2, 1)))
 
 
 @triton.jit

@@ -16,14 +16,14 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import signal_each, wait_each
+from iris_core import signal_each, wait_each, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
-from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, turn_of_call
+from ..common.split_k import Splitting, end_early, matmul_split, meets_last, sum_splits, turn_of_call
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
 
@@ -44,23 +44,32 @@ def reduce_tile(
     began = trace_span(peers, STORE, tile, began)
     wait_each(flags_ptr + ranks * tiles + tile, epoch, ranks < WORLD_SIZE, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
-    offsets, mask = part_offsets(out, row, col, TILE.BLOCK_M, TILE.BLOCK_N)
+    # Halves of a wide tile, one after the other: both in registers would be too many.
+    COLS: tl.constexpr = TILE.BLOCK_N // TILE.SUBTILES
+    for part in range(TILE.SUBTILES):
+        sum_part(out, slots_ptr, peers, row, col + part * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+    trace_span(peers, SUM, tile, began)
+    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
+
+
+@triton.jit
+def sum_part(out, slots_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Add all ranks' partials of a part of a tile, in the order of the ranks, and store the sum."""
+    slot_size = tl.cast(out.m, tl.int64) * out.n
+    offsets, mask = part_offsets(out, row, col, ROWS, COLS)
     # .cg: the peers wrote it past this SM's L1, which may hold an older call's.
     total = tl.load(slots_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     # Not unrolled: one rank's partial in registers at a time.
     for rank in range(1, WORLD_SIZE):
         slot_ptr = slots_ptr + rank * slot_size
         total += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    store_part(total, out, row, col, peers, 1, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
-    trace_span(peers, SUM, tile, began)
-    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
+    store_part(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS)
 
 
 @triton.jit
 def one_shot_kernel(
     a,
     b,
-    b_ptr,
     gemm,
     out,
     slots_ptr,
@@ -72,7 +81,7 @@ def one_shot_kernel(
     TILE: tl.constexpr,
 ):
     """Send this rank's partial tiles to all ranks, and sum all ranks'."""
-    begin_early(b_ptr, gemm, out, out.n, SPLITS, TILE)
+    wait_for_earlier_kernels()
     epoch = current_call(peers, WORLD_SIZE)
     tiles = num_tiles(out, TILE)
     slots_ptr += turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n
@@ -81,6 +90,7 @@ def one_shot_kernel(
         row, col = tile_origin(tile, out, TILE)
         began = trace_time(peers)
         acc = matmul_split(a, b, gemm, out, row, col, row, unit % SPLITS, SPLITS, TILE)
+        end_early(unit, tiles * SPLITS)
         trace_span(peers, MULTIPLY, unit, began)
         if SPLITS == 1:
             reduce_tile(acc, out, slots_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
@@ -108,7 +118,7 @@ class OneShot(Splitting):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         m, n = self.output.shape
-        arguments = {**self._main_loop(a, b), **self._split_arguments(b)}
+        arguments = {**self._main_loop(a, b), **self._split_arguments()}
         out = Block(self.output, m, n, n)
         self._run(
             one_shot_kernel,

@@ -12,11 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core import wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.gemm import num_tiles, store_tile, tile_origin
 from ..common.handshake import announce_part_to_all, begin_and_tell, end_call, wait_all_parts, wait_all_ready
-from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, with_columns
+from ..common.split_k import Splitting, end_early, matmul_split, meets_last, sum_splits, with_columns
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmAllScatter
 
@@ -37,10 +38,10 @@ def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 
 @triton.jit
 def one_shot_kernel(
-    a, b, b_ptr, gemm, block, columns, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    a, b, gemm, block, columns, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Compute this rank's block of C into every rank's C."""
-    begin_early(b_ptr, gemm, block, columns, SPLITS, TILE)
+    wait_for_earlier_kernels()
     epoch = begin_and_tell(peers, WORLD_SIZE)
     widest = with_columns(block, columns)
     tiles = num_tiles(widest, TILE)
@@ -49,6 +50,7 @@ def one_shot_kernel(
         row, col = tile_origin(tile, widest, TILE)
         began = trace_time(peers)
         acc = matmul_split(a, b, gemm, block, row, col, row, unit % SPLITS, SPLITS, TILE)
+        end_early(unit, tiles * SPLITS)
         trace_span(peers, MULTIPLY, unit, began)
         if SPLITS == 1:
             send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
@@ -70,7 +72,7 @@ class OneShot(Splitting, GemmAllScatter):
         return self._all_tiles
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._main_loop(a, b), **self._split_arguments(b)}
+        arguments = {**self._main_loop(a, b), **self._split_arguments()}
         self._run(
             one_shot_kernel, self._num_programs, early=True, **arguments, block=self._block, columns=self._columns
         )

@@ -16,22 +16,22 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import signal_each, translate, wait_each
+from iris_core import signal_each, translate, wait_each, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
-from ..common.gemm import num_tiles, rounded, tile_origin
+from ..common.gemm import halves, num_tiles, rounded, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
-from ..common.split_k import Splitting, begin_early, matmul_split, meets_last, sum_splits, turn_of_call
+from ..common.split_k import Splitting, end_early, matmul_split, meets_last, sum_splits, turn_of_call
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 
 
 @triton.jit
-def rows_of_owner(staging, row, col, owner, TILE: tl.constexpr):
-    """Return the offsets of a tile of C in its owner's shard, and the mask of what belongs there."""
-    rows = row + tl.arange(0, TILE.BLOCK_M)
-    cols = col + tl.arange(0, TILE.BLOCK_N)
+def rows_of_owner(staging, row, col, owner, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return the offsets of a part of C in its owner's shard, and the mask of what belongs there."""
+    rows = row + tl.arange(0, ROWS)
+    cols = col + tl.arange(0, COLS)
     first = owner * staging.shard_rows
     inside = (rows >= first) & (rows < tl.minimum(first + staging.shard_rows, staging.m))
     offsets = (rows - first).to(tl.int64)[:, None] * staging.n + cols[None, :]
@@ -39,16 +39,30 @@ def rows_of_owner(staging, row, col, owner, TILE: tl.constexpr):
 
 
 @triton.jit
-def send_tile(
-    acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+def send_part(
+    acc, staging, slots_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """Store every peer's rows of a tile into this rank's slot there, then tell the peers; of the first tile, all."""
+    """Store every peer's rows of a part of a tile into this rank's slot there."""
     value = rounded(acc, staging.slots_ptr.dtype.element_ty)
     mine_ptr = slots_ptr + tl.cast(peers.rank, tl.int64) * staging.shard_rows * staging.n
     for distance in tl.static_range(1, WORLD_SIZE):
         owner = (peers.rank + distance) % WORLD_SIZE
-        offsets, mask = rows_of_owner(staging, row, col, owner, TILE)
+        offsets, mask = rows_of_owner(staging, row, col, owner, ROWS, COLS)
         tl.store(translate(mine_ptr, peers.rank, owner, peers.heap_bases) + offsets, value, mask=mask)
+
+
+@triton.jit
+def send_tile(
+    acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Send every peer its rows of a tile, then tell the peers; of the first tile, all."""
+    if TILE.SUBTILES == 1:
+        send_part(acc, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
+    else:
+        HALF: tl.constexpr = TILE.BLOCK_N // 2
+        left, right = halves(acc, TILE)
+        send_part(left, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, HALF)
+        send_part(right, staging, slots_ptr, peers, row, col + HALF, WORLD_SIZE, TILE.BLOCK_M, HALF)
     flag_ptrs, ranks = on_every_rank(staging.flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
     has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
     # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
@@ -72,7 +86,22 @@ def sum_own_rows(
     is_peer = (ranks < WORLD_SIZE) & (ranks != peers.rank)
     wait_each(staging.flags_ptr + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
-    offsets, mask = rows_of_owner(staging, row, col, peers.rank, TILE)
+    if TILE.SUBTILES == 1:
+        sum_own_part(acc, out, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
+    else:
+        HALF: tl.constexpr = TILE.BLOCK_N // 2
+        left, right = halves(acc, TILE)
+        sum_own_part(left, out, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, HALF)
+        sum_own_part(right, out, staging, slots_ptr, peers, row, col + HALF, WORLD_SIZE, TILE.BLOCK_M, HALF)
+    trace_span(peers, SUM, tile, began)
+
+
+@triton.jit
+def sum_own_part(
+    acc, out, staging, slots_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+):
+    """Add the peers' partials of this rank's rows of a part of a tile to its own, and store them."""
+    offsets, mask = rows_of_owner(staging, row, col, peers.rank, ROWS, COLS)
     slot_size = tl.cast(staging.shard_rows, tl.int64) * staging.n
     # Not unrolled: one peer's partial in registers at a time.
     for distance in range(1, WORLD_SIZE):
@@ -80,7 +109,6 @@ def sum_own_rows(
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
-    trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
@@ -98,11 +126,11 @@ def reduce_tile(
 
 @triton.jit
 def one_shot_kernel(
-    a, b, b_ptr, gemm, out, staging, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    a, b, gemm, out, staging, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
-    begin_early(b_ptr, gemm, whole, staging.n, SPLITS, TILE)
+    wait_for_earlier_kernels()
     epoch = current_call(peers, WORLD_SIZE)
     tiles = num_tiles(whole, TILE)
     slots_ptr = staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n
@@ -111,6 +139,7 @@ def one_shot_kernel(
         row, col = tile_origin(tile, whole, TILE)
         began = trace_time(peers)
         acc = matmul_split(a, b, gemm, whole, row, col, row, unit % SPLITS, SPLITS, TILE)
+        end_early(unit, tiles * SPLITS)
         trace_span(peers, MULTIPLY, unit, began)
         if SPLITS == 1:
             reduce_tile(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
@@ -134,7 +163,7 @@ class OneShot(Splitting, GemmReduceScatter):
         return self._flags_by_sender(self._all_tiles, "tile", "partial sum")
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._multiply_arguments(a, b), **self._split_arguments(b)}
+        arguments = {**self._multiply_arguments(a, b), **self._split_arguments()}
         self._run(one_shot_kernel, self._num_programs, early=True, **arguments, out=self._out)
         return self.output
 

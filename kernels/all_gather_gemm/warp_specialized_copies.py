@@ -1,0 +1,199 @@
+"""All-gather + GEMM with the copy engines and a kernel whose warps have different roles (Gluon, for Hopper).
+
+| who | does | waits for |
+|---|---|---|
+| the copy engines | push this rank's shard of A to every peer, in parts (copies.py) | the peers' readiness |
+| 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
+| 1 warp | loads operands, meanwhile stores the tile before | room; parts of the peers' shards; the finished tile |
+
+The Hopper form of `copy_engine`, whose protocol this is: its multiplication keeps the vendor's rate beside the copies.
+The own shard comes first, read where the caller has it. A tile of a peer's rows waits for their part before its first
+load, so where the link is slower than the multiplication, `warp_specialized` is the better: it waits chunk by chunk.
+Teams may share the last tiles (../common/hopper/team.py). All SMs but one: see copies.py. Pattern: arXiv 2511.12500,
+section 4, which names "wave specialization" and leaves it unbuilt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_core import fence_before_descriptor_loads
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+
+from ..common.config import GemmConfig
+from ..common.gemm import num_tiles, tile_origin
+from ..common.handshake import current_call, finish_after_arrivals, wait_parts
+from ..common.hopper.arguments import Parcel
+from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
+from ..common.hopper.ring import open_ring
+from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
+from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
+from .copies import PushedByCopyEngines
+from .operator import FAMILY
+from .warp_specialized import StoresShards
+
+
+@gluon.jit
+def warp_specialized_kernel(
+    a,
+    gathered,
+    b,
+    out,
+    team,
+    sizes,
+    part_rows,
+    peers,
+    total_programs,
+    PARTS: gl.constexpr,
+    WORLD_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+):
+    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `part_rows` those of a part."""
+    epoch = current_call(peers, WORLD_SIZE)
+    ring = open_ring(a, b, TILE)
+    outbox = open_outbox(out, TILE)
+    positions = num_tiles(sizes, TILE) * WORLD_SIZE
+    whole = whole_turns(positions, TILE)
+    shared = shared_turns(positions, whole, TILE)
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    gl.warp_specialize(
+        [
+            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+            (
+                _load_shards_and_store,
+                (
+                    a,
+                    gathered,
+                    b,
+                    out,
+                    ring,
+                    outbox,
+                    whole,
+                    shared,
+                    sizes,
+                    part_rows,
+                    peers,
+                    epoch,
+                    total_programs,
+                    PARTS,
+                    WORLD_SIZE,
+                    TILE,
+                ),
+            ),
+        ],
+        [1],
+        [LOADER_REGISTERS],
+    )
+
+
+@gluon.jit
+def _load_shards_and_store(
+    a,
+    gathered,
+    b,
+    out,
+    ring,
+    outbox,
+    whole,
+    shared,
+    sizes,
+    part_rows,
+    peers,
+    epoch,
+    total_programs,
+    PARTS: gl.constexpr,
+    WORLD_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+):
+    tiles = num_tiles(sizes, TILE)
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    turns = whole + shared
+    step = 0
+    owner = 0
+    row = 0
+    col = 0
+    kept = 0
+    cols = 0
+    arrived = 0  # parts, in the order in which they are used; the own ones are there
+    for turn in range(turns):
+        parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
+        position, start, stop = work_of(turn, whole, num_steps, TILE)
+        owner = (peers.rank + position // tiles) % WORLD_SIZE
+        row, col = tile_origin(position % tiles, sizes, TILE)
+        kept, cols = kept_columns(turn, whole, TILE)
+        if owner == peers.rank:
+            step, start = load_ahead(a, b, ring, step, row, col, start, stop, outbox, turn > 1, TILE)
+            step = load_and_send(
+                a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+            )
+        else:
+            part = row // part_rows + 1
+            needed = position // tiles * PARTS + part
+            if needed > arrived:
+                wait_parts(peers, owner, (epoch - 1) * PARTS + part, WORLD_SIZE)
+                fence_before_descriptor_loads()
+                arrived = needed
+            a_row = owner * sizes.m + row
+            step, start = load_ahead(gathered, b, ring, step, a_row, col, start, stop, outbox, turn > 1, TILE)
+            step = load_and_send(
+                gathered, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+            )
+    parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
+    send_last(out, outbox, parcel, turns, turns > 1, 1, WORLD_SIZE, TILE)
+    await_arrival()
+    if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
+        for distance in gl.static_range(1, WORLD_SIZE):
+            wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch * PARTS, WORLD_SIZE)
+    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+
+
+class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
+    """See the module. The rows of its output may lie further apart than they are long; `panels` are parts of a shard.
+
+    Args, Attributes: see `AllGatherGemm`.
+    """
+
+    variant = "warp_specialized_copies"
+    teams = (1, 4)
+
+    def default_config(self) -> GemmConfig:
+        return replace(super().default_config(), panels=1)
+
+    def _parts(self) -> int:
+        return self.config.panels
+
+    def _open_output(self) -> None:
+        super()._open_output()
+        self._team = self._open_team(max(1, self.config.num_sms - 1))
+
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
+        self._run(
+            warp_specialized_kernel,
+            num_programs,
+            **self._operands(a if a.shape[0] else self.gathered, b),
+            gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
+            out=self._out,
+            team=self._team,
+            sizes=self._sizes,
+            part_rows=self._part_rows,
+            peers=self._peers(),
+            total_programs=total_programs,
+            PARTS=self._parts(),
+            WORLD_SIZE=self.problem.world_size,
+        )
+
+
+VARIANT = Variant(
+    family=FAMILY,
+    name=WarpSpecializedCopies.variant,
+    arrangement=Arrangement.KERNEL_AND_COPIES,
+    agent=Agent.COPY_ENGINES,
+    sync=Sync.SHARD_COUNTER,
+    summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
+    build=WarpSpecializedCopies,
+    unsupported_reason=WarpSpecializedCopies.unsupported_reason,
+)
