@@ -39,7 +39,7 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
     if work.family not in FAMILIES:
         raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(FAMILIES)}")
     pattern = FAMILIES[work.family].get(variant)
-    if pattern is None or (variant == "warp_specialized" and not machine.is_hopper):
+    if pattern is None or (variant.startswith("warp_specialized") and not machine.is_hopper):
         return None
     return pattern(machine, work)
 
@@ -147,8 +147,8 @@ def _warp_gather(machine: Machine, work: Work) -> float:
     return max(own.us / _GATED_RATE, push + own.wave_us / _CHUNKS) + _ends(machine, kernels=1)
 
 
-def _engine_gather(machine: Machine, work: Work) -> float:
-    own = _gather_gemm(machine, work, sms=machine.num_sms - 1)
+def _engine_gather(machine: Machine, work: Work, kind: str = "portable") -> float:
+    own = _gather_gemm(machine, work, sms=machine.num_sms - 1, kind=kind)
     arrival = copy_us(machine, _shard_bytes(work), 512)  # a shard is contiguous
     return _as_shards_come(own, work, arrival) + _ends(machine, kernels=2)
 
@@ -349,6 +349,7 @@ FAMILIES: dict[str, dict[str, Pattern]] = {
         "workgroup_specialized": _named(_split_gather, "workgroup_specialized"),
         "copy_engine": _engine_gather,
         "warp_specialized": _warp_gather,
+        "warp_specialized_copies": lambda machine, work: _engine_gather(machine, work, "specialized"),
         "one_shot": _one_shot_gather,
     },
     "gemm_reduce_scatter": {

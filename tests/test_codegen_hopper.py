@@ -11,15 +11,15 @@ import torch
 from compiling import Case, Compiled, compile_case
 
 from iris_kernels.common.hopper.operator import SHARED_BYTES
-from overlap_taxonomy import list_variants
+from overlap_taxonomy import Variant, list_variants
 
 WORKER_WARPS = 4  # those that load and communicate, rounded up to a warp group
 REGISTERS = 65536  # of an SM
 
 
-def cases_of(family: str) -> list[Case]:
+def cases_of(variant: Variant) -> list[Case]:
     """Ranks 0, 1 and 2 stand for all: Triton makes a constant of a 1, and another kernel of a multiple of 16."""
-    case = Case("warp_specialized", "sm_90", rank=2, family=family)
+    case = Case(variant.name, "sm_90", rank=2, family=variant.family)
     return [
         case,
         *(replace(case, rank=rank) for rank in (0, 1)),
@@ -33,9 +33,9 @@ def cases_of(family: str) -> list[Case]:
     ]
 
 
-FAMILIES = sorted(variant.family for variant in list_variants() if variant.name == "warp_specialized")
+VARIANTS = [variant for variant in list_variants() if variant.name.startswith("warp_specialized")]
 each_case = pytest.mark.parametrize(
-    "case", [case for family in FAMILIES for case in cases_of(family)], ids=lambda case: f"{case}-w{case.world_size}"
+    "case", [case for variant in VARIANTS for case in cases_of(variant)], ids=lambda case: f"{case}-w{case.world_size}"
 )
 compile_once = functools.cache(compile_case)
 
@@ -52,7 +52,8 @@ def receives(case: Case) -> bool:
 
 
 def test_three_families_have_it() -> None:
-    assert FAMILIES == ["all_gather_gemm", "gemm_all_scatter", "gemm_reduce_scatter"]
+    families = sorted(variant.family for variant in VARIANTS if variant.name == "warp_specialized")
+    assert families == ["all_gather_gemm", "gemm_all_scatter", "gemm_reduce_scatter"]
 
 
 @each_case
@@ -106,7 +107,10 @@ def test_handshake_is_ordered(case: Case) -> None:
     peers = case.world_size - 1
     assert len(re.findall(r"atom\.global\.sys\.acq_rel\.add", code)) >= 1  # programs are collected
     assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= peers  # ready
-    if case.family == "all_gather_gemm":  # peers one after the other, in loops: ready, and each chunk
+    if case.variant == "warp_specialized_copies":  # each shard, and the count behind its copy
+        assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= 2 * min(peers, 1)
+        assert len(re.findall(r"(?:red|atom)\.global\.sys\.release\.add", code)) >= peers
+    elif case.family == "all_gather_gemm":  # peers one after the other, in loops: ready, and each chunk
         assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= 2 * min(peers, 1)
         assert len(re.findall(r"(?:red|atom)\.global\.sys\.relaxed\.add", code)) >= min(peers, 1)  # counted, behind
         assert code.count("fence.acq_rel.sys") >= min(peers, 1)

@@ -10,15 +10,18 @@ from unittest import mock
 import pytest
 import torch
 from compiling import Case, StubContext, recorded_launches
-from families import make_problem
+from families import make_problem, name
 
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper
-from overlap_taxonomy import get_variant, list_variants
+from overlap_taxonomy import Variant, get_variant, list_variants
 
-FAMILIES = [variant.family for variant in list_variants() if variant.name == "warp_specialized"]
+VARIANTS = [variant for variant in list_variants() if variant.name.startswith("warp_specialized")]
+ALL_SCATTER, ALL_GATHER, REDUCE_SCATTER = (
+    get_variant(family, "warp_specialized") for family in ("gemm_all_scatter", "all_gather_gemm", "gemm_reduce_scatter")
+)
 CONFIG = GemmConfig(128, 256, 64, num_stages=3, comm_rows=32)
-each_family = pytest.mark.parametrize("family", FAMILIES)
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=name)
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def on_hopper() -> Iterator[None]:
 
 
 def reason(
-    family: str,
+    variant: Variant,
     m: int,
     n: int,
     k: int,
@@ -38,14 +41,14 @@ def reason(
     dtype: torch.dtype = torch.bfloat16,
     config: GemmConfig | None = None,
 ) -> str | None:
-    problem = make_problem(family, m, n, k, world_size, dtype)
-    return get_variant(family, "warp_specialized").unsupported_reason(problem, config)
+    problem = make_problem(variant.family, m, n, k, world_size, dtype)
+    return variant.unsupported_reason(problem, config)
 
 
-@each_family
-def test_without_hopper_it_is_refused(family: str) -> None:
+@each_variant
+def test_without_hopper_it_is_refused(variant: Variant) -> None:
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
-        assert "Hopper" in (reason(family, 64, 64, 64) or "")
+        assert "Hopper" in (reason(variant, 64, 64, 64) or "")
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((8, 0), False), ((9, 0), True), ((10, 0), False)])
@@ -60,21 +63,21 @@ def test_only_one_generation_of_gpus_runs_it(capability: tuple[int, int], runs: 
 
 
 @pytest.mark.usefixtures("on_hopper")
-@each_family
-def test_sizes_that_rows_of_sixteen_bytes_can_hold(family: str) -> None:
-    assert reason(family, 4091 * 4, 5120, 1024) is None
-    assert reason(family, 1, 8192, 8192) is None
-    assert reason(family, 301, 318, 1088) is None
-    assert "41 columns" in (reason(family, 33, 37, 41, world_size=1) or "")
-    assert "not torch.float32" in (reason(family, 64, 64, 64, dtype=torch.float32) or "")
+@each_variant
+def test_sizes_that_rows_of_sixteen_bytes_can_hold(variant: Variant) -> None:
+    assert reason(variant, 4091 * 4, 5120, 1024) is None
+    assert reason(variant, 1, 8192, 8192) is None
+    assert reason(variant, 301, 318, 1088) is None
+    assert "41 columns" in (reason(variant, 33, 37, 41, world_size=1) or "")
+    assert "not torch.float32" in (reason(variant, 64, 64, 64, dtype=torch.float32) or "")
 
 
 @pytest.mark.usefixtures("on_hopper")
 def test_sizes_that_one_family_refuses() -> None:
-    assert "start at 75" in (reason("gemm_all_scatter", 64, 300, 64) or "")
-    assert reason("gemm_all_scatter", 64, 300, 64, world_size=1) is None
-    assert reason("all_gather_gemm", 64, 300, 64) is None
-    assert "rank 0's A has 25 columns" in (reason("gemm_reduce_scatter", 64, 64, 100) or "")
+    assert "start at 75" in (reason(ALL_SCATTER, 64, 300, 64) or "")
+    assert reason(ALL_SCATTER, 64, 300, 64, world_size=1) is None
+    assert reason(ALL_GATHER, 64, 300, 64) is None
+    assert "rank 0's A has 25 columns" in (reason(REDUCE_SCATTER, 64, 64, 100) or "")
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -95,35 +98,33 @@ def test_sizes_that_one_family_refuses() -> None:
     ],
     ids=str,
 )
-@each_family
-def test_a_configuration_that_cannot_run_is_refused(family: str, change: dict[str, Any], said: str) -> None:
-    assert reason(family, 8192, 8192, 8192, config=CONFIG) is None
-    assert said in (reason(family, 8192, 8192, 8192, config=replace(CONFIG, **change)) or "")
+@each_variant
+def test_a_configuration_that_cannot_run_is_refused(variant: Variant, change: dict[str, Any], said: str) -> None:
+    assert reason(variant, 8192, 8192, 8192, config=CONFIG) is None
+    assert said in (reason(variant, 8192, 8192, 8192, config=replace(CONFIG, **change)) or "")
 
 
 @pytest.mark.usefixtures("on_hopper")
 def test_teams_that_a_problem_has_no_use_for_are_refused() -> None:
-    family = "gemm_all_scatter"
-    assert reason(family, 8192, 8192, 256, config=replace(CONFIG, team=4)) is None
-    assert "k is 192" in (reason(family, 8192, 8192, 192, config=replace(CONFIG, team=4)) or "")
-    assert "only 4" in (reason(family, 8192, 8192, 256, config=replace(CONFIG, team=4, num_sms=4, comm_sms=1)) or "")
-    assert "share no tiles" in (reason("all_gather_gemm", 8192, 8192, 8192, config=replace(CONFIG, team=2)) or "")
-    assert "nothing is sent" in (reason("gemm_reduce_scatter", 8192, 8192, 8192, config=replace(CONFIG, team=2)) or "")
+    variant = ALL_SCATTER
+    assert reason(variant, 8192, 8192, 256, config=replace(CONFIG, team=4)) is None
+    assert "k is 192" in (reason(variant, 8192, 8192, 192, config=replace(CONFIG, team=4)) or "")
+    assert "only 4" in (reason(variant, 8192, 8192, 256, config=replace(CONFIG, team=4, num_sms=4, comm_sms=1)) or "")
+    assert "share no tiles" in (reason(ALL_GATHER, 8192, 8192, 8192, config=replace(CONFIG, team=2)) or "")
+    assert "nothing is sent" in (reason(REDUCE_SCATTER, 8192, 8192, 8192, config=replace(CONFIG, team=2)) or "")
 
 
 @pytest.mark.usefixtures("on_hopper")
-@each_family
-def test_a_default_configuration_is_one_that_runs(family: str) -> None:
+@each_variant
+def test_a_default_configuration_is_one_that_runs(variant: Variant) -> None:
     for size in (64, 256, 1024, 8192):
-        operator = make_operator(family, size)
-        assert reason(family, size, size, size, config=operator.config) is None
+        operator = make_operator(variant, size)
+        assert reason(variant, size, size, size, config=operator.config) is None
 
 
-def make_operator(family: str, size: int = 256, *, rank: int = 2) -> Any:
-    context = StubContext(Case("warp_specialized", "sm_90", rank=rank, family=family))
-    return get_variant(family, "warp_specialized").build(
-        context, make_problem(family, size, size, size, 4, torch.bfloat16)
-    )
+def make_operator(variant: Variant, size: int = 256, *, rank: int = 2) -> Any:
+    context = StubContext(Case(variant.name, "sm_90", rank=rank, family=variant.family))
+    return variant.build(context, make_problem(variant.family, size, size, size, 4, torch.bfloat16))
 
 
 def operands(operator: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,9 +133,9 @@ def operands(operator: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("on_hopper")
-@each_family
-def test_operands_that_tma_cannot_read_are_refused(family: str) -> None:
-    operator = make_operator(family)
+@each_variant
+def test_operands_that_tma_cannot_read_are_refused(variant: Variant) -> None:
+    operator = make_operator(variant)
     a, b = operands(operator)
     every_other = torch.empty(*a.shape, 2, dtype=a.dtype)[..., 0]
     off_by_one = torch.empty(a.numel() + 1, dtype=a.dtype)[1:].view(a.shape)
@@ -142,16 +143,16 @@ def test_operands_that_tma_cannot_read_are_refused(family: str) -> None:
         operator(a, b)
         operator(a, b.contiguous())
         for wrong in (every_other, off_by_one):
-            with pytest.raises(ValueError, match=r"warp_specialized: A is .* TMA reads rows .* such as copy_engine"):
+            with pytest.raises(ValueError, match=r"warp_specialized\w*: A is .* TMA reads rows .* such as copy_engine"):
                 operator(wrong, b)
-        with pytest.raises(ValueError, match=r"warp_specialized: B is .* TMA reads rows or columns"):
+        with pytest.raises(ValueError, match=r"warp_specialized\w*: B is .* TMA reads rows or columns"):
             operator(a, torch.empty(*b.shape, 2, dtype=b.dtype)[..., 0])
 
 
 @pytest.mark.usefixtures("on_hopper")
-@each_family
-def test_a_descriptor_is_made_once_and_keeps_no_operand(family: str) -> None:
-    operator = make_operator(family)
+@each_variant
+def test_a_descriptor_is_made_once_and_keeps_no_operand(variant: Variant) -> None:
+    operator = make_operator(variant)
     a, b = operands(operator)
     with recorded_launches() as launches:
         for _ in range(2):
@@ -166,19 +167,19 @@ def test_a_descriptor_is_made_once_and_keeps_no_operand(family: str) -> None:
 
 
 @pytest.mark.usefixtures("on_hopper")
-@each_family
-def test_stores_stop_at_the_edges_of_what_the_rank_writes(family: str) -> None:
+@each_variant
+def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> None:
     """The descriptor that pieces are stored through: which rows and columns of which rank."""
-    context = StubContext(Case("warp_specialized", "sm_90", rank=3, family=family))
-    problem = make_problem(family, 301, 318, 1088, 4, torch.bfloat16)
-    operator: Any = get_variant(family, "warp_specialized").build(context, problem)
+    context = StubContext(Case(variant.name, "sm_90", rank=3, family=variant.family))
+    problem = make_problem(variant.family, 301, 318, 1088, 4, torch.bfloat16)
+    operator: Any = variant.build(context, problem)
     out, stride = operator._out, context.heap.stride // 2
     output = operator.output
-    if family == "gemm_all_scatter":  # columns 240 to 318 of every rank's C
+    if variant.family == "gemm_all_scatter":  # columns 240 to 318 of every rank's C
         assert out.shape == [4, 301, 78]
         assert out.strides == [stride, 320, 1]
         assert out.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 240 * 2
-    elif family == "all_gather_gemm":  # the rows of each shard, of which the last is shorter, in room for all
+    elif variant.family == "all_gather_gemm":  # the rows of each shard, of which the last is shorter, in room for all
         assert out.shape == [4, 76, 80]
         assert out.strides == [76 * 80, 80, 1]
         assert output.shape == (301, 78)

@@ -33,8 +33,11 @@ from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.gemm_reduce_scatter import rounds
 from overlap_taxonomy import get_variant
 
+COPIES = "warp_specialized_copies"
 KERNELS = {
-    family.FAMILY: family.warp_specialized for family in (all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter)
+    **{("all_gather_gemm", name): getattr(all_gather_gemm, name) for name in ("warp_specialized", COPIES)},
+    ("gemm_all_scatter", "warp_specialized"): gemm_all_scatter.warp_specialized,
+    ("gemm_reduce_scatter", "warp_specialized"): gemm_reduce_scatter.warp_specialized,
 }
 CALLS = 2
 
@@ -87,6 +90,7 @@ class World:
             name: getattr(self, name)
             for name in (
                 *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
+                *("current_call", "wait_parts"),
                 *("count_pieces", "wait", "announce_position", "signal", "put_sums", "get_sums"),
                 *("trace_time", "trace_span", "trace_until"),
             )
@@ -100,6 +104,15 @@ class World:
             for peer in range(world_size):
                 self._words["ready", peer, peers.rank] = self.epoch(peers.rank) + 1
         return self.epoch(peers.rank) + 1
+
+    def current_call(self, peers: Any, world_size: int) -> int:
+        return self.epoch(peers.rank) + 1
+
+    def announce_part(self, peers: Any, peer: int) -> None:
+        self._words["parts", peer, peers.rank] += 1
+
+    def wait_parts(self, peers: Any, peer: int, count: int, world_size: int) -> None:
+        self._await(("parts", peers.rank, peer), count)
 
     def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
         for peer in set(range(world_size)) - {peers.rank}:
@@ -184,6 +197,11 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         operator(data.a, data.b)
     (arguments,) = [arguments for kernel, arguments in launches if kernel.fn.__name__ == "warp_specialized_kernel"]
     num_programs = operator.config.num_sms
+    beside = []
+    if operator.variant == COPIES:  # the kernels and the copies beside the one that multiplies
+        num_programs = max(1, num_programs - 1)
+        world.begin_call(operator._peers(), operator.problem.world_size)
+        beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
     arguments = {name: value for name, value in arguments.items() if name not in ("num_warps", "num_stages")}
     for name, value in arguments.items():
         if isinstance(value, TensorDescriptor):
@@ -194,14 +212,28 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         arguments["shard"] = arguments["shard"]._replace(counts_ptr=0)
     if arguments.get("team"):
         arguments["team"] = arguments["team"]._replace(sums_ptr=None, flags_ptr=0)
-    kernel = KERNELS[operator.family].warp_specialized_kernel
+    kernel = KERNELS[operator.family, operator.variant].warp_specialized_kernel
     programs = [
         machine.spawn("program", partial(kernel.fn, **arguments), rank=rank, program=program, num_programs=num_programs)
         for program in range(num_programs)
     ]
     epoch = world.epoch(rank)
-    machine.wait(lambda: all(task.run.dead for task in programs))
+    machine.wait(lambda: all(task.run.dead for task in programs + beside))
     assert world.epoch(rank) == epoch + 1, "the call has not ended"
+
+
+def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
+    """Stand for the copy stream of all-gather, and the one that counts."""
+    peers, world_size = operator._peers(), operator.problem.world_size
+    epoch = world.current_call(peers, world_size)
+    world.wait_ready(peers, epoch, world_size)
+    world.finish_after_arrivals(peers, epoch, max(1, operator.config.num_sms - 1) + 1, world_size)
+    for peer, destination in operator._destinations:
+        for part in range(operator._parts()):
+            rows = slice(part * operator._part_rows, (part + 1) * operator._part_rows)
+            machine.wait(lambda: True)
+            destination[rows].copy_(a[rows])
+            world.announce_part(peers, peer)
 
 
 def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str], *, is_traced: bool) -> None:
@@ -220,12 +252,12 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
 
 @pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.m}x{case.n}x{case.k}-w{case.world_size}")
-@pytest.mark.parametrize("family", KERNELS)
-def test_output_is_right(family: str, case: Case, seed: int) -> None:
-    run_case(family, case, seed)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_output_is_right(family: str, name: str, case: Case, seed: int) -> None:
+    run_case(family, name, case, seed)
 
 
-def run_case(family: str, case: Case, seed: int, *, is_traced: bool = False) -> dict[int, list[spans.Span]]:
+def run_case(family: str, name: str, case: Case, seed: int, *, is_traced: bool = False) -> dict[int, list[spans.Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
     config = GemmConfig(
@@ -246,19 +278,19 @@ def run_case(family: str, case: Case, seed: int, *, is_traced: bool = False) -> 
     faults: list[str] = []
     small_parts = mock.patch.object(all_gather_gemm.warp_specialized, "_PART_BYTES", (1 << 15, 1 << 15))
     with mock.patch.object(hopper, "machine_reason", return_value=None), small_parts:
-        variant = get_variant(family, "warp_specialized")
+        variant = get_variant(family, name)
         if reason := variant.unsupported_reason(problem, config):
             pytest.skip(reason)
         for rank in range(case.world_size):
             context = Context(
                 window,
-                compiling.Case("warp_specialized", "sm_90", rank=rank, family=family, world_size=case.world_size),
+                compiling.Case(name, "sm_90", rank=rank, family=family, world_size=case.world_size),
             )
             operator = variant.build(context, problem, config)
             machine.spawn(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )
-        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, rounds, KERNELS[family]]
+        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, rounds, KERNELS[family, name]]
         with emulated(machine, modules, **world.names):
             machine.run()
     assert not faults

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from test_hopper_emulated import CASES, run_case
+from test_hopper_emulated import CASES, COPIES, run_case
 
 from iris_bench.trace import thread_of
 from iris_kernels.common import trace as spans
@@ -17,19 +17,21 @@ KINDS = (spans.MULTIPLY, spans.SUM, spans.SEND, spans.COLLECT, spans.COLLECT_WAI
 
 
 @pytest.mark.parametrize(
-    ("family", "case"),
+    ("family", "name", "case"),
     [
-        ("gemm_all_scatter", MANY_STEPS),
-        ("gemm_all_scatter", FEW_TILES),
-        ("gemm_all_scatter", TEAMS),
-        ("gemm_reduce_scatter", MANY_STEPS),
-        ("gemm_reduce_scatter", FEW_TILES),
+        ("gemm_all_scatter", "warp_specialized", MANY_STEPS),
+        ("gemm_all_scatter", "warp_specialized", FEW_TILES),
+        ("gemm_all_scatter", "warp_specialized", TEAMS),
+        ("all_gather_gemm", COPIES, MANY_STEPS),
+        ("all_gather_gemm", COPIES, TEAMS),
+        ("gemm_reduce_scatter", "warp_specialized", MANY_STEPS),
+        ("gemm_reduce_scatter", "warp_specialized", FEW_TILES),
     ],
     ids=lambda value: value if isinstance(value, str) else value.why,
 )
-def test_every_tile_is_traced(family: str, case: Any) -> None:
+def test_every_tile_is_traced(family: str, name: str, case: Any) -> None:
     """Each is multiplied and sent once, an own one of reduce-scatter collected and summed; a thread's are in order."""
-    traced = run_case(family, case, 0, is_traced=True)
+    traced = run_case(family, name, case, 0, is_traced=True)
     assert traced.keys() == set(range(case.world_size))
     for found in traced.values():
         tiles = {kind: sorted(span.tile for span in found if span.kind == kind.value) for kind in KINDS}

@@ -53,7 +53,7 @@ def test_every_time_is_positive_and_grows_with_the_work(machine, size: int, worl
         for variant in patterns:
             us = predict_us(machine, variant, Work(family, size, 2048, 1024, world_size))
             if us is None:
-                assert variant == "warp_specialized"
+                assert variant.startswith("warp_specialized")
                 assert not machine.is_hopper
                 continue
             assert us > 0
