@@ -15,7 +15,7 @@ LEAST_KEPT = 64  # columns that a member of a team keeps
 _TFLOPS = 5.8  # of an SM, with the widest tile
 _LINK_GBPS = 345.0  # stores of all SMs to peers, H200 and NVLink 4
 _EXCHANGE_US = 4.0  # of a team's sums of 128 columns
-_TEAM_RATE = 0.96  # how fast a kernel with teams multiplies, in all its turns
+_TEAM_RATE = 0.96  # how fast a kernel with teams that sends tiles multiplies, in all its turns
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
     if not tiles:
         return 0.0
     tile_us = 2e-6 * BLOCK_M * cut.block_n * k / (_TFLOPS * WIDTHS[cut.block_n])
-    if cut.team > 1:
+    if cut.team > 1 and peers:
         tile_us /= _TEAM_RATE
     tile_sent_us = 2e-3 * BLOCK_M * cut.block_n * peers / _LINK_GBPS
     teams = num_programs // cut.team
