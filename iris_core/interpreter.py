@@ -16,7 +16,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +25,8 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+from . import interpreter_kept
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -55,6 +56,9 @@ def enable() -> None:
     JITFunction.__call__ = _call
     InterpretedFunction.__call__ = _call_interpreted
     GridExecutor.__call__ = _run_grid
+    tl.tensor.__init__ = interpreter_kept.init_tensor
+    tl.block_type.__init__ = interpreter_kept.init_block_type
+    triton_interpreter._get_np_dtype = interpreter_kept.get_np_dtype
 
 
 class Machine(Protocol):
@@ -79,10 +83,12 @@ def simulated(machine: Machine) -> Iterator[None]:
     global _machine
     if _machine is not None:
         raise RuntimeError("this process is simulating a host already")
-    with _kept(JITFunction, "run", "__call__"), _kept(InterpretedFunction, "__call__"), _kept(GridExecutor, "__call__"):
+    with contextlib.ExitStack() as kept:
+        for owner, *names in _REPLACED:
+            kept.enter_context(_kept(owner, *names))
         was_enabled = is_enabled()
         enable()
-        scope = triton_interpreter._patch_lang(_EVERY_MODULE)
+        scope = interpreter_kept.patched_language()
         _machine = machine
         try:
             yield
@@ -92,8 +98,19 @@ def simulated(machine: Machine) -> Iterator[None]:
             triton.knobs.runtime.interpret = was_enabled
 
 
+# What `enable` replaces.
+_REPLACED: list[tuple[Any, ...]] = [
+    (JITFunction, "run", "__call__"),
+    (InterpretedFunction, "__call__"),
+    (GridExecutor, "__call__"),
+    (tl.tensor, "__init__"),
+    (tl.block_type, "__init__"),
+    (triton_interpreter, "_get_np_dtype"),
+]
+
+
 @contextlib.contextmanager
-def _kept(owner: type, *names: str) -> Iterator[None]:
+def _kept(owner: Any, *names: str) -> Iterator[None]:
     """Put an object's attributes back afterwards."""
     before = {name: vars(owner).get(name) for name in names}
     try:
@@ -163,7 +180,6 @@ class _Grid:
 
 _running: _Grid | None = None
 _machine: Machine | None = None
-_EVERY_MODULE = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})  # kernels use one, Triton's own functions both
 
 
 def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
@@ -177,7 +193,7 @@ def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
     host_args, host_kwargs = self._init_args_hst(args, kwargs)
     for hook in self.pre_run_hooks:
         hook(*host_args, **host_kwargs)
-    scope = triton_interpreter._patch_lang(_EVERY_MODULE)
+    scope = interpreter_kept.patched_language()
     outer = _running
     try:
         arguments, shape = _bound(self, host_args, host_kwargs)

@@ -1,0 +1,77 @@
+"""Interpreted kernels: what is kept from one value or launch to the next is what Triton would make."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import triton.language as tl
+from triton.runtime import interpreter as triton_interpreter
+
+from iris_core import interpreter_kept
+
+SHAPES = ([16], [1, 32], [tl.constexpr(4), 2, 1], tl.tuple([8, tl.constexpr(8)]))
+ELEMENTS = (tl.int1, tl.bfloat16, tl.float32, tl.uint64, tl.pointer_type(tl.float16))
+
+
+def made(init: Callable[..., None], *given: Any) -> tl.block_type:
+    one = object.__new__(tl.block_type)
+    init(one, *given)
+    return one
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("element", ELEMENTS, ids=str)
+def test_types_and_shapes_are_those_that_triton_makes(element: tl.dtype, shape: Any) -> None:
+    expected = made(interpreter_kept._init_block_type, element, shape)
+    for _ in range(2):  # made, and kept
+        block = made(interpreter_kept.init_block_type, element, shape)
+        assert vars(block).keys() == vars(expected).keys()
+        assert (block.element_ty, block.numel, block.name) == (element, expected.numel, expected.name)
+        assert block.shape.values == expected.shape.values
+        value = object.__new__(tl.tensor)
+        interpreter_kept.init_tensor(value, "handle", block)
+        assert (value.handle, value.type, value.dtype) == ("handle", block, element)
+        assert value.numel.value == expected.numel
+        assert [(type(size), size.value) for size in value.shape] == [
+            (tl.constexpr, size) for size in expected.shape.values
+        ]
+        for kind in (element, block):
+            assert interpreter_kept.get_np_dtype(kind) == interpreter_kept._get_np_dtype(kind)
+
+
+def test_a_scalar_has_no_shape() -> None:
+    value = object.__new__(tl.tensor)
+    interpreter_kept.init_tensor(value, "handle", tl.int32)
+    assert (len(value.shape), value.numel.value, value.dtype) == (0, 1, tl.int32)
+
+
+@pytest.mark.parametrize(("shape", "error"), [([3], ValueError), ([], TypeError)])
+def test_a_block_that_there_cannot_be_is_refused_every_time(shape: Any, error: type[Exception]) -> None:
+    made(interpreter_kept.init_block_type, tl.int8, [16])
+    for _ in range(2):
+        with pytest.raises(error):
+            made(interpreter_kept.init_block_type, tl.int8, shape)
+
+
+def language() -> dict[tuple[str, str], Any]:
+    owners = (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
+    return {(owner.__name__, name): value for owner in owners for name, value in vars(owner).items()}
+
+
+def test_the_language_is_patched_as_triton_does_and_put_back() -> None:
+    patch = functools.partial(triton_interpreter._patch_lang, interpreter_kept._EVERY_MODULE)
+    patch().restore()  # which leaves what a class had inherited in the class
+    before = language()
+    whole = patch()
+    changed = {name for name, value in language().items() if value is not before.get(name)}
+    whole.restore()
+    assert language() == before
+    assert changed
+    for _ in range(2):
+        scope = interpreter_kept.patched_language()
+        assert {name for name, value in language().items() if value is not before.get(name)} == changed
+        scope.restore()
+        assert language() == before
