@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -27,6 +26,7 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from . import interpreter_kept
+from .patience import wait_a_little
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -124,11 +124,10 @@ def _kept(owner: Any, *names: str) -> Iterator[None]:
 
 
 def let_others_run() -> None:
-    """Give the turn to the grid's next program, and to other processes."""
+    """Give the turn to the grid's next program; when all of them poll, to other processes."""
     if _machine is not None:
         _machine.poll()
         return
-    os.sched_yield()
     if _running is not None:
         _running.next_turn()
 
@@ -168,11 +167,16 @@ class _Grid:
 
     def run(self) -> None:
         builder = triton_interpreter.interpreter_builder
+        rounds = 0  # in which every program polled
         while self._waiting:
             for index, program in self._waiting:
                 builder.set_grid_idx(*index)
                 program.switch()  # raises what the program raises
-            self._waiting = [(index, program) for index, program in self._waiting if not program.dead]
+            waiting = [(index, program) for index, program in self._waiting if not program.dead]
+            rounds = rounds + 1 if len(waiting) == len(self._waiting) else 0
+            self._waiting = waiting
+            if rounds:
+                wait_a_little(rounds)
 
     def next_turn(self) -> None:
         self._scheduler.switch()

@@ -1,16 +1,22 @@
-"""Interpreted kernels: what is kept from one value or launch to the next is what Triton would make."""
+"""Interpreted kernels: what is kept from one value or launch to the next is what Triton would make, and waits rest."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import triton
 import triton.language as tl
+from ranks import Ranks, context
 from triton.runtime import interpreter as triton_interpreter
 
-from iris_core import interpreter_kept
+import iris_core
+from iris_core import interpreter, interpreter_kept, patience
+from iris_core.backends import shm
 
 SHAPES = ([16], [1, 32], [tl.constexpr(4), 2, 1], tl.tuple([8, tl.constexpr(8)]))
 ELEMENTS = (tl.int1, tl.bfloat16, tl.float32, tl.uint64, tl.pointer_type(tl.float16))
@@ -75,3 +81,45 @@ def test_the_language_is_patched_as_triton_does_and_put_back() -> None:
         assert {name for name, value in language().items() if value is not before.get(name)} == changed
         scope.restore()
         assert language() == before
+
+
+@triton.jit
+def wait_kernel(flag_ptr, watchdog_ptr):
+    iris_core.wait(flag_ptr, 1, watchdog_ptr)
+
+
+def count_rests(rank: int, world_size: int, waiting: str) -> tuple[list[int], int]:
+    """Wait for what comes when others have been let run for the third time."""
+    ctx = context()
+    flag = ctx.zeros(1, dtype=torch.int64)
+    rests: list[int] = []
+
+    def rest(looks: int) -> None:
+        rests.append(looks)
+        if looks == 3:
+            flag.fill_(1)
+
+    with mock.patch.object(interpreter if waiting == "kernel" else shm, "wait_a_little", rest):
+        if waiting == "kernel":
+            wait_kernel[(2,)](flag, ctx.get_watchdog())
+        else:
+            ctx.make_stream().wait_value(flag, 1)
+    seen = int(flag.item())
+    ctx.free(flag)
+    return rests, seen
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("waiting", ["kernel", "stream"])
+def test_who_waits_lets_other_processes_run(ranks: Callable[[int], Ranks], waiting: str) -> None:
+    assert ranks(1).call(count_rests, waiting) == [([1, 2, 3], 1)]
+
+
+def test_long_waits_rest_longer_but_never_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(patience.time, "sleep", rests.append)
+    for looks in (1, 2, 10, 1000, 10**9):
+        patience.wait_a_little(looks)
+    assert rests == sorted(rests)
+    assert rests[0] < rests[2]
+    assert rests[-1] < 0.01

@@ -6,7 +6,6 @@ All heaps are one anonymous file (shared_memory.py), and one mapping of it a ran
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from ..host_group import HostGroup
+from ..patience import wait_a_little
 from ..shared_memory import share_memory
 from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
 
@@ -75,11 +75,13 @@ class _ImmediateStream(Stream):
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         deadline = time.monotonic() + self._timeout_s
+        looks = 0
         while flag.item() < value:
             if self._timeout_s and time.monotonic() > deadline:
                 self._gave_up(flag, value)
                 return
-            os.sched_yield()
+            looks += 1
+            wait_a_little(looks)
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         dst.copy_(src)
