@@ -99,15 +99,31 @@ def test_a_device_barrier_orders_what_is_before_and_after(ranks: Callable[[int],
         assert seen == [[number + rank for rank in range(world_size)] for number in range(20)]
 
 
-# Waits that fail: ranks of their own, which give up soon.
+# Waits that fail: ranks of their own, which give up soon; fresh ones after a test that failed.
+
+
+@pytest.fixture(scope="module")
+def impatient_pools() -> Iterator[dict[str, RankPool]]:
+    pools: dict[str, RankPool] = {}
+    yield pools
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture
-def impatient(device: str) -> Iterator[RankPool]:
+def impatient(impatient_pools: dict[str, RankPool], device: str) -> Iterator[RankPool]:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    with RankPool(2, device, environment={"IRIS_TIMEOUT_S": "2"}) as pool:
-        yield pool
+    pool = impatient_pools.get(device)
+    if pool is None or not pool._processes:
+        pool = impatient_pools[device] = RankPool(2, device, environment={"IRIS_TIMEOUT_S": "2"})
+    yield pool
+    if pool._processes:
+        pool.call(mend)
+
+
+def mend(rank: int, world_size: int) -> None:
+    context().reset()
 
 
 @triton.jit
