@@ -35,41 +35,55 @@ class Ranks:
 
     def __init__(self, folder: Path, fault: str, place: str, world_size: int = 3) -> None:
         self.folder = folder
+        self.world_size = world_size
+        self.pids: list[int] = []
         environment = os.environ | {
             "IRIS_TIMEOUT_S": str(LIMIT_S),
-            "WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, FAULTY, fault, place, folder],
-                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=subprocess.PIPE,
-            )
-            for rank in range(world_size)
-        ]
+        self.parent = subprocess.Popen(
+            [sys.executable, FAULTY, fault, place, folder, str(world_size)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def wait_until_ready(self) -> None:
         """Return when all ranks have met and are about to meet again."""
+        ready = [self.folder / f"ready{rank}" for rank in range(self.world_size)]
         deadline = time.monotonic() + START_S
-        while len(list(self.folder.glob("ready*"))) < len(self.processes):
+        while not all(file.exists() and file.read_text().endswith("\n") for file in ready):
             assert time.monotonic() < deadline
-            assert all(process.poll() in (None, -signal.SIGKILL) for process in self.processes)
+            assert self.parent.poll() is None
             time.sleep(0.05)
+        self.pids = [int(file.read_text()) for file in ready]
+
+    def running(self) -> set[int]:
+        """Return the process ids of those that have not ended."""
+        return {pid for pid in self.pids if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+
+    def wait(self, *pids: int) -> None:
+        """Return when these have ended."""
+        deadline = time.monotonic() + START_S
+        while self.running() & set(pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def said(self, rank: int) -> dict[str, Any]:
         """Return what a rank has met with."""
-        self.processes[rank].wait(START_S)
+        self.wait(self.pids[rank])
         return json.loads((self.folder / f"said{rank}").read_text())
 
     def end(self) -> None:
         """End those that have not ended."""
-        for process in self.processes:
-            process.kill()
-            process.communicate()
+        if self.parent.poll() is None:
+            for child in psutil.Process(self.parent.pid).children():
+                child.kill()
+        self.wait(*self.pids)
+        self.parent.communicate()  # closes what it reads, which ends it
 
 
 @pytest.mark.parametrize(
@@ -87,7 +101,7 @@ def test_the_peers_of_a_rank_that_is_gone_hear_of_it(tmp_path: Path, fault: str,
     ranks = Ranks(tmp_path, fault, place)
     try:
         ranks.wait_until_ready()
-        pids = {process.pid for process in ranks.processes if process.poll() is None}
+        pids = ranks.running()
         sockets, files = names_of_sockets(pids), shared_files(pids)
         for rank in (0, 2):
             said = ranks.said(rank)

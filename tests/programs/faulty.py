@@ -1,6 +1,7 @@
 """Ranks of which rank 1 dies, raises or stands still while its peers wait for it; they write down what they met with.
 
-Arguments: the fault ("killed", "raises", "stopped"), where the peers wait ("barrier", "operator"), and a folder.
+Arguments: the fault ("killed", "raises", "stopped"), where the peers wait ("barrier", "operator"), a folder, and the
+number of ranks. They are forks of one process, which imports for all of them and then stands by.
 """
 
 import json
@@ -16,14 +17,21 @@ import iris_core
 from iris_kernels.gemm_all_scatter import Problem
 from overlap_taxonomy import get_variant
 
-fault, place, folder = sys.argv[1:]
+fault, place, folder, ranks = sys.argv[1:]
+for number in range(int(ranks)):
+    if os.fork() == 0:
+        os.environ |= {"WORLD_SIZE": ranks, "RANK": str(number), "LOCAL_RANK": str(number)}
+        break
+else:
+    sys.stdin.read()  # to the end of the test, so that no process id is another's before
+    os._exit(0)
 ctx = iris_core.iris(1 << 20, device="cpu")
 rank, world_size = ctx.get_rank(), ctx.get_num_ranks()
 problem = Problem(16, 16, 16, world_size, torch.float32)
 operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, problem)
 a, b = torch.ones(16, 16), torch.ones(problem.b_shape(rank))
 ctx.barrier()
-Path(folder, f"ready{rank}").touch()
+Path(folder, f"ready{rank}").write_text(f"{os.getpid()}\n")
 if rank == 1:
     time.sleep(0.5)  # the peers wait
     if fault == "raises":
