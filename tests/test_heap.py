@@ -99,7 +99,8 @@ def test_broadcast_gives_the_sources_value_to_all(ranks: Callable[[int], Ranks],
 
 
 def differ(rank: int, world_size: int, how: str) -> tuple[str, str]:
-    ctx = context()
+    close_context()
+    ctx = iris(1 << 20)  # of its own: the heaps part
     first, second = ctx.zeros(4), ctx.zeros(8)
     ctx.barrier()
     if how == "shape":
@@ -109,7 +110,9 @@ def differ(rank: int, world_size: int, how: str) -> tuple[str, str]:
     elif how == "order of frees":
         for buffer in (first, second) if rank else (second, first):
             ctx.free(buffer)
-    return raised(ctx.barrier)
+    error = raised(ctx.barrier)
+    assert raised(ctx.close) == error
+    return error
 
 
 @pytest.mark.parametrize(
@@ -122,12 +125,10 @@ def differ(rank: int, world_size: int, how: str) -> tuple[str, str]:
 )
 @pytest.mark.parametrize("device", ["cpu"])
 def test_different_allocations_are_named_on_every_rank(ranks: Callable[[int], Ranks], how: str, parts: Any) -> None:
-    pool = ranks(2)
-    for kind, message in pool.call(differ, how):
+    for kind, message in ranks(2).call(differ, how):
         assert kind == "AllocationMismatch"
         for part in parts:
             assert part in message
-    pool.end()  # their heaps have parted
 
 
 def reopen(rank: int, world_size: int) -> None:
