@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -44,18 +44,31 @@ def median_errors(machine: Machine, measurements: Iterable[Measurement]) -> dict
     return {key: statistics.median(values) for key, values in errors.items()}
 
 
-def fit(machine: Machine, measurements: Sequence[Measurement], *, rounds: int = 4) -> Machine:
+def fit(
+    machine: Machine, measurements: Sequence[Measurement], *, keep: Collection[str] = (), rounds: int = 4
+) -> Machine:
     """Return the machine with its constants moved to where the predictions fit best.
 
     One constant after the other is raised or lowered, in ever smaller steps, as long as that helps: they stay what they
     mean, and what no measurement shows stays as it was.
+
+    Args:
+        machine: to start from.
+        measurements: to fit to.
+        keep: constants that stay as they are, because these measurements hardly show them.
+        rounds: at most, of each step.
+
+    Raises:
+        ValueError: there is no such constant.
     """
     names = [column.name for column in fields(machine) if isinstance(getattr(machine, column.name), float)]
+    if unknown := sorted(set(keep) - set(names)):
+        raise ValueError(f"unknown constant {unknown[0]!r}; known constants: {', '.join(names)}")
     start, best = machine, _loss(machine, measurements)
     for step in _STEPS:
         for _ in range(rounds):
             before = best
-            for name in (name for name in names if name not in FIXED):
+            for name in (name for name in names if name not in FIXED and name not in keep):
                 for factor in (step, 1 / step):
                     while (moved := _moved(machine, name, factor, start)) is not None:
                         loss = _loss(moved, measurements)

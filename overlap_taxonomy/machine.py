@@ -139,6 +139,37 @@ H200X4 = Machine(
     all_reduce_gbps=331.0,
 )
 
+# Two of them multiply twice as much a rank, and send half: what the link does hardly shows, so its rates are those of
+# four (`iris-bench model --fit --keep`).
+H200X2 = replace(
+    H200X4,
+    name="h200x2",
+    world_size=2,
+    boost_tflops=967.0,
+    hot_share=0.741,
+    warm_ms=0.54,
+    portable_rate=0.969,
+    tile_us=0.611,
+    portable_tile_us=2.42,
+    spare_power=0.0557,
+    narrow_tile_us=63.2,
+    library_narrow_slowdown=6.86,
+    launch_us=5.11,
+    handshake_us=17.5,
+    split_us=1.86,
+    hop_us=1.52,
+    memory_gbps=3960.0,
+    layout_gbps=1930.0,
+    sum_gbps=6360.0,
+    announce_us=1.76,
+    engine_us=4.23,
+    collective_gbps=206.0,
+    collective_us=13.8,
+    small_collective_gbps=88.5,
+    small_collective_us=2.05,
+    all_reduce_gbps=222.0,
+)
+
 # The same GPUs behind the same switch. Nothing was measured on eight.
 H200X8 = replace(H200X4, name="h200x8", world_size=8, is_measured=False)
 
@@ -166,7 +197,7 @@ MI300X8 = replace(
     tile_rates={(128, 128): 1.0, (64, 128): 0.7, (64, 64): 0.45},
 )
 
-MACHINES = {machine.name: machine for machine in (H200X4, H200X8, MI300X8)}
+MACHINES = {machine.name: machine for machine in (H200X2, H200X4, H200X8, MI300X8)}
 
 
 def machine_for(device_name: str, world_size: int) -> Machine | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,3 +184,13 @@ def test_a_plot_is_drawn(tmp_path: Path, device: str) -> None:
     assert "<svg" in path.read_text()
     with pytest.raises(ValueError, match="no records"):
         plot.plot_records([], path)
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_each_subject_comes_equally_often_after_each_other(size: int) -> None:
+    rounds = 2 * size if size % 2 else size
+    orders = [timing.balanced(range(size), number) for number in range(rounds)]
+    assert all(sorted(order) == list(range(size)) for order in orders)
+    pairs = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert len(pairs) == size * (size - 1)
+    assert len(set(pairs.values())) <= 1

@@ -16,6 +16,7 @@ from iris_bench.record import read_records
 from iris_bench.tune.measured import measurements
 from overlap_taxonomy import MACHINES, Work, list_families, list_variants, machine_for, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
+from overlap_taxonomy.machine import Machine
 from overlap_taxonomy.model import FAMILIES
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -23,8 +24,8 @@ SWEEPS = [RESULTS / f"h200x4-{name}bf16.csv" for name in ("", "large-", "decode-
 H200 = MACHINES["h200x4"]
 
 
-def measured(files: list[Path] = SWEEPS) -> list[Measurement]:
-    return measurements((record for file in files for record in read_records(file)), H200)
+def measured(files: list[Path] = SWEEPS, machine: Machine = H200) -> list[Measurement]:
+    return measurements((record for file in files for record in read_records(file)), machine)
 
 
 def test_the_model_is_close_to_the_sweeps() -> None:
@@ -36,6 +37,23 @@ def test_the_model_is_close_to_the_sweeps() -> None:
     off = {family for family, variant in medians if medians[family, variant] > 0.17}
     assert off == {"all_gather_gemm", "gemm_reduce_scatter"}
     assert {variant for family, variant in medians if medians[family, variant] > 0.17} == {"warp_specialized"}
+
+
+def test_the_model_of_two_is_close_to_their_sweeps() -> None:
+    machine = MACHINES["h200x2"]
+    files = [RESULTS / f"h200x2-{name}-bf16.csv" for name in ("large", "decode")]
+    errors = [abs(error) for one in measured(files, machine) if (error := error_of(machine, one)) is not None]
+    assert len(errors) > 700
+    assert statistics.median(errors) < 0.10
+
+
+def test_constants_that_are_kept_stay_as_they_are() -> None:
+    faster = replace(H200, boost_tflops=H200.boost_tflops * 1.2)
+    few = measured()[:20]
+    assert fit(faster, few).boost_tflops != faster.boost_tflops
+    assert fit(faster, few, keep=["boost_tflops"]).boost_tflops == faster.boost_tflops
+    with pytest.raises(ValueError, match="unknown constant 'speed'; known constants: boost_tflops"):
+        fit(H200, few, keep=["speed"])
 
 
 def test_every_variant_with_kernels_is_modelled() -> None:
@@ -112,9 +130,10 @@ def test_machines_are_found_by_the_drivers_name() -> None:
     assert machine_for("NVIDIA H200", 8) is MACHINES["h200x8"]
     assert machine_for("AMD Instinct MI300X", 8) is MACHINES["mi300xx8"]
     assert machine_for("NVIDIA GeForce 256", 4) is None
-    two = machine_for("NVIDIA H200", 2)
-    assert two is not None
-    assert not two.is_measured
+    assert machine_for("NVIDIA H200", 2) is MACHINES["h200x2"]
+    three = machine_for("NVIDIA H200", 3)
+    assert three is not None
+    assert not three.is_measured
 
 
 def test_what_is_not_known_is_said() -> None:
@@ -151,7 +170,7 @@ def test_the_command_compares_fits_and_predicts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--machine", "abacus"], "known machines: h200x4"),
+        (["--machine", "abacus"], "known machines: h200x2"),
         (["--fit"], "--fit needs CSVs"),
         (["nothing.csv"], "cannot read nothing.csv"),
         (["--machine", "mi300xx8", SWEEPS[0]], "no row of the CSVs was measured on 8 x MI300X"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 
@@ -86,7 +87,13 @@ def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> N
     assert compiled.scratch_bytes <= 16  # a word or two, of the divergent last program
     stages, stage_bytes = operator.config.num_stages, (operator.config.block_n * operator.config.block_k * 2)
     assert compiled.shared_bytes >= (stages - 1) * stage_bytes
+    assert arguments.get("launch_pdl", False) == (target == "sm_90")
     if target == "sm_90":
+        # Launched early, it touches nothing before it has waited, and lets the next kernel in when it has multiplied.
+        waits, lets = (compiled.code.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
+        touched = re.search(r"\b(?:ld|st|atom|red)\.\S*global|cp\.async\.bulk\.tensor|prefetch", compiled.code)
+        assert touched is not None
+        assert 0 < waits < touched.start() < compiled.code.find("mma.sync") < lets
         assert stages * stage_bytes >= 40 << 10
         assert set().union(*(widths for file, widths in compiled.stores_by_file().items() if file in TILES)) == {16}
 

@@ -23,7 +23,7 @@ from iris_bench.tune.candidates import Tuned, neighbours
 from iris_kernels.common.config import default_config
 from iris_kernels.common.measured import Key, shipped_table
 from iris_kernels.common.tuning_cache import read_cache
-from overlap_taxonomy import Variant
+from overlap_taxonomy import Variant, list_families
 
 RESULTS = Path(__file__).parent.parent / "results"
 GPU = "NVIDIA H200"
@@ -142,6 +142,15 @@ def test_the_command_does_not_measure_what_delegates(
     assert {"library", "library_layout", "warp_specialized"} <= set(asked)
 
 
+@pytest.mark.parametrize("family", list_families())
+def test_a_family_is_tuned_with_its_own_variants(
+    scripted: type[ScriptedRanks], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    scripted.tuned = Tuned({"library": 1.0})
+    result = invoke("tune", "--family", family, "--shapes", "64x64x64")
+    assert result.exit_code == 0, result.output
+
+
 def test_what_was_tuned_before_the_ranks_were_lost_is_kept(scripted: type[ScriptedRanks]) -> None:
     scripted.tuned = Tuned({"library_layout": 50.0})
     invoke("tune", "--family", "gemm_all_scatter", "--shapes", "8x8x8")
@@ -170,7 +179,8 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_anything_is_measured(
 
 
 def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
-    sweeps = [*RESULTS.glob("h200x4-*.csv"), RESULTS / "h200x2-bf16.csv", RESULTS / "h200x2-one-shot-bf16.csv"]
+    two = [RESULTS / f"h200x2-{name}-bf16.csv" for name in ("decode", "large", "auto")]
+    sweeps = [*RESULTS.glob("h200x4-*.csv"), *two]
     result = invoke("defaults", *sweeps, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     (made,) = tmp_path.iterdir()

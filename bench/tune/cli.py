@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,7 @@ def tune(
         world_size = choose_world_size(world_size, device="cuda", gpus=gpus, launcher=launcher)
         plan = sweep.make_plan(
             families=family,
-            variants=",".join((*_VENDORS, *dict.fromkeys(v.name for v in list_variants() if v.has_kernels))),
+            variants=",".join(_to_measure(sweep.select_families(family))),
             shapes=shapes,
             dtype=dtype,
             device="cuda",
@@ -70,6 +71,12 @@ def tune(
     if ended_early and is_first:
         complain("tuning", ended_early)
     leave(failed=False, lost=ended_early is not None, launcher=launcher)
+
+
+def _to_measure(families: Sequence[str]) -> list[str]:
+    """Return the names of what `auto` chooses from, in any of these families."""
+    variants = [variant for family in families for variant in list_variants(family)]
+    return list(dict.fromkeys(one.name for one in variants if one.has_kernels or one.name in _VENDORS))
 
 
 def defaults(

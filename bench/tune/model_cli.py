@@ -28,6 +28,7 @@ from .measured import measurements
 def model(
     files: Annotated[list[Path] | None, typer.Argument(help="CSVs that run wrote, to compare with.")] = None,
     refit: Annotated[bool, typer.Option("--fit", help="Fit the constants to the CSVs first, and print them.")] = False,
+    keep: Annotated[str, typer.Option(help="Constants that --fit leaves as they are, by commas.")] = "",
     machine: Annotated[str, typer.Option(help=f"Of {', '.join(MACHINES)}; several by commas.")] = "h200x4",
     family: Annotated[str, typer.Option(help="'all', or names separated by commas; without CSVs.")] = "all",
     shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, by commas; without CSVs.")] = "8192x8192x8192",
@@ -54,7 +55,7 @@ def model(
             if not measured:
                 raise ValueError(f"no row of the CSVs was measured on {one.world_size} x {one.gpu}")
             if refit:
-                one = fit(one, measured)
+                one = fit(one, measured, keep=[name.strip() for name in keep.split(",") if name.strip()])
                 _print_constants(console, one)
             _compare(console, one, measured, each=each)
     except ValueError as error:
