@@ -1,0 +1,70 @@
+"""All-gather + GEMM: shards of A to every peer."""
+
+from __future__ import annotations
+
+from ..cost import Gemm, Work, copy_us, gemm, push_us
+from ..machine import Machine
+from .common import CHUNKS, GATED_RATE, Pattern, as_shards_come, comm_sms, ends, library, named, one_shot, rows_in_tiles
+
+
+def _gather_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
+    return gemm(machine, work, work.m, work.share(work.n), work.k, sms=sms, kind=kind)
+
+
+def _shard_bytes(work: Work) -> int:
+    return work.share(work.m) * work.k * work.element_bytes
+
+
+def _library_gather(machine: Machine, work: Work) -> float:
+    return library(machine, _gather_gemm(machine, work, kind="library"), work, work.peers * _shard_bytes(work))
+
+
+def _bulk_gather(machine: Machine, work: Work) -> float:
+    push = push_us(machine, work.peers * _shard_bytes(work), narrow=work.is_narrow(work.k))
+    return _gather_gemm(machine, work).us + push + ends(machine, kernels=2)
+
+
+def _fused_gather(machine: Machine, work: Work) -> float:
+    own = _gather_gemm(machine, work)
+    columns_of_tiles = -(-work.share(work.n) // own.tile_n)
+    pull = work.peers * _shard_bytes(work) * columns_of_tiles / machine.pull_gbps / 1e3
+    return max(own.us, pull) + own.wave_us + ends(machine, kernels=1)
+
+
+def _split_gather(machine: Machine, work: Work, variant: str) -> float:
+    sms = comm_sms(machine, work, variant)
+    arrival = push_us(machine, _shard_bytes(work), narrow=work.is_narrow(work.k), sms=sms, to_one=True)
+    own = _gather_gemm(machine, work, sms=machine.num_sms - sms)
+    return as_shards_come(own, work, arrival) + ends(machine, kernels=1)
+
+
+def _warp_gather(machine: Machine, work: Work) -> float:
+    sms = comm_sms(machine, work, "warp_specialized")
+    rows = rows_in_tiles(work)
+    own = gemm(machine, work, rows, work.share(work.n), work.k, sms=machine.num_sms - sms, kind="specialized")
+    push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms)
+    return max(own.us / GATED_RATE, push + own.wave_us / CHUNKS) + ends(machine, kernels=1)
+
+
+def _engine_gather(machine: Machine, work: Work, kind: str = "portable") -> float:
+    own = _gather_gemm(machine, work, sms=machine.num_sms - 1, kind=kind)
+    arrival = copy_us(machine, _shard_bytes(work), 512)  # a shard is contiguous
+    return as_shards_come(own, work, arrival) + ends(machine, kernels=2)
+
+
+def _one_shot_gather(machine: Machine, work: Work) -> float:
+    push = push_us(machine, work.peers * _shard_bytes(work), narrow=work.is_narrow(work.k))
+    return one_shot(machine, work, work.m, work.share(work.n), work.k) + push
+
+
+PATTERNS: dict[str, Pattern] = {
+    "library": _library_gather,
+    "bulk_synchronous": _bulk_gather,
+    "producer_consumer": named(_split_gather, "producer_consumer"),
+    "fused_sequential": _fused_gather,
+    "workgroup_specialized": named(_split_gather, "workgroup_specialized"),
+    "copy_engine": _engine_gather,
+    "warp_specialized": _warp_gather,
+    "warp_specialized_copies": lambda machine, work: _engine_gather(machine, work, "specialized"),
+    "one_shot": _one_shot_gather,
+}

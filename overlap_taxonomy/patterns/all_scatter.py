@@ -1,0 +1,79 @@
+"""GEMM + all-scatter: tiles of C to every peer."""
+
+from __future__ import annotations
+
+from ..cost import Gemm, Work, copy_us, gemm, push_us
+from ..machine import Machine
+from .common import Pattern, comm_sms, ends, exposed, library, named, num_panels, one_shot, sent_beside
+
+
+def _scatter_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
+    return gemm(machine, work, work.m, work.share(work.n), work.k, sms=sms, kind=kind)
+
+
+def _scattered(work: Work) -> int:
+    return work.peers * work.m * work.share(work.n) * work.element_bytes
+
+
+def _library_scatter(machine: Machine, work: Work) -> float:
+    return library(machine, _scatter_gemm(machine, work, kind="library"), work, _scattered(work))
+
+
+def _library_scatter_layout(machine: Machine, work: Work) -> float:
+    moved = 2 * work.m * work.n * work.element_bytes
+    return _library_scatter(machine, work) + moved / machine.layout_gbps / 1e3 + machine.launch_us
+
+
+def _library_scatter_list(machine: Machine, work: Work) -> float:
+    return _library_scatter_layout(machine, work) + machine.launch_us * work.peers
+
+
+def _bulk_scatter(machine: Machine, work: Work) -> float:
+    push = push_us(machine, _scattered(work), narrow=work.is_narrow(work.n))
+    return _scatter_gemm(machine, work).us + push + ends(machine, kernels=2)
+
+
+def _split_scatter(machine: Machine, work: Work, variant: str) -> float:
+    sms = comm_sms(machine, work, variant)
+    own = _scatter_gemm(machine, work, sms=machine.num_sms - sms)
+    push = push_us(machine, _scattered(work), narrow=work.is_narrow(work.n), sms=sms)
+    return sent_beside(own, push) + ends(machine, kernels=1)
+
+
+def _fused_scatter(machine: Machine, work: Work) -> float:
+    own = _scatter_gemm(machine, work)
+    push = push_us(machine, _scattered(work), narrow=work.is_narrow(work.n))
+    return max(own.us + push * exposed(machine, own), own.wave_us + push) + ends(machine, kernels=1)
+
+
+def _engine_scatter(machine: Machine, work: Work) -> float:
+    own = _scatter_gemm(machine, work)
+    columns = work.share(work.n) * work.element_bytes
+    panels = num_panels(work, work.m * columns)
+    copies = work.peers * copy_us(machine, work.m * columns / panels, columns)
+    return max(own.us + copies, own.us / panels + panels * copies) + ends(machine, kernels=2)
+
+
+def _warp_scatter(machine: Machine, work: Work) -> float:
+    own = _scatter_gemm(machine, work, kind="specialized")
+    push = push_us(machine, _scattered(work), narrow=False)
+    return sent_beside(own, push) + ends(machine, kernels=1)
+
+
+def _one_shot_scatter(machine: Machine, work: Work) -> float:
+    push = push_us(machine, _scattered(work), narrow=work.is_narrow(work.n))
+    return one_shot(machine, work, work.m, work.share(work.n), work.k) + push
+
+
+PATTERNS: dict[str, Pattern] = {
+    "library": _library_scatter,
+    "library_layout": _library_scatter_layout,
+    "library_list": _library_scatter_list,
+    "bulk_synchronous": _bulk_scatter,
+    "producer_consumer": named(_split_scatter, "producer_consumer"),
+    "fused_sequential": _fused_scatter,
+    "workgroup_specialized": named(_split_scatter, "workgroup_specialized"),
+    "copy_engine": _engine_scatter,
+    "warp_specialized": _warp_scatter,
+    "one_shot": _one_shot_scatter,
+}

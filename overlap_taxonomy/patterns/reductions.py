@@ -1,0 +1,127 @@
+"""GEMM + reduce-scatter and GEMM + all-reduce: partial tiles of C to their owners; sums, or partials, to all."""
+
+from __future__ import annotations
+
+from ..cost import Gemm, Work, collective_us, copy_us, gemm, push_us
+from ..machine import Machine
+from .common import Pattern, comm_sms, ends, library, named, num_panels, one_shot, rows_in_tiles
+
+
+def _partial_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
+    return gemm(machine, work, work.m, work.n, work.share(work.k), sms=sms, kind=kind)
+
+
+def _reduced(work: Work) -> int:
+    return work.peers * work.share(work.m) * work.n * work.element_bytes
+
+
+def _library_reduce(machine: Machine, work: Work) -> float:
+    return library(machine, _partial_gemm(machine, work, kind="library"), work, _reduced(work))
+
+
+def _bulk_reduce(machine: Machine, work: Work) -> float:
+    return _partial_gemm(machine, work).us + _pull_us(machine, work) + ends(machine, kernels=2)
+
+
+def _split_reduce(machine: Machine, work: Work, variant: str) -> float:
+    own, push = _split_partials(machine, work, variant)
+    return max(own.us, own.wave_us + push + own.wave_us) + _sum_us(machine, work) + ends(machine, kernels=1)
+
+
+def _fused_reduce(machine: Machine, work: Work) -> float:
+    own = _partial_gemm(machine, work)
+    push = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n), to_one=True)
+    sent = max(own.us, own.wave_us + push + own.wave_us)
+    return sent + _sum_us(machine, work) + ends(machine, kernels=1)
+
+
+def _engine_reduce(machine: Machine, work: Work) -> float:
+    own = _partial_gemm(machine, work)
+    shard, row_bytes = _reduced(work) / max(1, work.peers), work.n * work.element_bytes
+    panels = num_panels(work, shard)
+    copies = work.peers * panels * copy_us(machine, shard / panels, row_bytes if row_bytes % 16 else 512)
+    first = own.us / (work.world_size * panels)
+    return max(own.us, first + copies + first) + _sum_us(machine, work) + ends(machine, kernels=3)
+
+
+def _warp_reduce(machine: Machine, work: Work) -> float:
+    own = gemm(machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized")
+    push = push_us(machine, _reduced(work), narrow=False, to_one=True)
+    return max(own.us, own.wave_us + push + own.wave_us) + _sum_us(machine, work) + ends(machine, kernels=1)
+
+
+def _one_shot_reduce(machine: Machine, work: Work) -> float:
+    push = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n))
+    return one_shot(machine, work, work.m, work.n, work.share(work.k)) + push + _sum_us(machine, work)
+
+
+def _library_all_reduce(machine: Machine, work: Work) -> float:
+    own = _partial_gemm(machine, work, kind="library")
+    return own.us + collective_us(machine, work, 2 * _reduced(work), gbps=machine.all_reduce_gbps) + machine.launch_us
+
+
+def _bulk_all_reduce(machine: Machine, work: Work) -> float:
+    sums = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n))
+    return _bulk_reduce(machine, work) + sums
+
+
+def _split_all_reduce(machine: Machine, work: Work, variant: str) -> float:
+    own, push = _split_partials(machine, work, variant)
+    sums = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n))
+    sent = max(own.us * work.peers / work.world_size, own.wave_us + push)
+    summed = max(own.us / work.world_size, own.wave_us + sums)
+    return sent + summed + _sum_us(machine, work) + ends(machine, kernels=1)
+
+
+def _fused_all_reduce(machine: Machine, work: Work) -> float:
+    return _partial_gemm(machine, work).us + _exchange_us(machine, work) + ends(machine, kernels=1)
+
+
+def _one_shot_all_reduce(machine: Machine, work: Work) -> float:
+    return one_shot(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
+
+
+def _exchange_us(machine: Machine, work: Work) -> float:
+    """Partial sums of all of C to every peer, and those of all ranks added."""
+    whole = work.m * work.n * work.element_bytes
+    push = push_us(machine, work.peers * whole, narrow=work.is_narrow(work.n))
+    return push + work.world_size * whole / machine.sum_gbps / 1e3
+
+
+def _split_partials(machine: Machine, work: Work, variant: str) -> tuple[Gemm, float]:
+    """The GEMM on the SMs that multiply, and what the others take to send and announce the peers' partial tiles."""
+    sms = comm_sms(machine, work, variant)
+    own = _partial_gemm(machine, work, sms=machine.num_sms - sms)
+    narrow = work.is_narrow(work.n)
+    return own, push_us(machine, _reduced(work), narrow=narrow, sms=sms, piece_bytes=own.tile_bytes, to_one=True)
+
+
+def _sum_us(machine: Machine, work: Work) -> float:
+    """Adding the peers' partials in the own tiles' epilogue."""
+    return _reduced(work) / machine.sum_gbps / 1e3
+
+
+def _pull_us(machine: Machine, work: Work) -> float:
+    slower = machine.link_gbps / machine.narrow_link_gbps if work.is_narrow(work.n) else 1.0
+    return _reduced(work) * slower / machine.pull_gbps / 1e3
+
+
+REDUCE_SCATTER: dict[str, Pattern] = {
+    "library": _library_reduce,
+    "bulk_synchronous": _bulk_reduce,
+    "producer_consumer": named(_split_reduce, "producer_consumer"),
+    "fused_sequential": _fused_reduce,
+    "workgroup_specialized": named(_split_reduce, "workgroup_specialized"),
+    "copy_engine": _engine_reduce,
+    "warp_specialized": _warp_reduce,
+    "one_shot": _one_shot_reduce,
+}
+
+
+ALL_REDUCE: dict[str, Pattern] = {
+    "library": _library_all_reduce,
+    "bulk_synchronous": _bulk_all_reduce,
+    "fused_sequential": _fused_all_reduce,
+    "one_shot": _one_shot_all_reduce,
+    "workgroup_specialized": named(_split_all_reduce, "workgroup_specialized"),
+}
