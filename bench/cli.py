@@ -13,6 +13,7 @@ from . import plot as plots
 from . import report, sweep
 from .check.cli import check
 from .exits import complain, leave, refuse
+from .links.cli import links
 from .measure import Job
 from .ranks import (
     LaunchedRanks,
@@ -45,6 +46,7 @@ app.command()(model)
 app.command()(tune)
 app.command()(defaults)
 app.command()(trace)
+app.command()(links)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 

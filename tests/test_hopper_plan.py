@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from iris_kernels.common.hopper import plan
 from iris_kernels.common.hopper.plan import LEAST_KEPT, STEP_K, Cut, is_possible, predicted_us, quickest_cut
 from iris_kernels.gemm_reduce_scatter import rounds
 
@@ -52,11 +53,19 @@ def test_a_team_shortens_a_last_turn_that_few_programs_have() -> None:
 
 
 def test_a_team_halves_what_is_sent_last() -> None:
-    """Four full turns over slow links: the multiplication takes as long, but for the exchange of sums."""
+    """Four full turns over slow links: the multiplication takes as long, but for the exchange of sums and its rate."""
     sizes = (128 * 132, 1024, 65536)
     wait = on_four(Cut(256, 1), *sizes) - alone(Cut(256, 1), *sizes)
-    shared = on_four(Cut(256, 2), *sizes) - alone(Cut(256, 2), *sizes)
+    with mock.patch.object(plan, "_TEAM_RATE", 1.0):
+        shared = on_four(Cut(256, 2), *sizes) - alone(Cut(256, 2), *sizes)
     assert shared == pytest.approx(wait / 2)
+
+
+def test_only_a_kernel_that_sends_is_slower_for_its_teams() -> None:
+    sizes = (128 * 132, 1024, 65536)
+    for team, slower in ((1, False), (2, True)):
+        with mock.patch.object(plan, "_TEAM_RATE", 0.5):
+            assert (on_four(Cut(256, team), *sizes) > 1.5 * alone(Cut(256, team), *sizes)) == slower
 
 
 def test_the_link_bounds_from_below() -> None:

@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core import Context
 
 from .arguments import Gemm, Peers, Tile
 from .config import GemmConfig, default_config, invalid_reason, is_hopper_or_later
-from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
+from .gemm import POINTERS
 from .handshake import call_of_state, describe_state, number_of_call, state_words
 from .launching import Calls, SideStream
+from .operands import descriptor_of, loads_of
 from .problem import Problem
 
 P = TypeVar("P", bound=Problem)
@@ -278,35 +278,12 @@ class FusedOperator(Operator[P]):
         """
         config = self.config
         operands = {"a": a, "b": b} | ({} if gathered is None else {"gathered": gathered})
-        loads = _loads(operands) if config.descriptors else POINTERS.value
+        loads = loads_of(operands) if config.descriptors else POINTERS.value
         if loads != POINTERS.value:
-            operands = {name: _descriptor(name, matrix, loads, config) for name, matrix in operands.items()}
+            operands = {name: descriptor_of(name, matrix, loads, config) for name, matrix in operands.items()}
         else:  # addresses take registers that the epilogue of a wide tile then lacks
             subtiles = 2 if config.block_n > 128 else config.epilogue_subtiles
             config = replace(config, descriptors=False, epilogue_subtiles=subtiles)
         self.ran_config = config
         gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))
         return {**operands, "gemm": gemm, "TILE": self._tile(loads, config)}
-
-
-def _loads(operands: dict[str, torch.Tensor]) -> int:
-    """Return how these operands can be read."""
-    if not all(describable(matrix) for name, matrix in operands.items() if name != "b"):
-        return POINTERS.value
-    if describable(operands["b"].t()):
-        return DESCRIPTORS_B_NK.value
-    return DESCRIPTORS_B_KN.value if describable(operands["b"]) else POINTERS.value
-
-
-def _descriptor(name: str, matrix: torch.Tensor, loads: int, config: GemmConfig) -> TensorDescriptor:
-    if name != "b":
-        return TensorDescriptor.from_tensor(matrix, [config.block_m, config.block_k])
-    if loads == DESCRIPTORS_B_NK.value:
-        return TensorDescriptor.from_tensor(matrix.t(), [config.block_n, config.block_k])
-    return TensorDescriptor.from_tensor(matrix, [config.block_k, config.block_n])
-
-
-def describable(matrix: torch.Tensor) -> bool:
-    """Whether a tensor descriptor can name this matrix: rows contiguous, everything on 16 bytes, not empty."""
-    row_bytes = matrix.stride(0) * matrix.element_size()
-    return matrix.numel() > 0 and matrix.stride(1) == 1 and row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0

@@ -13,7 +13,8 @@ from iris_core import interpreter
 
 from ..config import GemmConfig
 from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
-from ..operator import FusedOperator, describable
+from ..operands import describable
+from ..operator import FusedOperator
 from ..problem import Problem
 from .arguments import Team, WarpTile
 from .outbox import PIECE_COLS

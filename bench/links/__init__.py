@@ -1,0 +1,1 @@
+"""What the links and the synchronisation do by themselves: ``iris-bench links``."""

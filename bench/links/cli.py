@@ -1,0 +1,141 @@
+"""The command ``iris-bench links``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .. import environment, measure, report
+from .. import plot as plots
+from ..exits import complain, leave, refuse
+from ..ranks import LaunchedRanks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
+from ..record import append_records
+from . import rank
+from .plot import plot_links
+from .record import LinkRecord
+
+_MIB = {"cpu": 0.0625, "cuda": 64.0}
+_ROUNDS = {"cpu": 1, "cuda": 5}
+_BURST = {"cpu": 1, "cuda": 10}
+_MOST_MIB = 1024.0
+
+
+def links(
+    mib: Annotated[float | None, typer.Option(help="MiB to each peer a call [default: 64; CPU: 1/16].")] = None,
+    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
+    rounds: Annotated[int | None, typer.Option(help="Samples of each [default: 5; CPU: 1].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random data.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Heat maps: .png, .svg or .pdf.")] = None,
+) -> None:
+    """Measure the links alone: stores, loads, atomics and copies between every two ranks, all at once, and barriers.
+
+    What arrives is checked first. Without a GPU the times are the interpreter's, and say nothing of any link. Exit
+    status: 0, or 1 if anything was wrong or the ranks were lost, or 2 if the command makes no sense.
+    """
+    is_first = True
+    try:
+        launcher = find_launcher()
+        is_first = launcher is None or launcher.rank == 0
+        if plot:
+            plots.check_path(plot)
+        for path in (out, plot):
+            if path and not path.parent.is_dir():
+                raise ValueError(f"{path.parent} is no folder to write {path.name} to")
+        if out and out.exists():
+            raise ValueError(f"{out} exists; give another --out")
+        gpus = count_gpus()
+        device = choose_device(device, os.environ, gpus)
+        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher)
+        if plot and world_size == 1:
+            raise ValueError("a heat map takes two ranks or more; leave --plot out")
+        plan = _plan(mib, rounds, seed, device)
+    except ValueError as error:
+        refuse(error, speak=is_first)
+    ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
+    heap_bytes = 4 * plan.elements * (world_size + 1) + (1 << 20)
+    outcomes: list[rank.Outcome] = []
+    columns: dict[str, str] = {}
+    ended_early: Exception | None = None
+    try:
+        columns = ranks.call(measure.open_rank, heap_bytes, device)
+        outcomes = ranks.call(rank.measure, plan)
+        ranks.call(measure.close_rank)
+    except Exception as error:
+        ended_early = error
+    finally:
+        ranks.close(kill=ended_early is not None)
+    common = {**columns, **environment.versions(), "timestamp": environment.timestamp()}
+    run = {"world_size": world_size, "device": device, "rounds": plan.rounds, "burst": plan.burst, "seed": plan.seed}
+    records = [_record(outcome, run | common) for outcome in outcomes]
+    if is_first:
+        if out and records:
+            append_records(out, records)
+        print_links(report.make_console(), records)
+        if ended_early:
+            complain("the measurement", ended_early)
+        elif plot:
+            plot_links(records, plot)
+    failed = any(record.status != "ok" for record in records)
+    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+
+
+def _plan(mib: float | None, rounds: int | None, seed: int, device: str) -> rank.Plan:
+    mib = _MIB[device] if mib is None else mib
+    if not 0 < mib <= _MOST_MIB:
+        raise ValueError(f"--mib {mib:g} makes no sense; it takes more than 0 and at most {_MOST_MIB:g}")
+    rounds = _ROUNDS[device] if rounds is None else rounds
+    if rounds < 1:
+        raise ValueError(f"--rounds {rounds} makes no sense; it takes a positive number")
+    blocks = max(1, round(mib * 2**20 / (4 * rank.BLOCK)))
+    return rank.Plan(blocks * rank.BLOCK, rounds, _BURST[device], seed)
+
+
+def _record(outcome: rank.Outcome, columns: dict[str, object]) -> LinkRecord:
+    is_moved = outcome.time_us is not None and outcome.bytes > 0
+    gbps = outcome.bytes / outcome.time_us / 1e3 if is_moved and outcome.time_us else None
+    values: dict[str, object] = {**asdict(outcome), **columns, "gbps": gbps}
+    return LinkRecord(**values)  # type: ignore[arg-type]
+
+
+def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
+    """Print a table a pairwise kind, then one of the rest."""
+    for kind in rank.PAIRWISE:
+        pairs = {(one.from_rank, one.to_rank): one for one in records if one.kind == kind}
+        if pairs:
+            size = next(iter(pairs.values())).world_size
+            table = _table(f"{kind}, GB/s: {rank.KINDS[kind]}", "rank", *(f"to {peer}" for peer in range(size)))
+            for first in range(size):
+                cells = [_gbps(pairs.get((first, second))) for second in range(size)]
+                table.add_row(str(first), *cells)
+            console.print(table)
+    rest = [one for one in records if one.kind not in rank.PAIRWISE]
+    if rest:
+        table = _table("the rest", "what", "rank", "peer", "us", "GB/s a rank")
+        for one in rest:
+            between = ["" if value is None else str(value) for value in (one.from_rank, one.to_rank)]
+            us = one.status if one.time_us is None else f"{one.time_us:,.1f}"
+            table.add_row(f"{one.kind}: {rank.KINDS[one.kind]}", *between, us, _gbps(one) if one.bytes else "")
+        console.print(table)
+
+
+def _gbps(record: LinkRecord | None) -> str:
+    if record is None:
+        return ""
+    return record.status if record.gbps is None else f"{record.gbps:,.3g}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table

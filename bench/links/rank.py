@@ -1,0 +1,224 @@
+"""One rank's part: move bytes in every way between every two ranks, check what arrived, time it."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+import iris_core
+from iris_core import Context
+
+from .. import timing
+from ..measure import context
+
+# Between two ranks, while all others wait; then all ranks with all their peers at once; then nothing but flags.
+KINDS = {
+    "store": "kernels read their own memory and store to a peer's",
+    "load": "kernels load a peer's memory and store to their own",
+    "atomic_add": "kernels add to a peer's memory, 32 bits at a time, relaxed",
+    "copy": "a copy engine copies to a peer's memory",
+    "all_store": "as store, to all peers in turn, all ranks at once",
+    "all_load": "as load, from all peers in turn, all ranks at once",
+    "device_barrier": "all ranks' devices meet",
+    "host_barrier": "all ranks' hosts meet, their devices' work done",
+    "round_trip": "a signal there and one back, both waited for by kernels",
+}
+PAIRWISE = ("store", "load", "atomic_add", "copy")
+BLOCK = 8192  # elements of 4 bytes that a program moves at once
+ROUND_TRIPS = 20  # in a call
+HOST_BARRIERS = 20
+_STORE, _LOAD = (tl.constexpr(PAIRWISE.index(kind)) for kind in ("store", "load"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: `elements` of 4 bytes, a multiple of BLOCK, to or from each peer."""
+
+    elements: int
+    rounds: int
+    burst: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one measurement; the names are those of `LinkRecord`."""
+
+    kind: str
+    from_rank: int | None
+    to_rank: int | None
+    bytes: int
+    time_us: float | None
+    status: str
+
+
+@triton.jit
+def move_kernel(own_ptr, peer_ptr, elements, rank, peer, heap_bases, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Move elements between this rank's memory at `own_ptr` and a peer's, which here lies at `peer_ptr`."""
+    for start in tl.range(tl.program_id(0) * BLOCK, elements, tl.num_programs(0) * BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        mask = offsets < elements
+        if KIND == _STORE:
+            iris_core.put(own_ptr + offsets, peer_ptr + offsets, rank, peer, heap_bases, mask)
+        elif KIND == _LOAD:
+            iris_core.get(peer_ptr + offsets, own_ptr + offsets, peer, rank, heap_bases, mask)
+        else:
+            value = tl.load(own_ptr + offsets, mask=mask)
+            iris_core.atomic_add(peer_ptr + offsets, value, rank, peer, heap_bases, mask, sem="relaxed")
+
+
+@triton.jit
+def round_trip_kernel(flag_ptr, first, trips, is_first, rank, peer, heap_bases, watchdog_ptr):
+    """Signal a peer and wait for its answer, `trips` times; who is not first answers. Flags count from `first`."""
+    peer_ptr = iris_core.translate(flag_ptr, rank, peer, heap_bases)
+    for trip in range(trips):
+        if is_first:
+            iris_core.signal(peer_ptr, first + trip)
+        iris_core.wait(flag_ptr, first + trip, watchdog_ptr)
+        if is_first == 0:
+            iris_core.signal(peer_ptr, first + trip)
+
+
+def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
+    """Return all measurements, the same on every rank; collective.
+
+    Raises:
+        TimeoutError: a rank waited in vain for another.
+    """
+    run = _Run(context(), plan)
+    moves: list[tuple[str, int | None, int | None]] = [
+        (kind, first, second) for kind in PAIRWISE for first, second in itertools.permutations(range(world_size), 2)
+    ]
+    if world_size > 1:
+        moves += [("all_store", None, None), ("all_load", None, None)]
+    wrong = {move for move in moves if not run.is_right(*move)}
+    timed = [move for move in moves if move not in wrong]
+    timed += [("device_barrier", None, None), *(("round_trip", 0, peer) for peer in range(1, world_size))]
+    subjects = [timing.Subject(" ".join(map(str, move)), run.call_of(*move)) for move in timed]
+    nothing = (run.outbox, run.outbox)
+    timing.measure(run.ctx, subjects, [nothing], rounds=plan.rounds, burst=plan.burst)
+    medians = [statistics.median(sample.time_us for sample in subject.samples) for subject in subjects]
+    by_rank = run.ctx.group.all_gather(medians)
+    outcomes = []
+    for index, (kind, first, second) in enumerate(timed):
+        of_ranks = [medians[index] for medians in by_rank]
+        time_us = max(of_ranks) if first is None else of_ranks[first]
+        outcomes.append(run.outcome(kind, first, second, time_us / (ROUND_TRIPS if kind == "round_trip" else 1)))
+    outcomes += [run.outcome(*move, None) for move in moves if move in wrong]
+    outcomes.append(run.outcome("host_barrier", None, None, run.host_barrier_us()))
+    run.close()
+    return outcomes
+
+
+class _Run:
+    """The buffers of one rank, and what is done with them."""
+
+    def __init__(self, ctx: Context, plan: Plan) -> None:
+        self.ctx, self.plan = ctx, plan
+        self.rank, self.world_size = ctx.get_rank(), ctx.get_num_ranks()
+        self.inbox = ctx.zeros((self.world_size, plan.elements), dtype=torch.int32)  # a row a sender
+        self.outbox = ctx.zeros((plan.elements,), dtype=torch.int32)
+        self.landing = torch.zeros(self.world_size, plan.elements, dtype=torch.int32, device=ctx.get_device())
+        self.flags = ctx.zeros((self.world_size,), dtype=torch.int64)
+        ctx.watchdog.watch(self.flags, lambda word: f"the round trip of ranks 0 and {word}")
+        self.trips = [0] * self.world_size
+        self.stream = ctx.make_stream()
+        self.outbox.copy_(self._drawn(self.rank))
+        ctx.barrier()
+
+    def _drawn(self, rank: int) -> torch.Tensor:
+        """Return what a rank sends."""
+        generator = torch.Generator().manual_seed(self.plan.seed * 1000 + rank)
+        drawn = torch.randint(-(2**30), 2**30, (self.plan.elements,), generator=generator, dtype=torch.int32)
+        return drawn.to(self.ctx.get_device())
+
+    def call_of(self, kind: str, first: int | None, second: int | None) -> Callable[..., object]:
+        """Return what this rank calls for a measurement: nothing, if it is others'."""
+        peers = [(self.rank + distance) % self.world_size for distance in range(1, self.world_size)]
+        if kind == "device_barrier":
+            return lambda *_: self.ctx.device_barrier()
+        if kind == "round_trip":
+            assert second is not None
+            return (lambda *_: self._round_trips(second)) if self.rank in (first, second) else (lambda *_: None)
+        if first is None:
+            return lambda *_: self._move_all(kind.removeprefix("all_"), peers)
+        if self.rank != first:
+            return lambda *_: None
+        return lambda *_: self._move(kind, second)
+
+    def _move_all(self, kind: str, peers: Sequence[int]) -> None:
+        for peer in peers:
+            self._move(kind, peer)
+
+    def _move(self, kind: str, peer: Any) -> None:
+        if kind == "copy":
+            self.stream.wait_for_current()
+            there = self.ctx.peer_view(self.inbox)[peer, self.rank]
+            self.stream.copy_2d(there.view(-1, BLOCK), self.outbox.view(-1, BLOCK))
+            self.stream.current_waits()
+            return
+        own, at_peer = (self.landing[peer], self.outbox) if kind == "load" else (self.outbox, self.inbox[self.rank])
+        move_kernel[(self.ctx.get_cu_count(),)](
+            own,
+            at_peer,
+            self.plan.elements,
+            self.rank,
+            peer,
+            self.ctx.get_heap_bases(),
+            KIND=PAIRWISE.index(kind),
+            BLOCK=BLOCK,
+            num_warps=16,
+        )
+
+    def _round_trips(self, with_rank: int) -> None:
+        peer = with_rank if self.rank == 0 else 0
+        first = self.trips[with_rank] + 1
+        self.trips[with_rank] += ROUND_TRIPS
+        words = (self.ctx.get_heap_bases(), self.ctx.get_watchdog())
+        flag = self.flags[with_rank:]
+        round_trip_kernel[(1,)](flag, first, ROUND_TRIPS, int(self.rank == 0), self.rank, peer, *words, num_warps=1)
+
+    def is_right(self, kind: str, first: int | None, second: int | None) -> bool:
+        """Do it once; return whether what arrived is what was sent, everywhere."""
+        self.inbox.fill_(0 if kind == "atomic_add" else -1)
+        self.landing.fill_(-1)
+        self.ctx.barrier()
+        self.call_of(kind, first, second)()
+        self.ctx.barrier()
+        senders = set(range(self.world_size)) - {self.rank}
+        is_load = kind.endswith("load")
+        if first is not None and second is not None:
+            receiver, sender = (first, second) if is_load else (second, first)
+            senders = {sender} if self.rank == receiver else set()
+        arrived = self.landing if is_load else self.inbox
+        right = all(torch.equal(arrived[sender], self._drawn(sender)) for sender in senders)
+        return all(self.ctx.group.all_gather(right))
+
+    def host_barrier_us(self) -> float:
+        """Return how long a barrier of the hosts takes, on the slowest rank."""
+        self.ctx.barrier()
+        start = time.perf_counter()
+        for _ in range(HOST_BARRIERS):
+            self.ctx.barrier()
+        return float(max(self.ctx.group.all_gather((time.perf_counter() - start) * 1e6 / HOST_BARRIERS)))
+
+    def outcome(self, kind: str, first: int | None, second: int | None, time_us: float | None) -> Outcome:
+        """Return a measurement's outcome; without a time it was wrong."""
+        peers = self.world_size - 1 if kind.startswith("all_") else int(kind in PAIRWISE)
+        moved = 4 * self.plan.elements * peers
+        return Outcome(kind, first, second, moved, time_us, "wrong" if time_us is None else "ok")
+
+    def close(self) -> None:
+        """Give the buffers back; collective."""
+        self.ctx.barrier()
+        self.ctx.watchdog.unwatch(self.flags)
+        for buffer in (self.inbox, self.outbox, self.flags):
+            self.ctx.free(buffer)
