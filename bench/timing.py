@@ -133,11 +133,13 @@ def slowest_median(samples_by_rank: Sequence[Sequence[float]]) -> float:
 def balanced(subjects: Sequence[T], number: int) -> list[T]:
     """Return the order of a round: over n rounds each subject comes once after each other (n odd: twice over 2n).
 
-    A Williams design: 0, 1, -1, 2, -2, …, shifted by one from round to round; for odd n also backwards.
+    A Williams design: 0, 1, -1, 2, -2, …, shifted by one from round to round; for odd n each also backwards. In fewer
+    rounds no subject comes twice after the same one, for odd n up to n - 1 of them.
     """
     size = len(subjects)
-    order = [subjects[((i + 1) // 2 * (1 if i % 2 else -1) + number) % size] for i in range(size)]
-    return order[::-1] if size % 2 and number // size % 2 else order
+    shift, is_backwards = (number // 2, number % 2) if size % 2 else (number, 0)
+    order = [subjects[((i + 1) // 2 * (1 if i % 2 else -1) + shift) % size] for i in range(size)]
+    return order[::-1] if is_backwards else order
 
 
 def _warm_up(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:

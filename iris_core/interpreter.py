@@ -167,7 +167,7 @@ class _Grid:
 
     def run(self) -> None:
         builder = triton_interpreter.interpreter_builder
-        rounds = 0  # in which every program polled
+        rounds = 0  # in a row in which no program ended: every one polled, in vain or not
         while self._waiting:
             for index, program in self._waiting:
                 builder.set_grid_idx(*index)

@@ -9,5 +9,5 @@ _LONGEST_S = 2e-3
 
 
 def wait_a_little(looks: int) -> None:
-    """Let other processes run, after that many looks in vain: the longer a wait lasts already, the longer."""
+    """Let other processes run, after that many looks: the more, the longer, 2 ms at most."""
     time.sleep(min(looks * _STEP_S, _LONGEST_S))

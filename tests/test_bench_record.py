@@ -194,3 +194,5 @@ def test_each_subject_comes_equally_often_after_each_other(size: int) -> None:
     pairs = Counter(pair for order in orders for pair in itertools.pairwise(order))
     assert len(pairs) == size * (size - 1)
     assert len(set(pairs.values())) <= 1
+    few = Counter(pair for order in orders[: size - 1] for pair in itertools.pairwise(order))
+    assert all(count == 1 for count in few.values())

@@ -104,8 +104,11 @@ def test_operands_that_need_other_kernels_go_to_triton(change: str) -> None:
         assert prepared == through_triton(operator, log, a, b)
 
 
+PUSHES = get_variant("all_gather_gemm", "copy_engine")
+
+
 def test_a_call_of_many_steps_becomes_a_graph() -> None:
-    case = case_of(COPY_ENGINE)
+    case = case_of(PUSHES)
     with driven(case) as (ctx, log, _):
         operator = build(case, ctx)
         data, others = operands(case), operands(case)
@@ -129,7 +132,7 @@ def test_a_call_of_many_steps_becomes_a_graph() -> None:
 
 
 def test_no_more_graphs_are_kept_than_the_limit() -> None:
-    case = case_of(COPY_ENGINE)
+    case = case_of(PUSHES)
     with driven(case) as (ctx, log, _), mock.patch.object(launching, "_MOST_GRAPHS", 1):
         operator = build(case, ctx)
         data, others = operands(case), operands(case)
@@ -143,14 +146,62 @@ def test_no_more_graphs_are_kept_than_the_limit() -> None:
         assert steps == through_triton(operator, log, *others)
 
 
-def test_a_call_of_one_kernel_is_no_graph() -> None:
-    case = case_of(get_variant("gemm_all_scatter", "fused_sequential"))
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gemm_all_scatter", "fused_sequential"),  # one kernel
+        ("gemm_all_scatter", "copy_engine"),  # a stream waits for a word that a kernel counts
+        ("gemm_reduce_scatter", "copy_engine"),
+    ],
+)
+def test_of_other_calls_there_is_no_graph(family: str, name: str) -> None:
+    case = case_of(get_variant(family, name))
     with driven(case) as (ctx, log, _):
         operator = build(case, ctx)
         data = operands(case)
         for _ in range(3):
             operator(*data)
         assert log.graphs == 0
+
+
+def test_where_streams_share_a_connection_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    case = case_of(PUSHES)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        data = operands(case)
+        for _ in range(3):
+            operator(*data)
+        assert log.graphs == 0
+
+
+def test_where_no_graph_can_be_made_steps_are_queued() -> None:
+    case = case_of(PUSHES)
+    with driven(case) as (ctx, log, _):
+        ctx.backend.capture = mock.Mock(side_effect=RuntimeError("CUDA driver: no room"))
+        operator = build(case, ctx)
+        data = operands(case)
+        operator(*data)
+        expected = log.take()
+        with pytest.warns(UserWarning, match="step by step.*CUDA driver: no room"):
+            operator(*data)
+        operator(*data)
+        assert log.take() == [*expected, *expected]
+        assert ctx.backend.capture.call_count == 1
+
+
+@pytest.mark.parametrize("name", ["warp_specialized", "warp_specialized_copies"])
+def test_a_refused_operand_leaves_nothing_half_done_through_triton_either(name: str) -> None:
+    case = case_of(get_variant("all_gather_gemm", name))
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        a, b = operands(case, shift=1)
+        with (
+            mock.patch.object(knobs.runtime, "launch_enter_hook", mock.Mock()),
+            pytest.raises(ValueError, match="starting at"),
+        ):
+            operator(a, b)
+        assert log.take() == []
 
 
 def test_another_dtype_is_refused_at_a_prepared_address() -> None:

@@ -91,11 +91,30 @@ def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> N
     if target == "sm_90":
         # Launched early, it touches nothing before it has waited, and lets the next kernel in when it has multiplied.
         waits, lets = (compiled.code.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
-        touched = re.search(r"\b(?:ld|st|atom|red)\.\S*global|cp\.async\.bulk\.tensor|prefetch", compiled.code)
-        assert touched is not None
-        assert 0 < waits < touched.start() < compiled.code.find("mma.sync") < lets
+        assert 0 < waits < touches(compiled.code) < compiled.code.find("mma.sync") < lets
         assert stages * stage_bytes >= 40 << 10
         assert set().union(*(widths for file, widths in compiled.stores_by_file().items() if file in TILES)) == {16}
+
+
+@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+def test_with_large_tiles_nothing_is_touched_before_the_wait_either(variant: Variant) -> None:
+    case = Case("one_shot", "sm_90", rank=2, family=variant.family)
+    problem = make_problem(variant.family, 512, 8192, 8192, case.world_size, torch.bfloat16)
+    with recorded_launches() as launches:
+        operator = variant.build(StubContext(case), problem)
+        k, n = problem.b_shape(case.rank)
+        operator(torch.empty(problem.a_shape(case.rank), dtype=case.dtype), torch.empty(n, k, dtype=case.dtype).t())
+    ((kernel, arguments),) = launches
+    code = compile_kernel(kernel, arguments, "sm_90", config=operator.ran_config).code
+    waits, lets = (code.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
+    assert 0 < waits < touches(code) < code.find("wgmma.mma_async") < lets
+
+
+def touches(code: str) -> int:
+    """Return where a kernel's first access to memory is."""
+    touched = re.search(r"\b(?:ld|st|atom|red)\.\S*global|cp\.async\.bulk\.tensor|prefetch", code)
+    assert touched is not None
+    return touched.start()
 
 
 def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, int, int], splits: int) -> list[str]:

@@ -111,15 +111,23 @@ class CudaBackend(VmmBackend):
         return torch.cuda.is_current_stream_capturing()
 
     def capture(self, steps: Iterable[Step]) -> CudaGraph:
-        """Make a graph of what steps queue on the current stream, and on side streams that join it; nothing runs."""
+        """Make a graph of what steps queue on the current stream, and on side streams that join it; nothing runs.
+
+        Raises:
+            RuntimeError: the driver cannot make one of it.
+        """
         stream = self._capturing.cuda_stream
         with torch.cuda.stream(self._capturing):
             _check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
             try:
                 for step in steps:
                     step()
-            finally:
-                graph = _check(cu.cuStreamEndCapture(stream))
+            except BaseException:
+                error, graph = cu.cuStreamEndCapture(stream)  # which the failed step may have ended already
+                if error == cu.CUresult.CUDA_SUCCESS:
+                    cu.cuGraphDestroy(graph)
+                raise
+            graph = _check(cu.cuStreamEndCapture(stream))
         try:
             flags = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
             return CudaGraph(_check(cu.cuGraphInstantiate(graph, flags)))

@@ -193,12 +193,17 @@ class GpuStream(PreparedStream):
         return self._backend.waiting_for_value(self.handle, flag.data_ptr(), value)
 
     def copying_2d(self, dst: torch.Tensor, src: torch.Tensor) -> Step:
+        width_bytes = src.shape[1] * src.element_size()
+        # Of a single row the stride is no matter to torch, but a pitch below the width is one to the driver.
+        dst_pitch, src_pitch = (
+            width_bytes if len(src) == 1 else matrix.stride(0) * matrix.element_size() for matrix in (dst, src)
+        )
         return self._backend.copying_2d(
             dst=dst.data_ptr(),
-            dst_pitch=dst.stride(0) * dst.element_size(),
+            dst_pitch=dst_pitch,
             src=src.data_ptr(),
-            src_pitch=src.stride(0) * src.element_size(),
-            width_bytes=src.shape[1] * src.element_size(),
+            src_pitch=src_pitch,
+            width_bytes=width_bytes,
             height=src.shape[0],
             stream=self.handle,
         )

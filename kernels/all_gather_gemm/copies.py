@@ -66,6 +66,7 @@ class PushedByCopyEngines(AllGatherGemm):
         return -(-tiles // self._parts()) * self.config.block_m
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        kernel, multiply = self._multiplication(a, b)  # first: operands that it refuses leave nothing half done
         handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
         num_programs = max(1, self.config.num_sms - 1)
         source = a
@@ -85,17 +86,17 @@ class PushedByCopyEngines(AllGatherGemm):
                 self._counting_stream.wait_for(self._copy_stream)
                 with self._counting_stream.as_current():
                     self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
-        self._multiply(a, b, num_programs, total_programs=num_programs + 1)
+        self._run(kernel, num_programs, **multiply, total_programs=num_programs + 1)
         self._copy_stream.current_waits()
         if self._destinations:  # else nothing was queued there
             self._counting_stream.current_waits()
 
     @abstractmethod
-    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
-        """Queue the kernel that multiplies, whose programs wait for shards and take part in ending the call.
+    def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+        """Return the kernel that multiplies, and its arguments but `total_programs`, those that end the call.
 
-        Args:
-            a, b: this rank's operands.
-            num_programs: of the kernel, at most.
-            total_programs: those that end the call, this kernel's among them.
+        Its programs wait for shards and take part in ending the call. Nothing is queued.
+
+        Raises:
+            ValueError: operands that it cannot read.
         """

@@ -6,6 +6,7 @@ The streams, the copies and their order are in copies.py; here is the GEMM, on a
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -53,8 +54,8 @@ class CopyEngine(PushedByCopyEngines):
         config = super().default_config()
         return replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
 
-    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
-        self._run(gemm_kernel, num_programs, **self._multiply_arguments(a, b), total_programs=total_programs)
+    def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+        return gemm_kernel, self._multiply_arguments(a, b)
 
 
 VARIANT = Variant(

@@ -16,6 +16,7 @@ section 4, which names "wave specialization" and leaves it unbuilt.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -171,25 +172,25 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
     def _parts(self) -> int:
         return self.config.panels
 
+    def _multiplying(self, num_sms: int) -> int:
+        return max(1, num_sms - 1)
+
     def _open_output(self) -> None:
         super()._open_output()
-        self._team = self._open_team(max(1, self.config.num_sms - 1))
+        self._team = self._open_team(self._multiplying(self.config.num_sms))
 
-    def _multiply(self, a: torch.Tensor, b: torch.Tensor, num_programs: int, *, total_programs: int) -> None:
-        self._run(
-            warp_specialized_kernel,
-            num_programs,
+    def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+        return warp_specialized_kernel, {
             **self._operands(a if a.shape[0] else self.gathered, b),
-            gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
-            out=self._out,
-            team=self._team,
-            sizes=self._sizes,
-            part_rows=self._part_rows,
-            peers=self._peers(),
-            total_programs=total_programs,
-            PARTS=self._parts(),
-            WORLD_SIZE=self.problem.world_size,
-        )
+            "gathered": self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
+            "out": self._out,
+            "team": self._team,
+            "sizes": self._sizes,
+            "part_rows": self._part_rows,
+            "peers": self._peers(),
+            "PARTS": self._parts(),
+            "WORLD_SIZE": self.problem.world_size,
+        }
 
 
 VARIANT = Variant(

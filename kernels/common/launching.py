@@ -10,7 +10,9 @@ An operator's calls differ in where A and B lie and in nothing else:
 | otherwise | first asks Triton for the kernels, which specialises them as for any launch |
 
 A call of many steps, such as copies and waits between streams, becomes a graph when it is made again: then it costs the
-host one launch. Where the caller captures the stream, his graph gets the steps.
+host one launch. Where the caller captures the stream, his graph gets the steps. No graph is made of a call in which a
+stream waits for a word that a kernel counts: streams take work in the order in which it was queued, the kernel first,
+and a graph's branches in any order. For the same reason none is made where streams share one connection to the device.
 
 A step hands a compiled kernel's launcher what Triton would hand it: Triton's own code expands the descriptors, and
 addresses are passed as numbers. No step keeps an operand. All kernels of a call are loaded before the first is queued.
@@ -24,6 +26,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,13 +52,14 @@ _LAUNCHER_FORMAT = "iiiKKppOOOOOO"  # of what Triton's launcher takes before the
 class PreparedCall:
     """What a call queues: copies of A to `copies`, then `steps`; and the configuration it runs with.
 
-    `graph` is of the steps, from the second time on.
+    `graph` is of the steps, from the second time on, if `may_be_graph`.
     """
 
     copies: list[torch.Tensor] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     config: GemmConfig | None = None
     is_new: bool = True
+    may_be_graph: bool = True
     graph: Any = None
 
 
@@ -102,17 +107,28 @@ class Calls:
         """Queue a call on the current stream; `a` lies where it lay when the call was prepared."""
         for destination in call.copies:
             destination.copy_(a)
-        backend = self._backend
-        if len(call.steps) >= _STEPS_OF_A_GRAPH and not call.is_new and not backend.is_capturing():
-            if call.graph is None and self._num_graphs < _MOST_GRAPHS:
-                call.graph = backend.capture(call.steps)
-                self._num_graphs += 1
-            if call.graph is not None:
-                call.graph.launch(backend.current_stream())
+        if call.may_be_graph and not call.is_new and len(call.steps) >= _STEPS_OF_A_GRAPH:
+            if not self._backend.is_capturing() and (graph := self._graph_of(call)):
+                graph.launch(self._backend.current_stream())
                 return
         call.is_new = False
         for step in call.steps:
             step()
+
+    def _graph_of(self, call: PreparedCall) -> Any:
+        """Return the call's graph, made if there is none yet; None if there is to be none."""
+        if call.graph is None and self._num_graphs < _MOST_GRAPHS:
+            if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+                call.may_be_graph = False
+                return None
+            try:
+                call.graph = self._backend.capture(call.steps)
+            except RuntimeError as error:
+                call.may_be_graph = False
+                warnings.warn(f"calls are queued step by step, as no graph could be made of one: {error}", stacklevel=3)
+                return None
+            self._num_graphs += 1
+        return call.graph
 
     def launch(self, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
         """Launch a kernel, through Triton or as a step of the call that is being prepared."""
@@ -187,6 +203,7 @@ class SideStream(Stream):
         if self._calls.recording is None:
             self._stream.wait_value(flag, value)
         else:
+            self._calls.recording.may_be_graph = False
             self._calls.recording.steps.append(self._stream.waiting_for_value(flag, value))
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:

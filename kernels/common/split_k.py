@@ -69,7 +69,7 @@ class Cut(NamedTuple):
     splits: int
 
 
-def best_cut(m: int, n: int, k: int, *, num_sms: int, block_k: int, element_bytes: int, widest: int = 256) -> Cut:
+def best_cut(m: int, n: int, k: int, *, num_sms: int, block_k: int, element_bytes: int, largest: int = 256) -> Cut:
     """Return the cut of an (m, n) output over k whose units are predicted to be done first.
 
     Args:
@@ -77,13 +77,13 @@ def best_cut(m: int, n: int, k: int, *, num_sms: int, block_k: int, element_byte
         num_sms: programs, of which each takes a unit at a time.
         block_k: a step of k.
         element_bytes: of an operand's element.
-        widest: the columns of a tile, at most. Tiles of 256 are not cut: there are no registers to add their sums in.
+        largest: rows and columns of a tile, at most. One of 256 columns is not cut: its sums would fill the registers.
     """
-    heights = (64, 128) if m > 64 else (max(16, triton.next_power_of_2(m)),)
+    heights = tuple(h for h in (64, 128) if h <= largest) if m > 64 else (max(16, triton.next_power_of_2(m)),)
     steps = max(1, -(-k // block_k))
-    tiles = [(block_m, block_n) for block_m in heights for block_n in (128, 64)]
+    tiles = [(block_m, block_n) for block_m in heights for block_n in (128, 64) if block_n <= largest]
     cuts = [Cut(*tile, splits) for tile in tiles for splits in range(1, min(steps, MOST_SPLITS) + 1)]
-    if widest == 256 and heights[-1] == 128:
+    if largest == 256 and heights[-1] == 128:
         cuts.append(Cut(128, 256, 1))
     return min(cuts, key=lambda cut: cut_us(cut, m, n, k, num_sms, block_k, element_bytes))
 
@@ -114,10 +114,9 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
     is_amd = arch.startswith("gfx")
     is_exact = dtype == torch.float32
     block_k = 16 if is_exact else 64
-    widest = 128 if is_amd or is_exact else 256
-    cut = best_cut(m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize, widest=widest)
-    if is_exact:  # exact products run on the ordinary cores: small tiles, in registers
-        cut = Cut(min(cut.block_m, 64), 64, cut.splits)
+    # Exact products run on the ordinary cores: small tiles, in registers.
+    largest = 64 if is_exact else 128 if is_amd else 256
+    cut = best_cut(m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize, largest=largest)
     is_large = cut.block_m * cut.block_n >= 128 * 128
     if not (is_amd or is_exact) and cut.block_m <= 64:
         block_k = 128

@@ -111,7 +111,8 @@ class WarpSpecializedOperator(FusedOperator[P]):
     def _config_for(self, m: int, n: int) -> GemmConfig:
         num_sms = self.ctx.get_cu_count()
         k = self.problem.a_shape(0)[1]
-        cut = quickest_cut(m, n, k, num_programs=num_sms, peers=self._peers_of_a_tile(), teams=self.teams)
+        programs, peers = self._multiplying(num_sms), self._peers_of_a_tile()
+        cut = quickest_cut(m, n, k, num_programs=programs, peers=peers, teams=self.teams)
         return GemmConfig(
             BLOCK_M,
             cut.block_n,
@@ -122,6 +123,10 @@ class WarpSpecializedOperator(FusedOperator[P]):
             comm_rows=32,
             team=cut.team,
         )
+
+    def _multiplying(self, num_sms: int) -> int:
+        """Return how many programs multiply."""
+        return num_sms
 
     def _peers_of_a_tile(self) -> int:
         """Return how many peers the last tiles are sent to."""
