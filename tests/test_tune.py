@@ -22,6 +22,7 @@ from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.candidates import Tuned, neighbours
 from iris_kernels.common.config import default_config
 from iris_kernels.common.measured import Key, shipped_table
+from iris_kernels.common.split_k import default_split_config
 from iris_kernels.common.tuning_cache import read_cache
 from overlap_taxonomy import Variant, list_families
 
@@ -40,6 +41,18 @@ def test_neighbours_are_valid_different_and_few(variant: Variant) -> None:
     assert len({default, *found}) == len(found) + 1
     for config in found:
         assert variant.unsupported_reason(problem, config) is None
+
+
+@pytest.mark.parametrize("variant", [variant for variant in FUSED if variant.name == "one_shot"], ids=name)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (512, 7168, 8192)])
+def test_few_rows_are_cut_otherwise(variant: Variant, m: int, n: int, k: int) -> None:
+    problem = make_problem(variant.family, m, n, k, 4, torch.bfloat16)
+    default = default_split_config("sm_90", 132, m=m, n=n, k=k, dtype=torch.bfloat16)
+    found = list(neighbours(variant, problem, default))
+    assert {config.block_m for config in found} == {default.block_m}  # as low as the output
+    same_tiles = {config.splits for config in found if config.block_n == default.block_n}
+    assert same_tiles == {default.splits + 1, default.splits - 1, 2 * default.splits} - {0}
+    assert {config.block_n for config in found} >= {64, 128}
 
 
 def test_the_best_time_is_kept_with_its_configuration() -> None:

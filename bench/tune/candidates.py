@@ -9,6 +9,7 @@ from typing import Any
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.problem import Problem
+from iris_kernels.common.split_k import Splitting
 from overlap_taxonomy import Agent, Variant, get_variant
 
 from .. import measure
@@ -88,6 +89,9 @@ def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterat
 
 
 def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
+    if isinstance(variant.build, type) and issubclass(variant.build, Splitting):
+        yield from _other_cuts(config)
+        return
     for block_m, block_n, num_warps, num_stages in _TILES:
         if (block_m, block_n) != (config.block_m, config.block_n):
             rows = min(config.comm_rows, block_m)
@@ -106,6 +110,18 @@ def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
         yield {"panels": max(1, config.panels // 2)}
     else:
         yield {"group_m": config.group_m * 2}
+
+
+def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
+    """More and fewer splits of the same tiles; narrower and wider tiles, and about as many units of them."""
+    for splits in (config.splits + 1, config.splits - 1, 2 * config.splits):
+        if splits > 0:
+            yield {"splits": splits}
+    for block_n in (64, 128):
+        if block_n != config.block_n:
+            warps = 8 if config.block_m * block_n >= 128 * 128 else 4
+            splits = max(1, config.splits * block_n // config.block_n)
+            yield {"block_n": block_n, "splits": splits, "num_warps": warps, "epilogue_subtiles": 1}
 
 
 def _default_config(ctx: Context, variant: Variant, problem: Problem) -> GemmConfig:
