@@ -57,13 +57,14 @@ def clock_ns(_semantic: Any = None) -> Any:
     return _device_clock_ns(_semantic=_semantic)
 
 
-@builtin
-def _from_hopper_on(assembly: tl.constexpr, _semantic: Any = None) -> None:
-    """Place PTX without operands where the target has it."""
-    options = _semantic.builder.options
+def _place_from_hopper_on(assembly: str, semantic: Any) -> None:
+    """Place PTX without operands where the target has it; interpreted, nothing."""
+    if semantic is None:
+        return
+    options = semantic.builder.options
     if options.backend_name == "cuda" and int(options.arch.removeprefix("sm")) >= 90:
-        code = f"{assembly.value} mov.u32 $0, 0;"
-        inline_asm_elementwise(code, "=r", [], dtype=tl.int32, is_pure=False, pack=1, _semantic=_semantic)
+        code = f"{assembly} mov.u32 $0, 0;"
+        inline_asm_elementwise(code, "=r", [], dtype=tl.int32, is_pure=False, pack=1, _semantic=semantic)
 
 
 @_also_interpreted
@@ -73,8 +74,7 @@ def fence_before_descriptor_loads(_semantic: Any = None) -> None:
     They go through the async proxy, which an acquire does not order (PTX ISA, "Async proxy"). Where there is no such
     proxy, nothing.
     """
-    if _semantic is not None:
-        _from_hopper_on(tl.constexpr("fence.proxy.async.global;"), _semantic=_semantic)
+    _place_from_hopper_on("fence.proxy.async.global;", _semantic)
 
 
 @_also_interpreted
@@ -85,8 +85,7 @@ def wait_for_earlier_kernels(_semantic: Any = None) -> None:
     all programs of the one before have ended or called `let_next_kernel_start`. Up to this call it may only do what
     does not depend on anything earlier.
     """
-    if _semantic is not None:
-        _from_hopper_on(tl.constexpr("griddepcontrol.wait;"), _semantic=_semantic)
+    _place_from_hopper_on("griddepcontrol.wait;", _semantic)
 
 
 @_also_interpreted
@@ -95,8 +94,7 @@ def let_next_kernel_start(_semantic: Any = None) -> None:
 
     All of this kernel's programs are resident by then: it takes effect once each has called it, or has ended.
     """
-    if _semantic is not None:
-        _from_hopper_on(tl.constexpr("griddepcontrol.launch_dependents;"), _semantic=_semantic)
+    _place_from_hopper_on("griddepcontrol.launch_dependents;", _semantic)
 
 
 @_also_interpreted

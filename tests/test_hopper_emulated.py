@@ -27,7 +27,7 @@ from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import courier
 from iris_kernels.common import gemm
 from iris_kernels.common import trace as spans
-from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.config import GemmConfig, programs_beside_another
 from iris_kernels.common.hopper import herald, inbox, outbox, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.gemm_reduce_scatter import rounds
@@ -199,7 +199,7 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     num_programs = operator.config.num_sms
     beside = []
     if operator.variant == COPIES:  # the kernels and the copies beside the one that multiplies
-        num_programs = max(1, num_programs - 1)
+        num_programs = programs_beside_another(num_programs)
         world.begin_call(operator._peers(), operator.problem.world_size)
         beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
     arguments = {name: value for name, value in arguments.items() if name not in ("num_warps", "num_stages")}
@@ -227,7 +227,7 @@ def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None
     peers, world_size = operator._peers(), operator.problem.world_size
     epoch = world.current_call(peers, world_size)
     world.wait_ready(peers, epoch, world_size)
-    world.finish_after_arrivals(peers, epoch, max(1, operator.config.num_sms - 1) + 1, world_size)
+    world.finish_after_arrivals(peers, epoch, programs_beside_another(operator.config.num_sms) + 1, world_size)
     for peer, destination in operator._destinations:
         for part in range(operator._parts()):
             rows = slice(part * operator._part_rows, (part + 1) * operator._part_rows)

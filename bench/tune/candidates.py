@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from iris_core import Context
-from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.problem import Problem
 from iris_kernels.common.split_k import Splitting
 from overlap_taxonomy import Agent, Variant, get_variant
@@ -119,7 +119,7 @@ def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
             yield {"splits": splits}
     for block_n in (64, 128):
         if block_n != config.block_n:
-            warps = 8 if config.block_m * block_n >= 128 * 128 else 4
+            warps = warps_of(config.block_m, block_n)
             splits = max(1, config.splits * block_n // config.block_n)
             yield {"block_n": block_n, "splits": splits, "num_warps": warps, "epilogue_subtiles": 1}
 

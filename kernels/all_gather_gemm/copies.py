@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.config import programs_beside_another
 from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals, wait_ready
 from .operator import AllGatherGemm
 
@@ -68,7 +69,7 @@ class PushedByCopyEngines(AllGatherGemm):
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         kernel, multiply = self._multiplication(a, b)  # first: operands that it refuses leave nothing half done
         handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
-        num_programs = max(1, self.config.num_sms - 1)
+        num_programs = programs_beside_another(self.config.num_sms)
         source = a
         if a.stride(1) != 1:  # a copy engine copies rows
             source = self.gathered[self._own_rows]

@@ -52,4 +52,9 @@ class AllGatherGemmProblem(Problem):
     @property
     def wire_bytes(self) -> int:
         """What rank 0, whose shard is the largest, sends: its shard to every peer."""
-        return (self.world_size - 1) * self.a_shape(0)[0] * self.k * self.dtype.itemsize
+        return (self.world_size - 1) * self.shard_bytes
+
+    @property
+    def shard_bytes(self) -> int:
+        """The largest shard of A."""
+        return self.a_shape(0)[0] * self.k * self.dtype.itemsize

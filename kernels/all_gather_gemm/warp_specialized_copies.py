@@ -25,7 +25,7 @@ from triton.experimental.gluon import language as gl
 from iris_core import fence_before_descriptor_loads
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.config import GemmConfig
+from ..common.config import GemmConfig, programs_beside_another
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, wait_parts
 from ..common.hopper.arguments import Parcel
@@ -165,15 +165,14 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
 
     def default_config(self) -> GemmConfig:
         # 8192x2304x36864 over 2 H200s, where the link decides, takes 1.14 ms with four parts, with one 1.42.
-        rows, k = self.problem.a_shape(0)
-        is_large = rows * k * self.problem.dtype.itemsize >= _LARGE_SHARD_BYTES
+        is_large = self.problem.shard_bytes >= _LARGE_SHARD_BYTES
         return replace(super().default_config(), panels=4 if is_large else 1)
 
     def _parts(self) -> int:
         return self.config.panels
 
     def _multiplying(self, num_sms: int) -> int:
-        return max(1, num_sms - 1)
+        return programs_beside_another(num_sms)
 
     def _open_output(self) -> None:
         super()._open_output()

@@ -106,7 +106,7 @@ def default_config(
         block_m,
         block_n,
         64,
-        num_warps=8 if block_m * block_n >= 128 * 128 else 4,
+        num_warps=warps_of(block_m, block_n),
         num_stages=3 if block_n == 256 else 4,
         num_sms=num_sms,
         comm_sms=comm_sms,
@@ -123,6 +123,16 @@ def default_config(
 def is_hopper_or_later(arch: str) -> bool:
     """Whether a device has what came with sm_90: tensor descriptors, bulk copies, early launches."""
     return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
+
+
+def warps_of(block_m: int, block_n: int) -> int:
+    """Return how many warps multiply a tile of a 2-byte dtype."""
+    return 8 if block_m * block_n >= 128 * 128 else 4
+
+
+def programs_beside_another(num_sms: int) -> int:
+    """Return on how many SMs a kernel may run that leaves one to a kernel of a program."""
+    return max(1, num_sms - 1)
 
 
 def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:

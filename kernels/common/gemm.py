@@ -109,19 +109,24 @@ def rounded(acc, dtype: tl.constexpr):
 @triton.jit
 def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Round a tile and store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, rank+2, …."""
-    if TILE.SUBTILES == 1:
-        store_part(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
-    else:
-        HALF: tl.constexpr = TILE.BLOCK_N // 2
-        left, right = halves(acc, TILE)
-        store_part(left, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, HALF)
-        store_part(right, block, row, col + HALF, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, HALF)
+    SUBTILES: tl.constexpr = TILE.SUBTILES
+    COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
+    for index in tl.static_range(SUBTILES):
+        part = subtile(acc, index, TILE)
+        store_part(part, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS)
 
 
 @triton.jit
-def halves(acc, TILE: tl.constexpr):
-    """Return the left and the right half of a tile."""
-    return tl.split(tl.permute(tl.reshape(acc, (TILE.BLOCK_M, 2, TILE.BLOCK_N // 2)), (0, 2, 1)))
+def subtile(acc, INDEX: tl.constexpr, TILE: tl.constexpr):
+    """Return a tile, or with two SUBTILES its left or right half."""
+    if TILE.SUBTILES == 1:
+        return acc
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(acc, (TILE.BLOCK_M, 2, TILE.BLOCK_N // 2)), (0, 2, 1)))
+        if INDEX == 0:
+            return left
+        else:
+            return right
 
 
 @triton.jit

@@ -74,6 +74,8 @@ class Calls:
         self._backend: Any = backend
         self._can_prepare = backend.name == "cuda"
         self._calls: dict[Any, PreparedCall] = {}
+        # With one connection to the device, branches of a graph may wait for each other's end.
+        self._may_make_graphs = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
         self._num_graphs = 0
         self._kernels: dict[Any, LoadedKernel] = {}  # by strides and alignment, and the place in the call
         self._alignment: Any = None  # of the call that is being prepared
@@ -99,6 +101,7 @@ class Calls:
             yield call
         finally:
             self.recording = self.stream = None
+        call.may_be_graph &= self._may_make_graphs and len(call.steps) >= _STEPS_OF_A_GRAPH
         if len(self._calls) == _MOST_CALLS:
             self._forget_calls()
         self._calls[place] = call
@@ -107,10 +110,14 @@ class Calls:
         """Queue a call on the current stream; `a` lies where it lay when the call was prepared."""
         for destination in call.copies:
             destination.copy_(a)
-        if call.may_be_graph and not call.is_new and len(call.steps) >= _STEPS_OF_A_GRAPH:
-            if not self._backend.is_capturing() and (graph := self._graph_of(call)):
-                graph.launch(self._backend.current_stream())
-                return
+        if (
+            call.may_be_graph
+            and not call.is_new
+            and not self._backend.is_capturing()
+            and (graph := self._graph_of(call))
+        ):
+            graph.launch(self._backend.current_stream())
+            return
         call.is_new = False
         for step in call.steps:
             step()
@@ -118,9 +125,6 @@ class Calls:
     def _graph_of(self, call: PreparedCall) -> Any:
         """Return the call's graph, made if there is none yet; None if there is to be none."""
         if call.graph is None and self._num_graphs < _MOST_GRAPHS:
-            if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-                call.may_be_graph = False
-                return None
             try:
                 call.graph = self._backend.capture(call.steps)
             except RuntimeError as error:

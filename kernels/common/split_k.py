@@ -22,7 +22,7 @@ import triton.language as tl
 from iris_core import let_next_kernel_start
 
 from .arguments import Block
-from .config import GemmConfig, is_hopper_or_later
+from .config import GemmConfig, is_hopper_or_later, warps_of
 from .gemm import matmul_steps
 from .operator import FusedOperator
 from .trace import SUM, trace_span, trace_time
@@ -117,7 +117,6 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
     # Exact products run on the ordinary cores: small tiles, in registers.
     largest = 64 if is_exact else 128 if is_amd else 256
     cut = best_cut(m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize, largest=largest)
-    is_large = cut.block_m * cut.block_n >= 128 * 128
     if not (is_amd or is_exact) and cut.block_m <= 64:
         block_k = 128
     if is_amd:
@@ -130,7 +129,7 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
         cut.block_m,
         cut.block_n,
         block_k,
-        num_warps=8 if is_large and not is_exact else 4,
+        num_warps=warps_of(cut.block_m, cut.block_n),
         num_stages=stages,
         epilogue_subtiles=2 if cut.block_n == 256 else 1,
         num_sms=num_sms,

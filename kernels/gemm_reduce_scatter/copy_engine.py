@@ -24,7 +24,7 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.config import PANEL_BYTES, GemmConfig
+from ..common.config import PANEL_BYTES, GemmConfig, programs_beside_another
 from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals
 from ..common.partials import ANNOUNCE_PANEL, compute_partial_tiles, sum_own_tiles
 from .operator import FAMILY, GemmReduceScatter
@@ -110,7 +110,7 @@ class CopyEngine(GemmReduceScatter):
                     count_ptr=self._counts[panel],
                     WORLD_SIZE=self.problem.world_size,
                 )
-        programs = max(1, self.config.num_sms - 1)
+        programs = programs_beside_another(self.config.num_sms)
         self._run(sum_kernel, programs, **multiply, out=self._out, PANELS=self._num_panels)
         self._copy_stream.current_waits()
         return self.output

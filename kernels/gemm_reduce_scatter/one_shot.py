@@ -20,7 +20,7 @@ from iris_core import signal_each, translate, wait_each, wait_for_earlier_kernel
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
-from ..common.gemm import halves, num_tiles, rounded, tile_origin
+from ..common.gemm import num_tiles, rounded, subtile, tile_origin
 from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
 from ..common.split_k import Splitting, end_early, matmul_split, meets_last, sum_splits, turn_of_call
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
@@ -56,13 +56,11 @@ def send_tile(
     acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Send every peer its rows of a tile, then tell the peers; of the first tile, all."""
-    if TILE.SUBTILES == 1:
-        send_part(acc, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
-    else:
-        HALF: tl.constexpr = TILE.BLOCK_N // 2
-        left, right = halves(acc, TILE)
-        send_part(left, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, HALF)
-        send_part(right, staging, slots_ptr, peers, row, col + HALF, WORLD_SIZE, TILE.BLOCK_M, HALF)
+    SUBTILES: tl.constexpr = TILE.SUBTILES
+    COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
+    for index in tl.static_range(SUBTILES):
+        part = subtile(acc, index, TILE)
+        send_part(part, staging, slots_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
     flag_ptrs, ranks = on_every_rank(staging.flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
     has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
     # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
@@ -86,13 +84,11 @@ def sum_own_rows(
     is_peer = (ranks < WORLD_SIZE) & (ranks != peers.rank)
     wait_each(staging.flags_ptr + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
-    if TILE.SUBTILES == 1:
-        sum_own_part(acc, out, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, TILE.BLOCK_N)
-    else:
-        HALF: tl.constexpr = TILE.BLOCK_N // 2
-        left, right = halves(acc, TILE)
-        sum_own_part(left, out, staging, slots_ptr, peers, row, col, WORLD_SIZE, TILE.BLOCK_M, HALF)
-        sum_own_part(right, out, staging, slots_ptr, peers, row, col + HALF, WORLD_SIZE, TILE.BLOCK_M, HALF)
+    SUBTILES: tl.constexpr = TILE.SUBTILES
+    COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
+    for index in tl.static_range(SUBTILES):
+        part = subtile(acc, index, TILE)
+        sum_own_part(part, out, staging, slots_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
     trace_span(peers, SUM, tile, began)
 
 
