@@ -64,8 +64,9 @@ tune: $(READY) ## Measure all variants for `auto` on this machine: SHAPES=llama 
 	$(PY) -m iris_bench tune --shapes $(SHAPES) $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(DTYPE),--dtype $(DTYPE)) $(ARGS)
 
+links: OUT =
 links: $(READY) ## Measure stores, loads and copies between every two ranks, barriers, signals [NP=8 OUT=links.csv]
-	$(PY) -m iris_bench links $(if $(NP),--world-size $(NP)) $(if $(filter-out results/local/%,$(OUT)),--out $(OUT)) $(ARGS)
+	$(PY) -m iris_bench links $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 memcheck: $(READY) ## Call every operator once under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \

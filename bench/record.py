@@ -92,6 +92,13 @@ class Record:
 COLUMNS = tuple(column.name for column in fields(Record))
 
 
+def check_folders(*paths: Path | None) -> None:
+    """Raise ValueError unless the folders of files to be written are there; None is no file."""
+    for path in paths:
+        if path and not path.parent.is_dir():
+            raise ValueError(f"{path.parent} is no folder to write {path.name} to")
+
+
 def append_records(path: Path, records: Sequence[Any]) -> None:
     """Add rows, dataclasses of one kind, to a file, in one write; a new file gets a header."""
     text = io.StringIO()

@@ -16,6 +16,7 @@ from . import trace as traces
 from .exits import complain, leave, refuse
 from .measure import Job
 from .ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
+from .record import check_folders
 from .trace import Traced
 
 
@@ -60,9 +61,7 @@ def trace(
         )
         job = _only_job(plan)
         variants = _variants(job, variant)
-        for path in (out, plot):
-            if path and not path.parent.is_dir():
-                raise ValueError(f"{path.parent} is no folder to write {path.name} to")
+        check_folders(out, plot)
     except ValueError as error:
         refuse(error, speak=is_first)
     ranks: Ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)

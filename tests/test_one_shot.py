@@ -6,11 +6,12 @@ import random
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from checking import fault, make_data, poison
-from compiling import Case, StubContext, compile_kernel, recorded_launches
+from compiling import Case, Compiled, StubContext, compile_kernel, recorded_launches
 from families import FUSED, make_problem, name
 from ranks import Ranks, context
 
@@ -74,47 +75,43 @@ def test_stages_fit_shared_memory(arch: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
 def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> None:
     """Several splits, on the matrix units, stages for all of shared memory's bytes in flight, wide stores."""
-    case = Case("one_shot", target, rank=2, family=variant.family)
-    problem = make_problem(variant.family, 1, 1024, 14336, case.world_size, torch.bfloat16)
-    with recorded_launches() as launches:
-        operator = variant.build(StubContext(case), problem)
-        k, n = problem.b_shape(case.rank)
-        operator(torch.empty(problem.a_shape(case.rank), dtype=case.dtype), torch.empty(n, k, dtype=case.dtype).t())
-    ((kernel, arguments),) = launches
+    compiled, arguments, operator = compile_one(variant, target, 1, 1024, 14336)
     assert arguments["SPLITS"] > 1
-    compiled = compile_kernel(kernel, arguments, target, config=operator.ran_config)
     assert compiled.count(r"mma\.sync|v_mfma_f32_") >= 4
     assert compiled.scratch_bytes <= 16  # a word or two, of the divergent last program
     stages, stage_bytes = operator.config.num_stages, (operator.config.block_n * operator.config.block_k * 2)
     assert compiled.shared_bytes >= (stages - 1) * stage_bytes
     assert arguments.get("launch_pdl", False) == (target == "sm_90")
     if target == "sm_90":
-        # Launched early, it touches nothing before it has waited, and lets the next kernel in when it has multiplied.
-        waits, lets = (compiled.code.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
-        assert 0 < waits < touches(compiled.code) < compiled.code.find("mma.sync") < lets
+        check_early_launch(compiled.code, "mma.sync")
         assert stages * stage_bytes >= 40 << 10
         assert set().union(*(widths for file, widths in compiled.stores_by_file().items() if file in TILES)) == {16}
 
 
 @pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
 def test_with_large_tiles_nothing_is_touched_before_the_wait_either(variant: Variant) -> None:
-    case = Case("one_shot", "sm_90", rank=2, family=variant.family)
-    problem = make_problem(variant.family, 512, 8192, 8192, case.world_size, torch.bfloat16)
+    compiled, _, _ = compile_one(variant, "sm_90", 512, 8192, 8192)
+    check_early_launch(compiled.code, "wgmma.mma_async")
+
+
+def compile_one(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[Compiled, dict[str, Any], Any]:
+    """Return the kernel of a call, compiled, with its arguments, and the operator."""
+    case = Case("one_shot", target, rank=2, family=variant.family)
+    problem = make_problem(variant.family, m, n, k, case.world_size, torch.bfloat16)
     with recorded_launches() as launches:
         operator = variant.build(StubContext(case), problem)
         k, n = problem.b_shape(case.rank)
         operator(torch.empty(problem.a_shape(case.rank), dtype=case.dtype), torch.empty(n, k, dtype=case.dtype).t())
     ((kernel, arguments),) = launches
-    code = compile_kernel(kernel, arguments, "sm_90", config=operator.ran_config).code
+    return compile_kernel(kernel, arguments, target, config=operator.ran_config), arguments, operator
+
+
+def check_early_launch(code: str, multiplication: str) -> None:
+    """Launched early, it touches no memory before it has waited, and lets the next kernel in when it has multiplied."""
     waits, lets = (code.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
-    assert 0 < waits < touches(code) < code.find("wgmma.mma_async") < lets
-
-
-def touches(code: str) -> int:
-    """Return where a kernel's first access to memory is."""
     touched = re.search(r"\b(?:ld|st|atom|red)\.\S*global|cp\.async\.bulk\.tensor|prefetch", code)
     assert touched is not None
-    return touched.start()
+    assert 0 < waits < touched.start() < code.find(multiplication) < lets
 
 
 def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, int, int], splits: int) -> list[str]:

@@ -17,7 +17,7 @@ from .. import environment, measure, report
 from .. import plot as plots
 from ..exits import complain, leave, refuse
 from ..ranks import LaunchedRanks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
-from ..record import append_records
+from ..record import append_records, check_folders
 from . import rank
 from .plot import plot_links
 from .record import LinkRecord
@@ -48,9 +48,7 @@ def links(
         is_first = launcher is None or launcher.rank == 0
         if plot:
             plots.check_path(plot)
-        for path in (out, plot):
-            if path and not path.parent.is_dir():
-                raise ValueError(f"{path.parent} is no folder to write {path.name} to")
+        check_folders(out, plot)
         if out and out.exists():
             raise ValueError(f"{out} exists; give another --out")
         gpus = count_gpus()
@@ -101,8 +99,7 @@ def _plan(mib: float | None, rounds: int | None, seed: int, device: str) -> rank
 
 
 def _record(outcome: rank.Outcome, columns: dict[str, object]) -> LinkRecord:
-    is_moved = outcome.time_us is not None and outcome.bytes > 0
-    gbps = outcome.bytes / outcome.time_us / 1e3 if is_moved and outcome.time_us else None
+    gbps = outcome.bytes / outcome.time_us / 1e3 if outcome.bytes and outcome.time_us else None
     values: dict[str, object] = {**asdict(outcome), **columns, "gbps": gbps}
     return LinkRecord(**values)  # type: ignore[arg-type]
 

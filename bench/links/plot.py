@@ -42,6 +42,5 @@ def plot_links(records: Sequence[LinkRecord], path: Path) -> None:
     axes[0].set_ylabel("done by rank")
     figure.colorbar(axes[0].images[0], ax=axes, label="GB/s", shrink=0.8)
     figure.suptitle(f"{size} × {pairs[0].device_name}, {pairs[0].bytes / 2**20:.3g} MiB, one pair at a time")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
