@@ -136,9 +136,10 @@ class _Run:
 
     def _drawn(self, rank: int) -> torch.Tensor:
         """Return what a rank sends."""
-        generator = torch.Generator().manual_seed(self.plan.seed * 1000 + rank)
-        drawn = torch.randint(-(2**30), 2**30, (self.plan.elements,), generator=generator, dtype=torch.int32)
-        return drawn.to(self.ctx.get_device())
+        device = self.ctx.get_device()
+        generator = torch.Generator(device).manual_seed(self.plan.seed * 1000 + rank)
+        size = (self.plan.elements,)
+        return torch.randint(-(2**30), 2**30, size, generator=generator, dtype=torch.int32, device=device)
 
     def call_of(self, kind: str, first: int | None, second: int | None) -> Callable[..., object]:
         """Return what this rank calls for a measurement: nothing, if it is others'."""

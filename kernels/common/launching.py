@@ -110,12 +110,8 @@ class Calls:
         """Queue a call on the current stream; `a` lies where it lay when the call was prepared."""
         for destination in call.copies:
             destination.copy_(a)
-        if (
-            call.may_be_graph
-            and not call.is_new
-            and not self._backend.is_capturing()
-            and (graph := self._graph_of(call))
-        ):
+        is_due = call.may_be_graph and not call.is_new and not self._backend.is_capturing()
+        if is_due and (graph := self._graph_of(call)):
             graph.launch(self._backend.current_stream())
             return
         call.is_new = False
