@@ -43,8 +43,8 @@ test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped
-	@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() < $(or $(NP),1))' || \
-		{ echo "make: torch sees fewer than $(or $(NP),1) GPUs here" >&2; exit 1; }
+	@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() * $(or $(IRIS_RANKS_PER_GPU),1) < $(or $(NP),1))' || \
+		{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 	$(PY) -m pytest -m gpu $(ARGS)
 
 sweep: $(READY) ## Measure: FAMILY=gemm_all_scatter SHAPES=square NP=4 [DTYPE=fp16] [VARIANT=] [OUT=file.csv]

@@ -89,7 +89,7 @@ def run(
         done = _prepare_output(out, plot, resume=resume, overwrite=overwrite)
         gpus = count_gpus()
         device = choose_device(device, os.environ, gpus)
-        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher)
+        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher, timed=time)
         plan = sweep.make_plan(
             families=family,
             variants=variant,

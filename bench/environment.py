@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import triton
 
+from iris_core import Context
+
 _PROJECT = Path(__file__).resolve().parent.parent
 _DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 INTERPRETER_NAME = "CPU (Triton interpreter)"
@@ -27,11 +29,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def device_columns(device: torch.device) -> dict[str, str]:
-    """Return the name of the device and the version of its driver."""
-    if device.type == "cpu":
+def device_columns(ctx: Context) -> dict[str, str]:
+    """Return the name of a rank's device, which says if ranks share it, and the version of its driver."""
+    if ctx.is_interpreted():
         return {"device_name": INTERPRETER_NAME, "driver": ""}
-    return {"device_name": torch.cuda.get_device_name(device), "driver": _driver()}
+    shared = f", {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
+    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared, "driver": _driver()}
 
 
 def timestamp() -> str:

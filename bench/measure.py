@@ -94,7 +94,7 @@ def open_rank(rank: int, world_size: int, heap_bytes: int, device: str) -> dict[
     global _context
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32, for the reference and for the library
     _context = iris_core.iris(heap_bytes, device)
-    return environment.device_columns(_context.get_device())
+    return environment.device_columns(_context)
 
 
 def context() -> Context:

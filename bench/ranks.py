@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from iris_core import RankPool
+from iris_core.bootstrap import ranks_per_gpu
 
 _TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -66,8 +67,16 @@ def choose_device(name: str, environment: Mapping[str, str], gpus: int) -> str:
     return name
 
 
-def choose_world_size(given: int | None, *, device: str, gpus: int, launcher: Launcher | None) -> int:
+def choose_world_size(
+    given: int | None, *, device: str, gpus: int, launcher: Launcher | None, timed: bool = True
+) -> int:
     """Return the number of ranks.
+
+    Args:
+        given: what was asked for, if anything was.
+        device, gpus: "cpu" or "cuda", and how many GPUs there are.
+        launcher: what started this process, if it is one of several.
+        timed: whether something is measured: then ranks may not share GPUs.
 
     Raises:
         ValueError: what was given contradicts the launcher, or there are fewer GPUs.
@@ -79,10 +88,11 @@ def choose_world_size(given: int | None, *, device: str, gpus: int, launcher: La
             f"--world-size {given} contradicts {launcher.name}, which started {launcher.world_size} ranks; leave it out"
         )
     world_size = launcher.world_size if launcher else given or (gpus if device == "cuda" else CPU_WORLD_SIZE)
-    if device == "cuda" and world_size > gpus:
+    if device == "cuda" and world_size > gpus * (1 if timed else ranks_per_gpu()):
+        shared = "; ranks that share GPUs (IRIS_RANKS_PER_GPU) cannot be timed" if ranks_per_gpu() > 1 else ""
         raise ValueError(
             f"world size {world_size} is larger than the {gpus} GPU(s) present; "
-            f"use --world-size {gpus} or less, or --device cpu"
+            f"use --world-size {gpus} or less, or --device cpu{shared}"
         )
     return world_size
 

@@ -87,6 +87,18 @@ def timeout_s(asked: float | None = None) -> float:
     return value
 
 
+def ranks_per_gpu() -> int:
+    """Return how many ranks may take turns on one GPU: ``IRIS_RANKS_PER_GPU``, or 1.
+
+    Raises:
+        ValueError: it is not a positive number.
+    """
+    given = os.environ.get("IRIS_RANKS_PER_GPU", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f"IRIS_RANKS_PER_GPU is {given!r}; it takes a positive number of ranks, 1 for none that share")
+    return int(given)
+
+
 def asked_device(device: str) -> str:
     """Return the device to use: `device`, or what ``IRIS_DEVICE`` says where that is "auto".
 

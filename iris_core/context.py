@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class Context(HeapTensors, Meeting):
         group: the ranks, outside kernels.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
+        ranks_on_device: how many ranks take turns on this rank's GPU: 1, unless ``IRIS_RANKS_PER_GPU`` allows more.
         debug: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
@@ -56,7 +58,8 @@ class Context(HeapTensors, Meeting):
     def _open(self, heap_size: int, device: str) -> None:
         with self.group.together("choose a device"):
             self.backend = _make_backend(device, self._origin)
-        self._check_devices_differ()
+            ranks_per_gpu = bootstrap.ranks_per_gpu()
+        self.ranks_on_device = self._count_ranks_on_device(ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
             "device": self.backend.name,
@@ -193,7 +196,16 @@ class Context(HeapTensors, Meeting):
         return self.backend.make_stream(self.timeout_s, self.watchdog.stream_gave_up)
 
     def process_group(self) -> dist.ProcessGroup:
-        """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call."""
+        """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call.
+
+        Raises:
+            RuntimeError: ranks share a GPU, which NCCL and RCCL do not take.
+        """
+        if self.ranks_on_device > 1:
+            raise RuntimeError(
+                f"{self.ranks_on_device} ranks share {self.get_device()} (IRIS_RANKS_PER_GPU): NCCL and RCCL take one "
+                f"rank a GPU"
+            )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
             self._process_group, self._owns_distributed = make_process_group(self.group, device)
@@ -219,13 +231,20 @@ class Context(HeapTensors, Meeting):
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _check_devices_differ(self) -> None:
-        names = self.group.all_gather(self.backend.identity())
-        if all(names) and len(set(names)) < len(names):
+    def _count_ranks_on_device(self, ranks_per_gpu: int) -> int:
+        own = self.backend.identity()
+        said = self.group.all_gather([own, ranks_per_gpu])
+        if not own:
+            return 1
+        ranks = Counter(name for name, _ in said)
+        most = min(allowed for _, allowed in said)
+        if max(ranks.values()) > most:
             raise ValueError(
-                f"world size {self.get_num_ranks()} is larger than the number of GPUs the ranks see "
-                f"({len(set(names))}); start at most that many ranks, or use device='cpu'"
+                f"world size {self.get_num_ranks()} is larger than the number of GPUs the ranks see ({len(ranks)}); "
+                f"start at most {most * len(ranks)} ranks, use device='cpu', or set "
+                f"IRIS_RANKS_PER_GPU={max(ranks.values())}, which lets ranks take turns on a GPU, slowly"
             )
+        return ranks[own]
 
 
 def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s: float | None = None) -> Context:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from ranks import Pools, Ranks
 
+from iris_core.bootstrap import ranks_per_gpu
+
 # Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
 LONG = (
     "test_codegen.py",
@@ -49,7 +51,7 @@ def ranks(pools: Pools, device: str) -> Callable[[int], Ranks]:
     """``ranks(world_size)`` gives that many ranks on the test's device."""
 
     def of(world_size: int) -> Ranks:
-        if device == "cuda" and torch.cuda.device_count() < world_size:
+        if device == "cuda" and torch.cuda.device_count() * ranks_per_gpu() < world_size:
             pytest.skip(f"needs {world_size} GPUs; there are {torch.cuda.device_count()}")
         return pools.ranks(world_size, device)
 

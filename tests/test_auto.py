@@ -153,6 +153,8 @@ def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either() -
 class GpuContext:
     """A context of rank 0 on a GPU that is not there."""
 
+    ranks_on_device = 1
+
     def is_interpreted(self) -> bool:
         return False
 
@@ -174,6 +176,15 @@ def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
             choice = auto.decide(ctx, FAMILY, problem(), vendor="library_layout", left_out=("copy_engine",))  # type: ignore[arg-type]
             assert choice.variant == "library_layout"
     assert [call.args for call in read.call_args_list] == [(GPU,)] * 2
+
+
+def test_nothing_is_chosen_by_its_time_where_ranks_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
+    assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
+    ctx = GpuContext()
+    ctx.ranks_on_device = 2
+    choice = auto.decide(ctx, FAMILY, problem(), vendor="library_layout", left_out=())  # type: ignore[arg-type]
+    assert choice == Choice("workgroup_specialized", None, "ranks share a GPU")
 
 
 def make_and_call(rank: int, world_size: int, family: str) -> list[str]:
@@ -250,7 +261,7 @@ def gather_too(rank: int, world_size: int) -> tuple[str, bool]:
     ctx = context()
     asked = make_problem("all_gather_gemm", 6, 4, 5, world_size, torch.float32)
     data = make_data("all_gather_gemm", asked, rank, 0, ctx.get_device())
-    with mock.patch.object(auto, "INTERPRETED", "fused_sequential"):
+    with mock.patch.object(auto, "UNTIMED", "fused_sequential"):
         _, gathered = all_gather_gemm(ctx, data.a, data.b, variant="auto", return_gathered=True)
     ctx.barrier()
     rows = slice(*asked.rows(rank))

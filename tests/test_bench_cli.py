@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_device_and_world_size_follow_the_machine() -> None:
     assert ranks.choose_world_size(None, device="cpu", gpus=0, launcher=None) == 4
     launcher = ranks.Launcher("torchrun", 0, 2)
     assert ranks.choose_world_size(None, device="cpu", gpus=0, launcher=launcher) == 2
+
+
+def test_ranks_that_share_gpus_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = partial(ranks.choose_world_size, 4, device="cuda", gpus=2, launcher=None)
+    with pytest.raises(ValueError, match="4 is larger than the 2 GPU"):
+        chosen(timed=False)
+    monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
+    assert chosen(timed=False) == 4
+    with pytest.raises(ValueError, match="cannot be timed"):
+        chosen()
 
 
 def test_list_names_everything() -> None:

@@ -15,13 +15,14 @@ from checking import Data, fault, make_data, poison
 from families import GPU_FUSED, GPU_VARIANTS, make_problem, name
 from ranks import Ranks, context
 
+from iris_core.bootstrap import ranks_per_gpu
 from iris_kernels.common.operator import Operator
 from overlap_taxonomy import Variant, get_variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 
 WORLD_SIZES = [1, 2, 4, 8]
-MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count()))
+MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
 CALLS = 200
 REPLAYS = 1000
 LONGEST_DELAY = 1_000_000  # cycles, half a millisecond

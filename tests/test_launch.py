@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 import torch
-from ranks import context
+from ranks import context, raised
 
-from iris_core import PeerError, RankError, RankPool, launch
+from iris_core import PeerError, RankError, RankPool, iris, launch, launcher
+from iris_core.backends.shm import ShmBackend
 
 INTERRUPTED = Path(__file__).parent / "programs" / "interrupted.py"
 
@@ -141,7 +144,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         (1.5, "cpu", 0, ["world_size is 1.5", "positive"]),
         (2, "cuda", 0, ["no GPU", "device='cpu'"]),
         (3, "cuda", 2, ["3 is larger than the 2 GPU", "at most 2", "device='cpu'"]),
-        (3, "auto", 2, ["3 is larger than the 2 GPU"]),
+        (3, "auto", 2, ["3 is larger than the 2 GPU", "IRIS_RANKS_PER_GPU=2"]),
     ],
 )
 def test_what_cannot_be_started_is_refused_before_anything_starts(
@@ -154,6 +157,42 @@ def test_what_cannot_be_started_is_refused_before_anything_starts(
     for part in parts:
         assert part in str(caught.value)
     assert len(psutil.Process().children()) == children
+
+
+def test_ranks_share_gpus_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
+    assert launcher._checked_device(4, "cuda") == "cuda"
+    with pytest.raises(ValueError, match=r"5 is larger than the 2 GPU.*at most 4 ranks.*IRIS_RANKS_PER_GPU=3"):
+        launcher._checked_device(5, "cuda")
+    for wrong in ("0", "two", "-1", ""):
+        monkeypatch.setenv("IRIS_RANKS_PER_GPU", wrong)
+        with pytest.raises(ValueError, match="IRIS_RANKS_PER_GPU is .* positive number of ranks"):
+            launcher._checked_device(4, "cuda")
+
+
+def open_on_shared_devices(rank: int, world_size: int, allowed: str) -> Any:
+    """Open a context where two ranks have each device; return what it says of that."""
+    os.environ["IRIS_RANKS_PER_GPU"] = allowed
+    with mock.patch.object(ShmBackend, "identity", return_value=f"GPU {rank // 2}"):
+        try:
+            ctx = iris(1 << 20, "cpu")
+        except ValueError as error:
+            return str(error)
+    said = ctx.ranks_on_device, raised(ctx.process_group)[1]
+    ctx.close()
+    return said
+
+
+def test_a_context_knows_that_ranks_share_a_device() -> None:
+    with RankPool(4, "cpu") as pool:
+        for said in pool.call(open_on_shared_devices, "1"):
+            assert "number of GPUs the ranks see (2)" in said
+            assert "at most 2 ranks" in said
+            assert "IRIS_RANKS_PER_GPU=2" in said
+        for count, refusal in pool.call(open_on_shared_devices, "2"):
+            assert count == 2
+            assert "NCCL and RCCL take one rank a GPU" in refusal
 
 
 def test_the_environment_of_ranks_does_not_leak_into_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

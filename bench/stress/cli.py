@@ -59,7 +59,7 @@ def stress(
         limit = _Limit(seconds, calls, once)
         gpus = count_gpus()
         device = choose_device(device, os.environ, gpus)
-        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher)
+        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher, timed=False)
         plan = make_plan(
             families=family,
             variants=variant,

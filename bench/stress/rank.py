@@ -61,7 +61,7 @@ def open_rank(rank: int, world_size: int, plan: Plan) -> dict[str, Any]:
     ctx = iris_core.iris(plan.heap_bytes, plan.device)
     seed = ctx.group.broadcast(plan.seed, 0)  # under a launcher every rank has drawn its own
     _run = _Run(ctx, plan, seed)
-    return {**environment.device_columns(ctx.get_device()), "seed": seed}
+    return {**environment.device_columns(ctx), "seed": seed}
 
 
 def prepare(rank: int, world_size: int, index: int) -> Progress:

@@ -39,8 +39,8 @@ MODEL_MARGIN = 0.10
 PREDICTION_MARGIN = 0.25
 SHORT_MARGIN = 0.15  # of predicted times, in calls that are shorter than this: they are launches and latency
 SHORT_US = 60.0
-# Interpreted kernels have no performance to choose by. Every family has this one.
-INTERPRETED = "workgroup_specialized"
+# Interpreted kernels, and ranks that share a GPU, have no performance to choose by. Every family has this one.
+UNTIMED = "workgroup_specialized"
 
 _known: weakref.WeakKeyDictionary[Context, tuple[Table, Table]] = weakref.WeakKeyDictionary()
 
@@ -102,8 +102,9 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
 def decide(ctx: Context, family: str, problem: Problem, *, vendor: str, left_out: Collection[str]) -> Choice:
     """Return what to make on this context's machine."""
     candidates = _candidates(family, problem, vendor, left_out)
-    if ctx.is_interpreted():
-        return Choice(INTERPRETED if INTERPRETED in candidates else candidates[-1], None, "interpreted")
+    if ctx.is_interpreted() or ctx.ranks_on_device > 1:
+        why = "interpreted" if ctx.is_interpreted() else "ranks share a GPU"
+        return Choice(UNTIMED if UNTIMED in candidates else candidates[-1], None, why)
     gpu = device_name(ctx.get_device())
     if ctx not in _known:
         _known[ctx] = (read_cache(gpu), shipped_table(gpu))

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from iris_core.bootstrap import ranks_per_gpu
+
 from .config import GemmConfig
 from .operator import Operator
 from .problem import Problem
@@ -22,6 +24,8 @@ class LibraryOperator(Operator[P]):
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
+        if ranks_per_gpu() > 1:
+            return "the vendor's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU is set"
         return "it runs kernels that are not ours and takes no configuration" if config else None
 
     def default_config(self) -> None:
