@@ -37,6 +37,8 @@ VARIANTS = [variant for variant in list_variants() if variant.name.startswith("w
 each_case = pytest.mark.parametrize(
     "case", [case for variant in VARIANTS for case in cases_of(variant)], ids=lambda case: f"{case}-w{case.world_size}"
 )
+ALONE = [case for variant in VARIANTS if variant.name == "warp_specialized" for case in cases_of(variant)]
+TOUCHES = r"tt\.(?:load|store|atomic|descriptor)|ttng\.async_tma"  # memory beyond shared memory
 compile_once = functools.cache(compile_case)
 
 
@@ -141,3 +143,46 @@ def test_what_peers_stored_is_loaded_behind_a_proxy_fence(case: Case) -> None:
     code = specialized(case).code
     if case.world_size > 1 and case.family != "gemm_all_scatter":
         assert re.search(r"fence\.proxy\.async\.global", code)
+
+
+@each_case
+def test_a_kernel_is_launched_early_where_it_is_alone(case: Case) -> None:
+    """Beside kernels on other streams, the next call's programs could take the SM that these need."""
+    is_alone = case.variant == "warp_specialized"
+    for kernel in compile_once(case):
+        assert ("launch_pdl" in kernel.arguments) == is_alone, kernel.name
+        assert ("griddepcontrol" in kernel.code) == is_alone, kernel.name
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: f"{case}-w{case.world_size}")
+def test_launched_early_it_waits_with_its_barriers_made(case: Case) -> None:
+    """Before the roles begin: barriers, the wait, and only then memory."""
+    kernel = specialized(case)
+    assert kernel.ttgir.count("griddepcontrol.wait") == 1
+    prologue, _ = kernel.ttgir.split("ttg.warp_specialize(")
+    ahead, behind = prologue.split("griddepcontrol.wait")
+    assert "ttng.init_barrier" in ahead
+    assert "ttng.init_barrier" not in behind
+    assert not re.search(TOUCHES, ahead)
+    assert re.search(TOUCHES, behind)  # the call's number
+    # The first threads' code comes first.
+    touched = re.search(r"\b(?:ld|st|atom|red)\.\S*global|cp\.async\.bulk\.tensor|prefetch|barrier\.sync", kernel.code)
+    assert touched
+    assert kernel.code.count("griddepcontrol.wait") == 1
+    assert kernel.code.find("mbarrier.init") < kernel.code.find("griddepcontrol.wait") < touched.start()
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: f"{case}-w{case.world_size}")
+def test_the_next_kernel_may_start_when_the_last_operands_are_asked_for(case: Case) -> None:
+    """By the loader, whether it has tiles or not, before it sends the last one and ends its part in the call."""
+    ttgir = specialized(case).ttgir
+    assert ttgir.count("griddepcontrol.launch_dependents") == 1
+    _, *roles = re.split(r"^ {4}(?:default|partition\d+)\b", ttgir, flags=re.MULTILINE)
+    (loader,) = [role for role in roles if "griddepcontrol.launch_dependents" in role]
+    # By its indentation it is in no loop and under no condition.
+    assert re.search(r'^ {6}%\S+ = tt\.elementwise_inline_asm "griddepcontrol\.launch_dependents', loader, re.MULTILINE)
+    loading, ending = loader.split("griddepcontrol.launch_dependents")
+    assert loading.count("ttng.async_tma_copy_global_to_local") >= 2  # A and B
+    assert "ttng.async_tma_copy_global_to_local" not in ending
+    assert "ttng.async_tma_copy_local_to_global" in ending
+    assert "atomic_rmw add, acq_rel, sys" in ending

@@ -202,7 +202,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         num_programs = programs_beside_another(num_programs)
         world.begin_call(operator._peers(), operator.problem.world_size)
         beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
-    arguments = {name: value for name, value in arguments.items() if name not in ("num_warps", "num_stages")}
+    options = ("num_warps", "num_stages", "launch_pdl")
+    arguments = {name: value for name, value in arguments.items() if name not in options}
     for name, value in arguments.items():
         if isinstance(value, TensorDescriptor):
             arguments[name] = Descriptor(value)

@@ -11,8 +11,9 @@ Programs that send have no tiles.
 
 The own shard comes first, read where the caller has it; then a group of rows of each peer's shard, and so on. A tile of
 a peer's rows is multiplied as the chunks of its columns come, so where the link is slower than the multiplication, only
-the last chunk's part of a tile is left when the last byte has come. Pattern: arXiv 2511.12500, section 4, which names
-"wave specialization" and leaves it unbuilt.
+the last chunk's part of a tile is left when the last byte has come. The kernel is launched early
+(../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it
+unbuilt.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core import let_next_kernel_start, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
@@ -59,10 +61,11 @@ def warp_specialized_kernel(
     TILE: gl.constexpr,
 ):
     """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `group` those of a group's."""
-    epoch = begin_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
     herald = open_herald()
+    wait_for_earlier_kernels()
+    epoch = begin_call(peers, WORLD_SIZE)
     own_tiles = num_tiles(sizes, TILE)
     group_tiles = num_tiles(group, TILE)
     positions = own_tiles + group_tiles * (shard.parts // shard.chunks) * (WORLD_SIZE - 1)
@@ -151,6 +154,7 @@ def _load_shards_and_store(
                 gathered, b, coming, step, a_row, col, start, num_steps, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
             opened = index + 1
+    let_next_kernel_start()  # the last operands have been asked for; a program without tiles needs none
     send_last(
         out, outbox, Parcel(owner, row, col, TILE.BLOCK_N, peers.trace_ptr), turns, turns > 1, 1, WORLD_SIZE, TILE
     )
@@ -235,6 +239,7 @@ class WarpSpecialized(StoresShards):
         self._run(
             warp_specialized_kernel,
             self.config.num_sms,
+            early=True,
             **self._operands(a if a.shape[0] else self.gathered, b),
             gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
             out=self._out,

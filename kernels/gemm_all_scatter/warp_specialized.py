@@ -8,7 +8,8 @@
 The pieces are paced by the main loop (../common/hopper/outbox.py). What is finished at the end is sent after the last
 multiplication, so the last tiles can be shared by teams of programs, who end them earlier (team.py). Before its first
 piece a program waits once for the peers to be ready, and it takes part in ending the call when all its pieces have
-arrived. Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it unbuilt.
+arrived. The kernel is launched early (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4, which names
+"wave specialization" and leaves it unbuilt.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core import let_next_kernel_start, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.gemm import num_tiles, tile_origin
@@ -35,9 +37,10 @@ from .problem import GemmAllScatterProblem
 @gluon.jit
 def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Compute this rank's block of C into every rank's C."""
-    epoch = begin_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
+    wait_for_earlier_kernels()
+    epoch = begin_call(peers, WORLD_SIZE)
     tiles = num_tiles(sizes, TILE)
     whole = whole_turns(tiles, TILE)
     shared = shared_turns(tiles, whole, TILE)
@@ -76,6 +79,7 @@ def _load_and_scatter(
             began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
             trace_span(peers, SEND_WAIT, trace_number(turn), began)
+    let_next_kernel_start()  # the last operands have been asked for
     parcel = Parcel(peers.rank + 1, row, col + kept, cols, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, turns > 1, WORLD_SIZE, WORLD_SIZE, TILE)
     began = trace_time(peers)
@@ -116,6 +120,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
         self._run(
             warp_specialized_kernel,
             self.config.num_sms,
+            early=True,
             **self._operands(a, b),
             out=self._out,
             team=self._team,

@@ -11,8 +11,8 @@ A round is a chunk of every peer's shard, then one of the own whose partials hav
 all the time there is as much to send as there is to multiply; with all own tiles last, the link would be too slow
 before and idle then. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded
 once. The pieces are paced by the main loop (../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is
-its output: sums are sent there, like any other tile. Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with
-the reduction in the epilogue.
+its output: sums are sent there, like any other tile. The kernel is launched early (../common/hopper/roles.py). Pattern:
+arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the epilogue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core import fence_before_descriptor_loads, wait
+from iris_core import fence_before_descriptor_loads, let_next_kernel_start, wait, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
@@ -55,11 +55,12 @@ from .rounds import Work, cut_into_rounds, work_in
 @gluon.jit
 def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Send the partial tiles of the peers' shards, and sum this rank's."""
-    epoch = begin_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
     inbox = open_inbox(outbox, slots, TILE)
     herald = open_herald()
+    wait_for_earlier_kernels()
+    epoch = begin_call(peers, WORLD_SIZE)
     turns = num_turns(shards.tiles * WORLD_SIZE)
     num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
     gl.warp_specialize(
@@ -154,6 +155,7 @@ def _load_and_send_partials(
             began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
             trace_span(peers, SEND_WAIT, trace_number(turn), began)
+    let_next_kernel_start()  # the last operands have been asked for
     if is_held:
         let_refill(outbox)
     announced = _have_announced(herald, is_owed, announced)
@@ -243,6 +245,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         self._run(
             warp_specialized_kernel,
             self.config.num_sms,
+            early=True,
             **self._operands(a, b),
             out=self._out,
             slots=self._slots,

@@ -4,6 +4,10 @@ Every program is 8 warps that multiply and one that loads and communicates. Prog
 t-th at position ``p + t * num_programs``. All of them are resident, one an SM. None waits for another of its rank, but
 for those that share its last tiles, if any (team.py).
 
+A kernel that is all a call queues is launched early: its programs take SMs that the kernel ahead has left, make their
+barriers, and touch no memory before that one is done. The kernel behind may start when all programs have asked for
+their last operands. Where kernels on other streams need an SM, idle programs could keep them out: there, not.
+
 A traced turn is written down when its tile is handed over: before, a thread's registers are full of it.
 """
 
