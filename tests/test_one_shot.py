@@ -1,4 +1,4 @@
-"""The `one_shot` variants: how work is cut into units, several splits a tile, ranks without rows, buffers in turn."""
+"""The `one_shot` variants: how an output is cut, tiles that programs share, ranks without rows, buffers in turn."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from checking import fault, make_data, poison
 from compiling import Case, Compiled, StubContext, compile_kernel, recorded_launches
 from families import FUSED, make_problem, name
@@ -20,20 +22,20 @@ from iris_bench.check.cases import run_case
 from iris_bench.check.planted import always_the_first
 from iris_bench.shapes import Shape
 from iris_core.checker.replacing import replaced
-from iris_kernels.common import split_k
+from iris_kernels.common import shared_tiles, split_k
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.split_k import MOST_SPLITS, Cut, best_cut, cut_us, default_split_config
 from overlap_taxonomy import Variant, get_variant
 
 ONE_SHOT = [variant for variant in FUSED if variant.name == "one_shot"]
 NUM_SMS = 132
-TILES = ("one_shot.py", "split_k.py", "gemm.py")  # whose stores move tiles
+TILES = ("one_shot.py", "shared_tiles.py", "gemm.py")  # whose stores move tiles
 SHARED_BYTES = 227 << 10
 DECODE = [(1, 1024, 14336), (64, 2048, 8192), (128, 4096, 2048), (512, 7168, 8192), (1, 4096, 3584)]
 
 
 def cut_of(m: int, n: int, k: int) -> Cut:
-    return best_cut(m, n, k, num_sms=NUM_SMS, block_k=64, element_bytes=2)
+    return best_cut(m, n, k, num_sms=NUM_SMS, block_k=64, low_block_k=128, element_bytes=2)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), DECODE)
@@ -57,7 +59,7 @@ def test_no_split_is_empty() -> None:
 
 def test_a_cut_is_the_best_of_its_neighbours() -> None:
     best = cut_of(1, 1024, 14336)
-    times = [cut_us(Cut(16, best.block_n, splits), 1, 1024, 14336, NUM_SMS, 64, 2) for splits in range(1, 33)]
+    times = [cut_us(Cut(16, best.block_n, splits), 1, 1024, 14336, NUM_SMS, 128, 2) for splits in range(1, 33)]
     assert min(times) == times[best.splits - 1]
 
 
@@ -76,7 +78,8 @@ def test_stages_fit_shared_memory(arch: str, dtype: torch.dtype) -> None:
 def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> None:
     """Several splits, on the matrix units, stages for all of shared memory's bytes in flight, wide stores."""
     compiled, arguments, operator = compile_one(variant, target, 1, 1024, 14336)
-    assert arguments["SPLITS"] > 1
+    assert arguments["HAS_SHARED"]
+    assert not arguments["HAS_WHOLE"]
     assert compiled.count(r"mma\.sync|v_mfma_f32_") >= 4
     assert compiled.scratch_bytes <= 16  # a word or two, of the divergent last program
     stages, stage_bytes = operator.config.num_stages, (operator.config.block_n * operator.config.block_k * 2)
@@ -114,6 +117,53 @@ def check_early_launch(code: str, multiplication: str) -> None:
     assert 0 < waits < touched.start() < code.find(multiplication) < lets
 
 
+@triton.jit
+def note_parts_kernel(
+    noted_ptr, slots_ptr, tiles, steps, sharing, HAS_WHOLE: tl.constexpr, HAS_SHARED: tl.constexpr, SLOTS: tl.constexpr
+):
+    """Count how often each step of each tile is computed, and each slot taken; note a tile's parts where it begins."""
+    for turn in range(shared_tiles._num_turns(tiles, steps, sharing, HAS_WHOLE, HAS_SHARED)):
+        part = shared_tiles._part_of(turn, tiles, steps, sharing, HAS_WHOLE, HAS_SHARED)
+        for step in range(part.first, part.stop):
+            tl.atomic_add(noted_ptr + part.tile * steps + step, 1)
+        if part.parts > 1:
+            slot = shared_tiles._slot_of(sharing, part, part.place)
+            tl.atomic_add(slots_ptr + slot, 1)
+        tl.atomic_add(slots_ptr + SLOTS + part.tile, part.parts * (part.first == 0) - 1)
+
+
+def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
+    """Cut at random; return what was wrong."""
+    context()
+    draw = random.Random(seed)
+    faults = []
+    for _ in range(60):
+        num_sms, rows, columns, steps, splits = (draw.randint(1, most) for most in (9, 5, 9, 9, 9))
+        tiles = rows * columns
+        plan = split_k.plan_of(tiles, rows, num_sms=num_sms, group_m=4, splits=min(splits, steps))
+        slots = plan.sharers + tiles - plan.whole
+        noted = torch.zeros(tiles * steps, dtype=torch.int32)
+        taken = torch.zeros(slots + tiles, dtype=torch.int32)
+        sharing = shared_tiles.Sharing(noted, noted, plan.sharers, plan.height)
+        note_parts_kernel[(plan.programs,)](
+            noted, taken, tiles, steps, sharing, plan.whole > 0, plan.sharers > 0, slots
+        )
+        is_right = (noted == 1).all() and (taken[slots:] == 0).all() and (taken[:slots] <= 1).all()
+        if not is_right:
+            faults.append(
+                f"{rows} x {columns} tiles of {steps} steps, {num_sms} programs, {splits} splits: {plan}, {noted}"
+            )
+    return faults
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_every_step_is_computed_once(ranks: Callable[[int], Ranks]) -> None:
+    """By one program, which leaves its sum where nobody else does; by as many programs as a tile is said to have."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    assert ranks(1).call(note_parts, seed) == [[]]
+
+
 def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, int, int], splits: int) -> list[str]:
     """Call one operator often, on fresh data, with a rank that is late now and then; return what was wrong."""
     ctx = context()
@@ -136,8 +186,8 @@ def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, i
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize(
     ("world_size", "size", "splits"),
-    [(2, (1, 20, 70), 3), (4, (1, 40, 128), 2), (2, (35, 20, 50), 5)],
-    ids=["one row", "ranks without rows", "more splits than steps"],
+    [(2, (1, 20, 70), 3), (4, (1, 40, 128), 2), (2, (35, 20, 50), 5), (2, (20, 50, 90), 2)],
+    ids=["one row", "ranks without rows", "more splits than steps", "whole tiles first"],
 )
 @pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
 def test_splits_and_turns(
@@ -150,6 +200,6 @@ def test_splits_and_turns(
 def test_slots_must_be_taken_in_turn(family: str) -> None:
     """With one row of tiles; with more, waits for later tiles happen to order what a single set of slots would need."""
     case = CheckedCase(get_variant(family, "one_shot"), Shape(5, 12, 20), 2, "bfloat16")
-    with replaced(split_k.turn_of_call, always_the_first):
+    with replaced(shared_tiles.turn_of_call, always_the_first):
         assert run_case(case, schedules=4, seed=0).found_ordering_fault
     assert run_case(case, schedules=2, seed=0).ok

@@ -19,7 +19,7 @@ from iris_core import signal, sync, translate, wait
 from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
-from iris_kernels.common import handshake, split_k
+from iris_kernels.common import handshake, shared_tiles
 from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
 from iris_kernels.gemm_all_scatter import tiles
 from overlap_taxonomy import get_variant
@@ -148,12 +148,13 @@ def relaxed_arrival(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def relaxed_meeting(acc, splits, unit, epoch, SPLITS: tl.constexpr, TILE: tl.constexpr):
+def relaxed_meeting(acc, sharing, part, epoch, TILE: tl.constexpr):
     """`meets_last` without its edges."""
-    tl.store(splits.sums_ptr + split_k._sum_offsets(unit, TILE), acc)
+    slot = shared_tiles._slot_of(sharing, part, part.place)
+    tl.store(sharing.sums_ptr + shared_tiles._sum_offsets(slot, TILE.BLOCK_N, TILE), acc)
     tl.debug_barrier()
-    count = tl.atomic_add(splits.counts_ptr + unit // SPLITS, 1, sem="relaxed", scope="gpu") + 1
-    return count == epoch * SPLITS
+    count = tl.atomic_add(sharing.counts_ptr + part.shared, 1, sem="relaxed", scope="gpu") + 1
+    return count == epoch * part.parts
 
 
 @triton.jit
@@ -202,8 +203,8 @@ PLANTED = (
     Planted("a cyclic wait: every rank is ready when the others are", handshake.begin_call, begin_after_peers),
     Planted("a call that ends before the peers' data are there", handshake.finish_call, finish_unawaited),
     Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
-    Planted("a relaxed count of the splits of a tile", split_k.meets_last, relaxed_meeting, variant="one_shot"),
-    Planted("one buffer for two calls", split_k.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
+    Planted("a relaxed count of the parts of a tile", shared_tiles.meets_last, relaxed_meeting, variant="one_shot"),
+    Planted("one buffer for two calls", shared_tiles.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
     Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),
     Planted("a stream that nothing waits for", "current_waits", _forget, variant="producer_consumer"),
     Planted(

@@ -1,8 +1,7 @@
 """All-gather + GEMM in one kernel for small M: every SM sends a part of the shard, then reads a part of the weights.
 
 A program stores its part of this rank's shard into the gathered A of every rank, this one too, and counts it there.
-Then it waits for all parts of all ranks and multiplies its units: the inner dimension of each tile is cut into splits,
-and the last program of a tile adds their sums and stores the tile.
+Then it waits for all parts of all ranks and multiplies its tiles, of which programs share some (shared_tiles.py).
 
 The gathered A has two buffers, which calls take in turn, so nobody waits for the peers to be ready: every program of a
 call has heard from all peers in that call, so a rank that is two calls further knows that they are through with it.
@@ -20,7 +19,7 @@ import triton.language as tl
 from iris_core import fence_before_descriptor_loads, translate, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.gemm import num_tiles, store_tile, tile_origin
+from ..common.gemm import store_tile
 from ..common.handshake import (
     announce_part_to_all,
     begin_and_tell,
@@ -29,16 +28,9 @@ from ..common.handshake import (
     wait_all_parts,
     wait_all_ready,
 )
-from ..common.split_k import (
-    Splitting,
-    end_early,
-    matmul_split,
-    meets_last,
-    sum_splits,
-    turn_of_call,
-    with_columns,
-)
-from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
+from ..common.shared_tiles import compute_tiles, turn_of_call, with_columns
+from ..common.split_k import Splitting
+from ..common.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, AllGatherGemm
 
 COLS = 1024  # of a piece of the shard: what a program of 128 threads loads at once from a row
@@ -79,12 +71,13 @@ def one_shot_kernel(
     columns,
     shard,
     parts,
-    splits,
+    sharing,
     peers,
     BUFFERS: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    HAS_WHOLE: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -109,19 +102,23 @@ def one_shot_kernel(
     fence_before_descriptor_loads()
     trace_span(peers, WAIT, pid, began)
     widest = with_columns(block, columns)
-    tiles = num_tiles(widest, TILE)
-    for unit in tl.range(pid, tiles * SPLITS, tl.num_programs(0), num_stages=1):
-        tile = unit // SPLITS
-        row, col = tile_origin(tile, widest, TILE)
-        began = trace_time(peers)
-        acc = matmul_split(a, b, gemm, block, row, col, buffer_row + row, unit % SPLITS, SPLITS, TILE)
-        end_early(unit, tiles * SPLITS)
-        trace_span(peers, MULTIPLY, unit, began)
-        if SPLITS == 1:
-            keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
-        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
-            total = sum_splits(splits, tile, peers, SPLITS, TILE)
-            keep_tile(total, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    compute_tiles(
+        a,
+        b,
+        gemm,
+        block,
+        widest,
+        buffer_row,
+        sharing,
+        block,
+        peers,
+        epoch,
+        keep_tile,
+        HAS_WHOLE,
+        HAS_SHARED,
+        WORLD_SIZE,
+        TILE,
+    )
 
 
 class OneShot(Splitting, AllGatherGemm):
@@ -138,14 +135,14 @@ class OneShot(Splitting, AllGatherGemm):
         pieces = -(-problem.a_shape(0)[0] // config.comm_rows) * -(-problem.k // COLS)
         self._num_parts = min(pieces, self._num_programs)  # the same on all ranks, also where one has no rows
         self._open_output()
-        self._open_splits()
+        self._open_sharing()
 
     def _parts(self) -> int:
         return self._num_parts
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         push: dict[str, Any] = {**self._push_arguments(a), "COLS": COLS}
-        arguments = {**self._main_loop(self._all, b), **push, **self._split_arguments()}
+        arguments = {**self._main_loop(self._all, b), **push, **self._tiles_arguments()}
         self._run(
             one_shot_kernel,
             self._num_programs,

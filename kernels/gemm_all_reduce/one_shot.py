@@ -1,13 +1,12 @@
 """GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-The inner dimension of each tile is cut into splits, each a program's. The last program of a tile adds their sums,
-stores this partial to its slot on every rank, tells all of them at once, waits for theirs, and adds all ranks', its own
-too, in the order of the ranks: every rank has the same bits, in every run.
+Programs share tiles (../common/shared_tiles.py). The last of a tile stores its sum, a partial one, to this rank's slot
+on every rank, tells all of them at once, waits for theirs, and adds all ranks', its own too, in the order of the ranks:
+every rank has the same bits, in every run.
 
 Slots have two sets, which calls take in turn: every rank has heard from all peers in a call that it has ended, so they
 are through with the slots of the call before, and nobody waits for the peers to be ready. Flags hold call numbers and
-are never reset. All ranks take the tiles in the same order, and all programs are resident, so that the earliest tile
-that is waited for is always under way.
+are never reset.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
-from ..common.gemm import num_tiles, part_offsets, store_part, store_tile, tile_origin
+from ..common.gemm import part_offsets, store_part, store_tile
 from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
-from ..common.split_k import Splitting, end_early, matmul_split, meets_last, sum_splits, turn_of_call
-from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
+from ..common.shared_tiles import compute_tiles, turn_of_call
+from ..common.split_k import Splitting
+from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
 
 
 @triton.jit
-def reduce_tile(
-    acc, out, slots_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send a partial tile to all ranks, and sum all ranks'; the last of `tiles` ends the call."""
+    out, slots_ptr, flags_ptr = target
     slot_size = tl.cast(out.m, tl.int64) * out.n
     mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
     ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
@@ -74,29 +73,20 @@ def one_shot_kernel(
     out,
     slots_ptr,
     flags_ptr,
-    splits,
+    sharing,
     peers,
-    SPLITS: tl.constexpr,
+    HAS_WHOLE: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Send this rank's partial tiles to all ranks, and sum all ranks'."""
     wait_for_earlier_kernels()
     epoch = current_call(peers, WORLD_SIZE)
-    tiles = num_tiles(out, TILE)
-    slots_ptr += turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n
-    for unit in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), num_stages=1):
-        tile = unit // SPLITS
-        row, col = tile_origin(tile, out, TILE)
-        began = trace_time(peers)
-        acc = matmul_split(a, b, gemm, out, row, col, row, unit % SPLITS, SPLITS, TILE)
-        end_early(unit, tiles * SPLITS)
-        trace_span(peers, MULTIPLY, unit, began)
-        if SPLITS == 1:
-            reduce_tile(acc, out, slots_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
-        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
-            total = sum_splits(splits, tile, peers, SPLITS, TILE)
-            reduce_tile(total, out, slots_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    target = (out, slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n, flags_ptr)
+    compute_tiles(
+        a, b, gemm, out, out, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, HAS_SHARED, WORLD_SIZE, TILE
+    )
 
 
 class OneShot(Splitting):
@@ -114,11 +104,11 @@ class OneShot(Splitting):
         self._slots = self._on_heap((2 * problem.world_size, m, n), problem.dtype)
         self._flags = self._flags_by_sender(self._all_tiles, "tile", "partial sum")
         self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
-        self._open_splits()
+        self._open_sharing()
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         m, n = self.output.shape
-        arguments = {**self._main_loop(a, b), **self._split_arguments()}
+        arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
         out = Block(self.output, m, n, n)
         self._run(
             one_shot_kernel,

@@ -1,8 +1,7 @@
 """GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-The inner dimension of each tile is cut into splits, each a program's; the last program of a tile adds their sums and
-stores the tile to every rank. It waits for the peers to be ready just before, and counts the tile on every rank just
-after, all at once; the program that counts a rank's last tile waits for as many of every peer, and ends the call. The
+Programs share tiles (../common/shared_tiles.py); the last of a tile stores it to every rank. It waits for the peers to
+be ready just before, and counts the tile on every rank just after, all at once; the program that counts a rank's last tile waits for as many of every peer, and ends the call. The
 other programs are long gone by then. Counts grow over all calls and are never reset.
 """
 
@@ -15,10 +14,11 @@ import triton.language as tl
 from iris_core import wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.gemm import num_tiles, store_tile, tile_origin
+from ..common.gemm import store_tile
 from ..common.handshake import announce_part_to_all, begin_and_tell, end_call, wait_all_parts, wait_all_ready
-from ..common.split_k import Splitting, end_early, matmul_split, meets_last, sum_splits, with_columns
-from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
+from ..common.shared_tiles import compute_tiles, with_columns
+from ..common.split_k import Splitting
+from ..common.trace import STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmAllScatter
 
 
@@ -38,25 +38,25 @@ def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 
 @triton.jit
 def one_shot_kernel(
-    a, b, gemm, block, columns, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    a,
+    b,
+    gemm,
+    block,
+    columns,
+    sharing,
+    peers,
+    HAS_WHOLE: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Compute this rank's block of C into every rank's C."""
     wait_for_earlier_kernels()
     epoch = begin_and_tell(peers, WORLD_SIZE)
     widest = with_columns(block, columns)
-    tiles = num_tiles(widest, TILE)
-    for unit in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), num_stages=1):
-        tile = unit // SPLITS
-        row, col = tile_origin(tile, widest, TILE)
-        began = trace_time(peers)
-        acc = matmul_split(a, b, gemm, block, row, col, row, unit % SPLITS, SPLITS, TILE)
-        end_early(unit, tiles * SPLITS)
-        trace_span(peers, MULTIPLY, unit, began)
-        if SPLITS == 1:
-            send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
-        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
-            total = sum_splits(splits, tile, peers, SPLITS, TILE)
-            send_tile(total, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    compute_tiles(
+        a, b, gemm, block, widest, 0, sharing, block, peers, epoch, send_tile, HAS_WHOLE, HAS_SHARED, WORLD_SIZE, TILE
+    )
 
 
 class OneShot(Splitting, GemmAllScatter):
@@ -66,13 +66,13 @@ class OneShot(Splitting, GemmAllScatter):
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
-        self._open_splits()
+        self._open_sharing()
 
     def _parts(self) -> int:
         return self._all_tiles
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._main_loop(a, b), **self._split_arguments()}
+        arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
         self._run(
             one_shot_kernel, self._num_programs, early=True, **arguments, block=self._block, columns=self._columns
         )

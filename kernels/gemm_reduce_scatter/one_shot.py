@@ -1,13 +1,12 @@
 """GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-The inner dimension of each tile is cut into splits, each a program's. The last program of a tile adds their sums, and
-sends every owner of some of the tile's rows its part, with a flag a sender and tile; where rows are this rank's own, it
-waits for the peers' parts and adds them, as in ../common/partials.py.
+Programs share tiles (../common/shared_tiles.py). The last of a tile sends every owner of some of its rows its part,
+with a flag a sender and tile; where rows are this rank's own, it waits for the peers' parts and adds them, as in
+../common/partials.py.
 
 Slots have two sets, which calls take in turn, so nobody waits for the peers to be ready: flags of the first tile go to
 every rank, which waits for all of them, owner or not. So a rank that has ended a call has heard from all peers in it,
-and they are through with the slots of the call before. Flags hold call numbers and are never reset. All ranks take the
-tiles in the same order, and all programs are resident, so the earliest tile that is waited for is always under way.
+and they are through with the slots of the call before. Flags hold call numbers and are never reset.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from iris_core import signal_each, translate, wait_each, wait_for_earlier_kernel
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
-from ..common.gemm import num_tiles, rounded, subtile, tile_origin
+from ..common.gemm import rounded, subtile
 from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
-from ..common.split_k import Splitting, end_early, matmul_split, meets_last, sum_splits, turn_of_call
-from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
+from ..common.shared_tiles import compute_tiles, turn_of_call
+from ..common.split_k import Splitting
+from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 
 
@@ -108,10 +108,9 @@ def sum_own_part(
 
 
 @triton.jit
-def reduce_tile(
-    acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send the peers their rows of a tile, and sum this rank's; the last of `tiles` ends the call."""
+    out, staging, slots_ptr = target
     began = trace_time(peers)
     send_tile(acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
@@ -122,26 +121,26 @@ def reduce_tile(
 
 @triton.jit
 def one_shot_kernel(
-    a, b, gemm, out, staging, splits, peers, SPLITS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    a,
+    b,
+    gemm,
+    out,
+    staging,
+    sharing,
+    peers,
+    HAS_WHOLE: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
     wait_for_earlier_kernels()
     epoch = current_call(peers, WORLD_SIZE)
-    tiles = num_tiles(whole, TILE)
-    slots_ptr = staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n
-    for unit in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), num_stages=1):
-        tile = unit // SPLITS
-        row, col = tile_origin(tile, whole, TILE)
-        began = trace_time(peers)
-        acc = matmul_split(a, b, gemm, whole, row, col, row, unit % SPLITS, SPLITS, TILE)
-        end_early(unit, tiles * SPLITS)
-        trace_span(peers, MULTIPLY, unit, began)
-        if SPLITS == 1:
-            reduce_tile(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
-        elif meets_last(acc, splits, unit, epoch, SPLITS, TILE):
-            total = sum_splits(splits, tile, peers, SPLITS, TILE)
-            reduce_tile(total, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    target = (out, staging, staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n)
+    compute_tiles(
+        a, b, gemm, whole, whole, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, HAS_SHARED, WORLD_SIZE, TILE
+    )
 
 
 class OneShot(Splitting, GemmReduceScatter):
@@ -153,13 +152,13 @@ class OneShot(Splitting, GemmReduceScatter):
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
-        self._open_splits()
+        self._open_sharing()
 
     def _open_flags(self) -> torch.Tensor:
         return self._flags_by_sender(self._all_tiles, "tile", "partial sum")
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._multiply_arguments(a, b), **self._split_arguments()}
+        arguments = {**self._multiply_arguments(a, b), **self._tiles_arguments()}
         self._run(one_shot_kernel, self._num_programs, early=True, **arguments, out=self._out)
         return self.output
 
