@@ -20,7 +20,7 @@ from ..sweep import DTYPES, select_families, select_variants
 from .cli import CALLS
 
 _HEAP_BYTES = 1 << 20
-# Small tiles, three programs, two panels and two splits: several tiles a program and a program without any among them.
+# Small tiles, four programs, two panels and two splits: several tiles a program, and some that programs share.
 _CONFIG = GemmConfig(
     16,
     16,
@@ -28,7 +28,7 @@ _CONFIG = GemmConfig(
     group_m=1,
     num_warps=4,
     num_stages=1,
-    num_sms=3,
+    num_sms=4,
     comm_sms=1,
     comm_rows=8,
     panels=2,
@@ -76,8 +76,8 @@ def make_cases(families: str, variants: str, *, world_size: int, dtype: str, sha
     ours = [variant for variant in chosen if variant.has_kernels]
     if not ours:
         raise ValueError(f"--variant {variants}: only our kernels can be checked, and those are behind other names")
-    # Uneven shards, tiles that reach past the end, several of them a program.
-    shape = shape or Shape(20 * world_size + 5, 20 * world_size + 2, 10 * world_size)
+    # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
+    shape = shape or Shape(20 * world_size + 5, 20 * world_size + 2, 17 * world_size)
     return [Case(variant, shape, world_size, DTYPES[dtype]) for variant in ours]
 
 

@@ -185,7 +185,7 @@ class Planted:
 
     def run(self, *, schedules: int, seed: int) -> Report:
         """Return what the checker says of the operator with the bug."""
-        case = Case(get_variant(self.family, self.variant), Shape(45, 42, 20), WORLD_SIZE, "bfloat16")
+        case = Case(get_variant(self.family, self.variant), Shape(45, 42, 34), WORLD_SIZE, "bfloat16")
         with _planted(self.original, self.bug):
             return run_case(case, schedules=schedules, seed=seed)
 

@@ -1,7 +1,7 @@
 """How the `one_shot` variants cut an output, on the host: its tiles, and how many programs share one, by a model.
 
-Whole tiles come first, one program each; those that are left are shared (shared_tiles.py), so that every SM streams weights,
-however few tiles there are.
+Whole tiles come first, one program each; those that are left are shared (shared_tiles.py), so that every SM streams
+weights, however few tiles there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
 Programs share tiles (../common/shared_tiles.py); the last of a tile stores it to every rank. It waits for the peers to
-be ready just before, and counts the tile on every rank just after, all at once; the program that counts a rank's last tile waits for as many of every peer, and ends the call. The
-other programs are long gone by then. Counts grow over all calls and are never reset.
+be ready just before, and counts the tile on every rank just after, all at once; the program that counts a rank's last
+tile waits for as many of every peer, and ends the call. Counts grow over all calls and are never reset.
 """
 
 from __future__ import annotations
