@@ -140,7 +140,7 @@ def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
     for _ in range(60):
         num_sms, rows, columns, steps, splits = (draw.randint(1, most) for most in (9, 5, 9, 9, 9))
         tiles = rows * columns
-        plan = split_k.plan_of(tiles, rows, num_sms=num_sms, group_m=4, splits=min(splits, steps))
+        plan = split_k.plan_of(tiles, rows, steps, num_sms=num_sms, group_m=4, splits=splits)
         slots = plan.sharers + tiles - plan.whole
         noted = torch.zeros(tiles * steps, dtype=torch.int32)
         taken = torch.zeros(slots + tiles, dtype=torch.int32)

@@ -125,11 +125,14 @@ def _num_turns(tiles, steps, sharing, HAS_WHOLE: tl.constexpr, HAS_SHARED: tl.co
 
 @triton.jit
 def _run_of_steps(shared_tiles, steps, sharing):
-    """Return the first of this program's steps of all columns of shared tiles, and the one after its last."""
-    column_steps = tl.cast(shared_tiles // sharing.height * steps, tl.int64)
+    """Return the first of this program's steps of all columns of shared tiles, and the one after its last.
+
+    In 32 bits, as divisions of 64 take long and nothing hides them; the host sees to it that they suffice.
+    """
+    column_steps = shared_tiles // sharing.height * steps
     runs = sharing.sharers // sharing.height
     run = tl.program_id(0) // sharing.height
-    return (run * column_steps // runs).to(tl.int32), ((run + 1) * column_steps // runs).to(tl.int32)
+    return run * column_steps // runs, (run + 1) * column_steps // runs
 
 
 @triton.jit
@@ -137,7 +140,7 @@ def _run_with(step, shared_tiles, steps, sharing):
     """Return which run a step of all columns of shared tiles is in."""
     column_steps = shared_tiles // sharing.height * steps
     runs = sharing.sharers // sharing.height
-    return ((tl.cast(step + 1, tl.int64) * runs - 1) // column_steps).to(tl.int32)
+    return ((step + 1) * runs - 1) // column_steps
 
 
 @triton.jit
@@ -200,12 +203,21 @@ def sum_parts(acc, sharing, part, peers, TILE: tl.constexpr):
     if BLOCK_M * BLOCK_N >= LARGE and part.parts == 2:  # in either order the same bits
         total = _with_other(acc, sharing, part, TILE)
     else:
-        for place in tl.range(0, part.parts, num_stages=1):
-            offsets = _sum_offsets(_slot_of(sharing, part, place), BLOCK_N, TILE)
-            # .cg: another SM wrote it, this SM's L1 may hold an older call's.
-            total += tl.load(sharing.sums_ptr + offsets, cache_modifier=".cg")
+        AT_ONCE: tl.constexpr = 4 if BLOCK_M * BLOCK_N < LARGE // 2 else 2 if BLOCK_M * BLOCK_N < LARGE else 1
+        for place in tl.range(0, part.parts, AT_ONCE, num_stages=1):
+            total += _load_sum(sharing, part, place, TILE)
+            for ahead in tl.static_range(1, AT_ONCE):  # their loads do not wait for each other
+                total += _load_sum(sharing, part, place + ahead, TILE)
     trace_span(peers, SUM, part.tile, began)
     return total
+
+
+@triton.jit
+def _load_sum(sharing, part, place, TILE: tl.constexpr):
+    """Return what a program left of a tile, or zeros past the last part."""
+    offsets = _sum_offsets(_slot_of(sharing, part, place), TILE.BLOCK_N, TILE)
+    # .cg: another SM wrote it, this SM's L1 may hold an older call's.
+    return tl.load(sharing.sums_ptr + offsets, mask=place < part.parts, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit

@@ -59,16 +59,17 @@ class Plan(NamedTuple):
     height: int
 
 
-def plan_of(tiles: int, rows: int, *, num_sms: int, group_m: int, splits: int) -> Plan:
+def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, splits: int) -> Plan:
     """Return how tiles are taken.
 
     Args:
-        tiles, rows: their number, and how many of them are below each other.
+        tiles, rows, steps: their number, how many of them are below each other, and the steps of k of each.
         num_sms: programs, at most.
         group_m: rows of tiles whose numbers follow each other down a column.
-        splits: programs that share a tile, at most.
+        splits: programs that share a tile, at most; each has a step of k.
     """
-    if splits == 1:
+    splits = min(splits, steps)
+    if splits == 1 or num_sms**2 * steps >= 1 << 31:  # kernels count in 32 bits; k has millions of columns then
         return Plan(min(num_sms, tiles), tiles, 0, 1)
     height = min(rows, group_m)
     if rows % height or height > num_sms:
@@ -129,7 +130,7 @@ def cut_us(cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element
     rows = -(-m // block_m)
     tiles = rows * -(-n // block_n)
     steps = max(1, -(-k // block_k))
-    plan = plan_of(tiles, rows, num_sms=num_sms, group_m=GROUP_M, splits=min(splits, steps))
+    plan = plan_of(tiles, rows, steps, num_sms=num_sms, group_m=GROUP_M, splits=splits)
     rate = max(_LEAST_RATE, _TILE_RATES.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
     weight_bytes = block_n * block_k * element_bytes / rows  # rows of tiles share the weights in the L2 cache
 
@@ -163,7 +164,9 @@ def cut_us(cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element
 def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dtype: torch.dtype) -> GemmConfig:
     """Return what to start from for an (m, n) output over k of one rank's GEMM; arguments as `default_config`'s."""
     if arch == "cpu":
-        return GemmConfig(32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, splits=2, descriptors=False)
+        return GemmConfig(
+            32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, panels=1, splits=2, descriptors=False
+        )
     is_amd = arch.startswith("gfx")
     is_exact = dtype == torch.float32
     block_k = 16 if is_exact else 64
@@ -199,6 +202,7 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
         epilogue_subtiles=2 if cut.block_n == 256 else 1,
         num_sms=num_sms,
         comm_rows=4 if m > 16 else 1,  # a piece of A is 8 KB, or the part of a row that a program loads at once
+        panels=1,
         splits=cut.splits,
         descriptors=not is_exact and is_hopper_or_later(arch),
     )
@@ -234,12 +238,17 @@ class Splitting(FusedOperator[Any]):
 
     @property
     def _plan(self) -> Plan:
-        """How this rank's programs take its tiles: each has a step of k, of which it may have fewer than others."""
+        """How this rank's programs take its tiles; it may have fewer steps of k than others."""
         config = self.config
         steps = max(1, -(-self.problem.a_shape(self.rank)[1] // config.block_k))
-        splits = min(config.splits, steps)
-        rows = self._rows_of_tiles
-        return plan_of(self._all_tiles, rows, num_sms=config.num_sms, group_m=config.group_m, splits=splits)
+        return plan_of(
+            self._all_tiles,
+            self._rows_of_tiles,
+            steps,
+            num_sms=config.num_sms,
+            group_m=config.group_m,
+            splits=config.splits,
+        )
 
     @property
     def _num_programs(self) -> int:
