@@ -135,6 +135,25 @@ def test_streams_are_ordered_by_their_waits_alone(waits: bool) -> None:
 
 
 @triton.jit
+def own_block_kernel(data_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(data_ptr + tl.program_id(0) * BLOCK * BLOCK + offsets, 1)
+    for block in tl.range(0, 2):  # the mask is one number for all
+        tl.load(data_ptr + block * BLOCK * BLOCK + offsets, mask=block == tl.program_id(0), other=0)
+
+
+def load_own_blocks(rank: int, world_size: int) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    own_block_kernel[(2,)](torch.zeros(2 * BLOCK * BLOCK, dtype=torch.int32), BLOCK)
+    ctx.close()
+
+
+def test_what_is_masked_is_not_accessed() -> None:
+    report = check(load_own_blocks, 1)
+    assert report.ok, report
+
+
+@triton.jit
 def count_kernel(count_ptr, data_ptr):
     if tl.atomic_add(count_ptr, 1, sem="relaxed", scope="gpu") == 1:
         tl.store(data_ptr, tl.load(data_ptr) + 1)

@@ -151,7 +151,8 @@ class _Operations:
 def _selected(ptrs: Any, mask: Any) -> np.ndarray:
     if mask is None:
         return ptrs.data.reshape(-1)
-    mask = getattr(mask, "data", mask)  # block pointers come with a bare array
+    # Block pointers come with a bare array, and what was a scalar is one of numbers.
+    mask = np.asarray(getattr(mask, "data", mask), dtype=bool)
     return ptrs.data[np.broadcast_to(mask, ptrs.data.shape)].reshape(-1)
 
 
