@@ -78,7 +78,7 @@ def test_stages_fit_shared_memory(arch: str, dtype: torch.dtype) -> None:
 def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> None:
     """Several splits, on the matrix units, stages for all of shared memory's bytes in flight, wide stores."""
     compiled, arguments, operator = compile_one(variant, target, 1, 1024, 14336)
-    assert arguments["HAS_SHARED"]
+    assert arguments["PARTS"] > 1
     assert not arguments["HAS_WHOLE"]
     assert compiled.count(r"mma\.sync|v_mfma_f32_") >= 4
     assert compiled.scratch_bytes <= 16  # a word or two, of the divergent last program
@@ -119,11 +119,11 @@ def check_early_launch(code: str, multiplication: str) -> None:
 
 @triton.jit
 def note_parts_kernel(
-    noted_ptr, slots_ptr, tiles, steps, sharing, HAS_WHOLE: tl.constexpr, HAS_SHARED: tl.constexpr, SLOTS: tl.constexpr
+    noted_ptr, slots_ptr, tiles, steps, sharing, HAS_WHOLE: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr
 ):
     """Count how often each step of each tile is computed, and each slot taken; note a tile's parts where it begins."""
-    for turn in range(shared_tiles._num_turns(tiles, steps, sharing, HAS_WHOLE, HAS_SHARED)):
-        part = shared_tiles._part_of(turn, tiles, steps, sharing, HAS_WHOLE, HAS_SHARED)
+    for turn in range(shared_tiles._num_turns(tiles, steps, sharing, HAS_WHOLE, PARTS)):
+        part = shared_tiles._part_of(turn, tiles, steps, sharing, HAS_WHOLE, PARTS)
         for step in range(part.first, part.stop):
             tl.atomic_add(noted_ptr + part.tile * steps + step, 1)
         if part.parts > 1:
@@ -145,9 +145,7 @@ def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
         noted = torch.zeros(tiles * steps, dtype=torch.int32)
         taken = torch.zeros(slots + tiles, dtype=torch.int32)
         sharing = shared_tiles.Sharing(noted, noted, plan.sharers, plan.height)
-        note_parts_kernel[(plan.programs,)](
-            noted, taken, tiles, steps, sharing, plan.whole > 0, plan.sharers > 0, slots
-        )
+        note_parts_kernel[(plan.programs,)](noted, taken, tiles, steps, sharing, plan.whole > 0, plan.parts, slots)
         is_right = (noted == 1).all() and (taken[slots:] == 0).all() and (taken[:slots] <= 1).all()
         if not is_right:
             faults.append(

@@ -77,7 +77,7 @@ def one_shot_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     HAS_WHOLE: tl.constexpr,
-    HAS_SHARED: tl.constexpr,
+    PARTS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -115,7 +115,7 @@ def one_shot_kernel(
         epoch,
         keep_tile,
         HAS_WHOLE,
-        HAS_SHARED,
+        PARTS,
         WORLD_SIZE,
         TILE,
     )

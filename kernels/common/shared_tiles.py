@@ -31,6 +31,8 @@ from .arguments import Block
 from .gemm import matmul_steps, num_tiles, subtile, tile_origin
 from .trace import MULTIPLY, SUM, trace_span, trace_time
 
+NONE = tl.constexpr(0)  # no tile is shared
+UNEVEN = tl.constexpr(-1)  # a run may end one tile and begin the next
 LARGE = tl.constexpr(128 * 128)  # elements of a tile whose sum takes longer to store than a look at a count takes
 
 
@@ -74,20 +76,22 @@ def compute_tiles(
     epoch,
     FINISH: tl.constexpr,
     HAS_WHOLE: tl.constexpr,
-    HAS_SHARED: tl.constexpr,
+    PARTS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Compute this program's tiles, and its parts of tiles, and finish those of which it is the last.
+
+    PARTS says how many programs share each of the shared tiles: NONE, or UNEVEN, or so many.
 
     `block` is what this rank has of the output, `widest` what the rank with the most columns has; row 0 of them belongs
     to row `a_row` of A. ``FINISH(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)`` takes a tile.
     """
     tiles = num_tiles(widest, TILE)
     steps = tl.maximum(tl.cdiv(gemm.k, TILE.BLOCK_K), 1)
-    turns = _num_turns(tiles, steps, sharing, HAS_WHOLE, HAS_SHARED)
+    turns = _num_turns(tiles, steps, sharing, HAS_WHOLE, PARTS)
     for turn in tl.range(0, turns, num_stages=1):
-        part = _part_of(turn, tiles, steps, sharing, HAS_WHOLE, HAS_SHARED)
+        part = _part_of(turn, tiles, steps, sharing, HAS_WHOLE, PARTS)
         row, col = tile_origin(part.tile, widest, TILE)
         began = trace_time(peers)
         stop_k = tl.minimum(part.stop * TILE.BLOCK_K, gemm.k)
@@ -95,7 +99,7 @@ def compute_tiles(
         if turn + 1 == turns:
             let_next_kernel_start()  # its programs may take free SMs
         trace_span(peers, MULTIPLY, part.tile, began)
-        if not HAS_SHARED or (HAS_WHOLE and part.parts == 1):
+        if PARTS == NONE or (HAS_WHOLE and part.parts == 1):
             FINISH(acc, target, peers, row, col, part.tile, tiles, epoch, WORLD_SIZE, TILE)
         elif meets_last(acc, sharing, part, epoch, TILE):
             total = sum_parts(acc, sharing, part, peers, TILE)
@@ -112,11 +116,13 @@ def _whole_turns(tiles, HAS_WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _num_turns(tiles, steps, sharing, HAS_WHOLE: tl.constexpr, HAS_SHARED: tl.constexpr):
+def _num_turns(tiles, steps, sharing, HAS_WHOLE: tl.constexpr, PARTS: tl.constexpr):
     """Return how many tiles and parts of tiles this program has."""
     pid = tl.program_id(0)
-    if not HAS_SHARED:
+    if PARTS == NONE:
         return tl.cdiv(tiles - pid, tl.num_programs(0))
+    elif PARTS != UNEVEN:
+        return _whole_turns(tiles, HAS_WHOLE) + tl.where(pid < sharing.sharers, 1, 0)
     else:
         whole = _whole_turns(tiles, HAS_WHOLE)
         start, stop = _run_of_steps(tiles - whole * tl.num_programs(0), steps, sharing)
@@ -144,33 +150,41 @@ def _run_with(step, shared_tiles, steps, sharing):
 
 
 @triton.jit
-def _part_of(turn, tiles, steps, sharing, HAS_WHOLE: tl.constexpr, HAS_SHARED: tl.constexpr):
+def _part_of(turn, tiles, steps, sharing, HAS_WHOLE: tl.constexpr, PARTS: tl.constexpr):
     """Return what this program computes in a turn."""
     pid = tl.program_id(0)
-    tile = pid + turn * tl.num_programs(0)
-    if not HAS_SHARED:
+    if PARTS == NONE:
         none = turn * 0
-        return Part(tile, none, steps, none, none + 1, none)
+        return Part(pid + turn * tl.num_programs(0), none, steps, none, none + 1, none)
     else:
         whole = _whole_turns(tiles, HAS_WHOLE)
         first_shared = whole * tl.num_programs(0)
-        start, stop = _run_of_steps(tiles - first_shared, steps, sharing)
-        column = start // steps + turn - whole
-        begin = column * steps
-        leader = _run_with(begin, tiles - first_shared, steps, sharing)
-        parts = _run_with(begin + steps - 1, tiles - first_shared, steps, sharing) - leader + 1
+        run = pid // sharing.height
+        if PARTS == UNEVEN:
+            start, stop = _run_of_steps(tiles - first_shared, steps, sharing)
+            column = start // steps + turn - whole
+            begin = column * steps
+            leader = _run_with(begin, tiles - first_shared, steps, sharing)
+            parts = _run_with(begin + steps - 1, tiles - first_shared, steps, sharing) - leader + 1
+            place = run - leader
+            first = tl.maximum(start - begin, 0)
+            stop = tl.minimum(stop - begin, steps)
+        else:
+            column = run // PARTS
+            parts = turn * 0 + PARTS
+            place = run % PARTS
+            first = place * steps // PARTS
+            stop = (place + 1) * steps // PARTS
         shared = column * sharing.height + pid % sharing.height
-        first = tl.maximum(start - begin, 0)
-        last = tl.minimum(stop - begin, steps)
         if HAS_WHOLE:
             is_whole = turn < whole
-            tile = tl.where(is_whole, tile, first_shared + shared)
+            tile = tl.where(is_whole, pid + turn * tl.num_programs(0), first_shared + shared)
             first = tl.where(is_whole, 0, first)
-            last = tl.where(is_whole, steps, last)
+            stop = tl.where(is_whole, steps, stop)
             parts = tl.where(is_whole, 1, parts)
         else:
             tile = shared
-        return Part(tile, first, last, pid // sharing.height - leader, parts, shared)
+        return Part(tile, first, stop, place, parts, shared)
 
 
 @triton.jit

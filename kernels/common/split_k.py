@@ -13,7 +13,7 @@ import triton
 
 from .config import GemmConfig, is_hopper_or_later, warps_of
 from .operator import FusedOperator
-from .shared_tiles import LARGE, Sharing
+from .shared_tiles import LARGE, NONE, UNEVEN, Sharing
 
 MOST_SPLITS = 32
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
@@ -51,12 +51,16 @@ class Cut(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How programs take tiles: `whole` of one program each, the others by `sharers`, `height` of them a column."""
+    """How programs take tiles: `whole` of one program each, the others by `sharers`, `height` of them a column.
+
+    `parts` is how many share each of the others, as `compute_tiles` takes it.
+    """
 
     programs: int
     whole: int
     sharers: int
     height: int
+    parts: int
 
 
 def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, splits: int) -> Plan:
@@ -70,14 +74,19 @@ def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, sp
     """
     splits = min(splits, steps)
     if splits == 1 or num_sms**2 * steps >= 1 << 31:  # kernels count in 32 bits; k has millions of columns then
-        return Plan(min(num_sms, tiles), tiles, 0, 1)
+        return Plan(min(num_sms, tiles), tiles, 0, 1, NONE.value)
     height = min(rows, group_m)
     if rows % height or height > num_sms:
         height = 1
     programs = num_sms // height * height
     whole = tiles // programs * programs
-    sharers = min(programs, (tiles - whole) * splits)
-    return Plan(programs if whole else sharers, whole, sharers, height)
+    shared = tiles - whole
+    sharers = min(programs, shared * splits)
+    if not shared:
+        parts = NONE.value
+    else:
+        parts = UNEVEN.value if sharers % shared else sharers // shared
+    return Plan(programs if whole else sharers, whole, sharers, height, parts)
 
 
 def best_cut(
@@ -147,7 +156,7 @@ def cut_us(cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element
     if not plan.sharers:
         return whole_us
     columns, runs = (tiles - plan.whole) // plan.height, plan.sharers // plan.height
-    is_aligned = runs % columns == 0  # every run lies within one tile
+    is_aligned = plan.parts != UNEVEN.value
     parts = runs / columns + (not is_aligned)
     is_kept = block_m * block_n >= LARGE.value and parts < (2.5 if is_aligned else 3)  # the last sum of two
     sum_bytes = 4.0 * block_m * block_n
@@ -257,10 +266,12 @@ class Splitting(FusedOperator[Any]):
     def _tiles_arguments(self) -> dict[str, Any]:
         """Return what a kernel of `compute_tiles` takes beside its operands."""
         plan = self._plan
+        # The widest tiles spill where the number is a constant, and are too long to gain by it.
+        parts = UNEVEN.value if plan.sharers and self.config.block_n > 128 else plan.parts
         return {
             "sharing": Sharing(self._sums, self._counts, plan.sharers, plan.height),
             "peers": self._peers(),
             "HAS_WHOLE": plan.whole > 0,
-            "HAS_SHARED": plan.sharers > 0,
+            "PARTS": parts,
             "WORLD_SIZE": self.problem.world_size,
         }

@@ -46,7 +46,7 @@ def one_shot_kernel(
     sharing,
     peers,
     HAS_WHOLE: tl.constexpr,
-    HAS_SHARED: tl.constexpr,
+    PARTS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -55,7 +55,7 @@ def one_shot_kernel(
     epoch = begin_and_tell(peers, WORLD_SIZE)
     widest = with_columns(block, columns)
     compute_tiles(
-        a, b, gemm, block, widest, 0, sharing, block, peers, epoch, send_tile, HAS_WHOLE, HAS_SHARED, WORLD_SIZE, TILE
+        a, b, gemm, block, widest, 0, sharing, block, peers, epoch, send_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
 
 

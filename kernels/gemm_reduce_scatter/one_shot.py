@@ -129,7 +129,7 @@ def one_shot_kernel(
     sharing,
     peers,
     HAS_WHOLE: tl.constexpr,
-    HAS_SHARED: tl.constexpr,
+    PARTS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -139,7 +139,7 @@ def one_shot_kernel(
     epoch = current_call(peers, WORLD_SIZE)
     target = (out, staging, staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n)
     compute_tiles(
-        a, b, gemm, whole, whole, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, HAS_SHARED, WORLD_SIZE, TILE
+        a, b, gemm, whole, whole, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
 
 
