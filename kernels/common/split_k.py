@@ -19,27 +19,28 @@ MOST_SPLITS = 32
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 GROUP_M = 8  # rows of tiles whose columns follow each other
 # A model of an H200, in µs and bytes, fitted to 370 cuts of 48 problems on one (mean error 6 %; the cut that it chooses
-# is 0.7 % slower than the best in the mean, 6 % at most).
-_SM_BYTES_US = 121e3  # operands into an SM from the L2 cache
-_SM_WEIGHTS_US = 62e3  # and weights from memory
-_MEMORY_BYTES_US = 4.1e6  # into all of them
-_SM_FLOPS_US = 6.8e6
+# is 0.5 % slower than the best in the mean, 6 % at most).
+_SM_BYTES_US = 113e3  # operands into an SM from the L2 cache
+_SM_WEIGHTS_US = 60e3  # and weights from memory
+_MEMORY_BYTES_US = 4.02e6  # into all of them
+_SM_FLOPS_US = 7.0e6
 _TILE_RATES = {
     (128, 256): 1.0,
-    (128, 128): 0.76,
-    (64, 128): 0.71,
-    (128, 64): 0.44,
-    (64, 64): 0.405,
-    (32, 128): 0.30,
-    (32, 64): 0.175,
-    (16, 128): 0.175,
-    (16, 64): 0.105,
+    (128, 128): 0.745,
+    (64, 128): 0.685,
+    (128, 64): 0.42,
+    (64, 64): 0.395,
+    (32, 128): 0.285,
+    (32, 64): 0.172,
+    (16, 128): 0.176,
+    (16, 64): 0.098,
 }
-_LEAST_RATE = 0.1
-_TURN_US = 1.9  # from a turn's first load to its first multiplication, and its last to its stored tile
-_MEETING_US = 2.25  # to meet the other parts of a tile
-_STORED_SUM_BYTES_US = 12e3  # at which a partial sum leaves its SM
-_LOADED_SUM_BYTES_US = 170e3  # and another comes
+_LEAST_RATE = 0.09
+_TURN_US = 1.5  # from a turn's first load to its first multiplication, and its last to its stored tile
+_MEETING_US = 1.05  # to meet the other parts of a tile, of which there is a known number
+_UNEVEN_MEETING_US = 2.2  # or of which there is not
+_STORED_SUM_BYTES_US = 13.4e3  # at which a partial sum leaves its SM
+_LOADED_SUM_BYTES_US = 155e3  # and another comes
 
 
 class Cut(NamedTuple):
@@ -87,6 +88,13 @@ def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, sp
     else:
         parts = UNEVEN.value if sharers % shared else sharers // shared
     return Plan(programs if whole else sharers, whole, sharers, height, parts)
+
+
+def known_parts(plan: Plan, block_m: int, block_n: int) -> int:
+    """Return a plan's `parts` for a kernel, UNEVEN where it had better not know: unrolled, large sums would spill."""
+    is_large = 2 * block_m * block_n >= LARGE.value
+    few = plan.parts == 2 and block_n <= 128
+    return UNEVEN.value if plan.sharers and is_large and not few else plan.parts
 
 
 def best_cut(
@@ -165,7 +173,7 @@ def cut_us(cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element
         whole_us
         + turn_us(-(-columns * steps // runs), plan.sharers)
         + (0.0 if is_aligned else _TURN_US)
-        + _MEETING_US
+        + (_UNEVEN_MEETING_US if known_parts(plan, block_m, block_n) == UNEVEN.value else _MEETING_US)
         + sum_bytes * (stored / _STORED_SUM_BYTES_US + loaded / _LOADED_SUM_BYTES_US)
     )
 
@@ -266,12 +274,10 @@ class Splitting(FusedOperator[Any]):
     def _tiles_arguments(self) -> dict[str, Any]:
         """Return what a kernel of `compute_tiles` takes beside its operands."""
         plan = self._plan
-        # The widest tiles spill where the number is a constant, and are too long to gain by it.
-        parts = UNEVEN.value if plan.sharers and self.config.block_n > 128 else plan.parts
         return {
             "sharing": Sharing(self._sums, self._counts, plan.sharers, plan.height),
             "peers": self._peers(),
             "HAS_WHOLE": plan.whole > 0,
-            "PARTS": parts,
+            "PARTS": known_parts(plan, self.config.block_m, self.config.block_n),
             "WORLD_SIZE": self.problem.world_size,
         }
