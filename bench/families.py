@@ -107,8 +107,7 @@ class _AllGatherGemm(Family):
         return draw.normal("gathered A", (problem.m, problem.k))
 
     def heap_bytes(self, problem: Any) -> int:
-        rows, k = problem.a_shape(0)
-        return (problem.m + rows) * k * problem.dtype.itemsize  # all of A, and a staged shard
+        return 2 * problem.m * problem.k * problem.dtype.itemsize  # two buffers of all of A
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
         return problem.m, problem.b_shape(rank)[1]
@@ -128,7 +127,7 @@ class _GemmReduceScatter(Family):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
-        return elements * problem.dtype.itemsize + elements // 128  # a slot a rank, and a flag a tile
+        return 2 * (elements * problem.dtype.itemsize + elements // 128)  # two sets of a slot a rank, and a flag a tile
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
         start, stop = problem.rows(rank)
@@ -152,7 +151,7 @@ class _GemmAllReduce(_GemmReduceScatter):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.m * problem.n
-        slots = problem.world_size * (elements + problem.n)  # one-shot: a whole C a rank
+        slots = 2 * problem.world_size * (elements + problem.n)  # one-shot: two sets of a whole C a rank
         return (slots + elements) * problem.dtype.itemsize + slots // 128  # the output, and a flag a slot and tile
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from checking import fault, make_data, poison
-from families import VARIANTS, make_problem, name
+from families import FUSED, VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 
+from iris_bench.families import FAMILIES
+from iris_bench.sweep import _FLAGS_BYTES
 from overlap_taxonomy import Variant, get_variant
 
 # On GPUs, test_gpu.py has what there is time to compile.
@@ -79,3 +81,20 @@ def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_
     cases = UNEVEN if world_size == 3 else CASES
     faults = ranks(world_size).call(run_cases, variant.family, variant.name, dtype, cases)
     assert faults == [[]] * world_size
+
+
+def heap_in_use(rank: int, world_size: int, family: str, variant: str) -> tuple[int, int]:
+    """Return what an operator takes of the heap, and what the harness reckons with."""
+    ctx = context()
+    problem = make_problem(family, 512, 1024, 768, world_size, torch.bfloat16)
+    before = ctx.heap.allocator.used_bytes
+    operator = get_variant(family, variant).build(ctx, problem)
+    used = ctx.heap.allocator.used_bytes - before
+    operator.close()
+    return used, FAMILIES[family].heap_bytes(problem)
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_the_harness_makes_the_heap_large_enough(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    for used, reckoned in ranks(2).call(heap_in_use, variant.family, variant.name):
+        assert used <= reckoned + _FLAGS_BYTES // 8  # of flags and rounding, less than is allowed for
