@@ -8,7 +8,7 @@ from iris_kernels.common.measured import Key, Measured, Table
 from overlap_taxonomy import Machine, Work, list_variants
 from overlap_taxonomy.fit import Measurement
 
-from ..record import YARDSTICKS, Record, latest
+from ..record import LIBRARY, YARDSTICKS, Record, latest
 from ..sweep import DTYPES
 
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -28,7 +28,10 @@ def measurements(records: Iterable[Record], machine: Machine) -> list[Measuremen
 
 
 def tables(records: Iterable[Record]) -> dict[str, Table]:
-    """Return a table of times for each kind of GPU; of what was measured twice, the later time."""
+    """Return a table of times for each kind of GPU; of what was measured twice, the later time.
+
+    Problems for which the vendor's is not among them are left out: nothing can be chosen by the others' alone.
+    """
     delegating = {(variant.family, variant.name) for variant in list_variants() if variant.delegates}
     found: dict[str, dict[Key, dict[str, float]]] = {}
     for record in _timed(records):
@@ -37,7 +40,9 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
         dtype = DTYPES[record.dtype]
         key = Key(record.family, record.m, record.n, record.k, record.world_size, dtype)
         found.setdefault(record.device_name, {}).setdefault(key, {})[record.variant] = record.time_us
-    return {gpu: {key: Measured(times) for key, times in table.items()} for gpu, table in found.items()}
+    return {
+        gpu: {key: Measured(times) for key, times in table.items() if LIBRARY in times} for gpu, table in found.items()
+    }
 
 
 def _timed(records: Iterable[Record]) -> list[Record]:
