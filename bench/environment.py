@@ -33,7 +33,7 @@ def device_columns(ctx: Context) -> dict[str, str]:
     """Return the name of a rank's device, which says if ranks share it, and the version of its driver."""
     if ctx.is_interpreted():
         return {"device_name": INTERPRETER_NAME, "driver": ""}
-    shared = f", {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
+    shared = f", up to {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
     return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared, "driver": _driver()}
 
 

@@ -127,7 +127,7 @@ class _GemmReduceScatter(Family):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
-        return 2 * (elements * problem.dtype.itemsize + elements // 128)  # two sets of a slot a rank, and a flag a tile
+        return 2 * (elements * problem.dtype.itemsize + elements // 128)  # two sets of slots, one a rank, and flags
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
         start, stop = problem.rows(rank)
@@ -151,7 +151,7 @@ class _GemmAllReduce(_GemmReduceScatter):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.m * problem.n
-        slots = 2 * problem.world_size * (elements + problem.n)  # one-shot: two sets of a whole C a rank
+        slots = 2 * problem.world_size * (elements + problem.n)  # one-shot: two sets, a whole C a rank
         return (slots + elements) * problem.dtype.itemsize + slots // 128  # the output, and a flag a slot and tile
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:

@@ -88,8 +88,9 @@ def choose_world_size(
             f"--world-size {given} contradicts {launcher.name}, which started {launcher.world_size} ranks; leave it out"
         )
     world_size = launcher.world_size if launcher else given or (gpus if device == "cuda" else CPU_WORLD_SIZE)
-    if device == "cuda" and world_size > gpus * (1 if timed else ranks_per_gpu()):
-        shared = "; ranks that share GPUs (IRIS_RANKS_PER_GPU) cannot be timed" if ranks_per_gpu() > 1 else ""
+    most = ranks_per_gpu()
+    if device == "cuda" and world_size > gpus * (1 if timed else most):
+        shared = "; ranks that share GPUs (IRIS_RANKS_PER_GPU) cannot be timed" if most > 1 else ""
         raise ValueError(
             f"world size {world_size} is larger than the {gpus} GPU(s) present; "
             f"use --world-size {gpus} or less, or --device cpu{shared}"

@@ -37,7 +37,8 @@ class Context(HeapTensors, Meeting):
         group: the ranks, outside kernels.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
-        ranks_on_device: how many ranks take turns on this rank's GPU: 1, unless ``IRIS_RANKS_PER_GPU`` allows more.
+        ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
+            more.
         debug: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
@@ -65,6 +66,7 @@ class Context(HeapTensors, Meeting):
             "device": self.backend.name,
             "timeout_s": self.timeout_s,
             "IRIS_DEBUG": self.debug,
+            "IRIS_RANKS_PER_GPU": ranks_per_gpu,
         }
         self.group.agree("what the ranks ask of their context", asked)
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
@@ -203,8 +205,7 @@ class Context(HeapTensors, Meeting):
         """
         if self.ranks_on_device > 1:
             raise RuntimeError(
-                f"{self.ranks_on_device} ranks share {self.get_device()} (IRIS_RANKS_PER_GPU): NCCL and RCCL take one "
-                f"rank a GPU"
+                f"up to {self.ranks_on_device} ranks share a GPU (IRIS_RANKS_PER_GPU); NCCL and RCCL take one rank each"
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
@@ -232,19 +233,18 @@ class Context(HeapTensors, Meeting):
     # ------------------------------------------------------------------------------------------------------------
 
     def _count_ranks_on_device(self, ranks_per_gpu: int) -> int:
-        own = self.backend.identity()
-        said = self.group.all_gather([own, ranks_per_gpu])
-        if not own:
+        said = self.group.all_gather([self.backend.identity(), ranks_per_gpu])
+        if not all(name for name, _ in said):  # what is asked of the context is compared below
             return 1
         ranks = Counter(name for name, _ in said)
-        most = min(allowed for _, allowed in said)
-        if max(ranks.values()) > most:
+        most, found = min(allowed for _, allowed in said), max(ranks.values())
+        if found > most:
             raise ValueError(
                 f"world size {self.get_num_ranks()} is larger than the number of GPUs the ranks see ({len(ranks)}); "
                 f"start at most {most * len(ranks)} ranks, use device='cpu', or set "
-                f"IRIS_RANKS_PER_GPU={max(ranks.values())}, which lets ranks take turns on a GPU, slowly"
+                f"IRIS_RANKS_PER_GPU={found}, which lets ranks take turns on a GPU, slowly"
             )
-        return ranks[own]
+        return found
 
 
 def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s: float | None = None) -> Context:

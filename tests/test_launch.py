@@ -171,28 +171,33 @@ def test_ranks_share_gpus_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch
             launcher._checked_device(4, "cuda")
 
 
-def open_on_shared_devices(rank: int, world_size: int, allowed: str) -> Any:
-    """Open a context where two ranks have each device; return what it says of that."""
+def open_on_shared_devices(rank: int, world_size: int, allowed: str, devices: list[str]) -> Any:
+    """Open a context on the devices that ranks have; return what it says of that."""
     os.environ["IRIS_RANKS_PER_GPU"] = allowed
-    with mock.patch.object(ShmBackend, "identity", return_value=f"GPU {rank // 2}"):
+    with mock.patch.object(ShmBackend, "identity", return_value=devices[rank]):
         try:
             ctx = iris(1 << 20, "cpu")
         except ValueError as error:
             return str(error)
-    said = ctx.ranks_on_device, raised(ctx.process_group)[1]
+    said = ctx.ranks_on_device, raised(ctx.process_group)[1] if ctx.ranks_on_device > 1 else ""
     ctx.close()
     return said
 
 
 def test_a_context_knows_that_ranks_share_a_device() -> None:
-    with RankPool(4, "cpu") as pool:
-        for said in pool.call(open_on_shared_devices, "1"):
+    devices = ["GPU 0", "GPU 1", "GPU 0"]
+    with RankPool(3, "cpu") as pool:
+        for said in pool.call(open_on_shared_devices, "1", devices):
             assert "number of GPUs the ranks see (2)" in said
             assert "at most 2 ranks" in said
             assert "IRIS_RANKS_PER_GPU=2" in said
-        for count, refusal in pool.call(open_on_shared_devices, "2"):
+        for count, refusal in pool.call(
+            open_on_shared_devices, "2", devices
+        ):  # also on the rank that has one to itself
             assert count == 2
-            assert "NCCL and RCCL take one rank a GPU" in refusal
+            assert "NCCL and RCCL take one rank each" in refusal
+        ((count, _), *_) = pool.call(open_on_shared_devices, "1", ["", "", "GPU 0"])  # not for it to complain about
+        assert count == 1
 
 
 def test_the_environment_of_ranks_does_not_leak_into_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

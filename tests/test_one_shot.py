@@ -6,7 +6,9 @@ import random
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from compiling import Case, Compiled, StubContext, compile_kernel, recorded_laun
 from families import FUSED, make_problem, name
 from ranks import Ranks, context
 
+from iris_bench.check import cases
 from iris_bench.check.cases import Case as CheckedCase
 from iris_bench.check.cases import run_case
 from iris_bench.check.planted import always_the_first
@@ -24,6 +27,7 @@ from iris_bench.shapes import Shape
 from iris_core.checker.replacing import replaced
 from iris_kernels.common import shared_tiles, split_k
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.shared_tiles import UNEVEN
 from iris_kernels.common.split_k import MOST_SPLITS, Cut, best_cut, cut_us, default_split_config
 from overlap_taxonomy import Variant, get_variant
 
@@ -42,8 +46,10 @@ def cut_of(m: int, n: int, k: int) -> Cut:
 def test_the_weights_are_read_by_most_sms(m: int, n: int, k: int) -> None:
     """Half of an H200's SMs read as fast as its memory: measured, splits that only occupy more of them gain nothing."""
     cut = cut_of(m, n, k)
-    units = -(-m // cut.block_m) * -(-n // cut.block_n) * cut.splits
-    assert units / (-(-units // NUM_SMS) * NUM_SMS) > 0.45
+    rows = -(-m // cut.block_m)
+    tiles, steps = rows * -(-n // cut.block_n), -(-k // 64)
+    plan = split_k.plan_of(tiles, rows, steps, num_sms=NUM_SMS, group_m=split_k.GROUP_M, splits=cut.splits)
+    assert plan.programs / NUM_SMS > 0.45
 
 
 def test_tiles_are_as_low_as_the_output() -> None:
@@ -119,17 +125,31 @@ def check_early_launch(code: str, multiplication: str) -> None:
 
 @triton.jit
 def note_parts_kernel(
-    noted_ptr, slots_ptr, tiles, steps, sharing, HAS_WHOLE: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr
+    steps_ptr,
+    stored_ptr,
+    loaded_ptr,
+    faults_ptr,
+    tiles,
+    steps,
+    sharing,
+    HAS_WHOLE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Count how often each step of each tile is computed, and each slot taken; note a tile's parts where it begins."""
+    """Count how often each step of each tile is computed, each slot stored to and loaded from, and what is wrong."""
+    before = tl.full((), -1, tl.int32)
     for turn in range(shared_tiles._num_turns(tiles, steps, sharing, HAS_WHOLE, PARTS)):
         part = shared_tiles._part_of(turn, tiles, steps, sharing, HAS_WHOLE, PARTS)
+        is_wrong = (part.tile <= before) | (part.first >= part.stop) | ((part.parts > 1) & (part.place >= part.parts))
+        tl.atomic_add(faults_ptr, is_wrong.to(tl.int32))
+        before = part.tile
         for step in range(part.first, part.stop):
-            tl.atomic_add(noted_ptr + part.tile * steps + step, 1)
+            tl.atomic_add(steps_ptr + part.tile * steps + step, 1)
         if part.parts > 1:
-            slot = shared_tiles._slot_of(sharing, part, part.place)
-            tl.atomic_add(slots_ptr + slot, 1)
-        tl.atomic_add(slots_ptr + SLOTS + part.tile, part.parts * (part.first == 0) - 1)
+            tl.atomic_add(stored_ptr + shared_tiles._slot_of(sharing, part, part.place), 1)
+        if (part.parts > 1) & (part.stop == steps):
+            tl.atomic_add(faults_ptr, (part.place != part.parts - 1).to(tl.int32))
+            for place in range(part.parts):
+                tl.atomic_add(loaded_ptr + shared_tiles._slot_of(sharing, part, place), 1)
 
 
 def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
@@ -141,12 +161,13 @@ def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
         num_sms, rows, columns, steps, splits = (draw.randint(1, most) for most in (9, 5, 9, 9, 9))
         tiles = rows * columns
         plan = split_k.plan_of(tiles, rows, steps, num_sms=num_sms, group_m=4, splits=splits)
-        slots = plan.sharers + tiles - plan.whole
+        parts = UNEVEN.value if plan.sharers and draw.random() < 0.5 else plan.parts
         noted = torch.zeros(tiles * steps, dtype=torch.int32)
-        taken = torch.zeros(slots + tiles, dtype=torch.int32)
+        stored, loaded = torch.zeros(2, plan.sharers + tiles - plan.whole + 1, dtype=torch.int32)
+        wrong = torch.zeros(1, dtype=torch.int32)
         sharing = shared_tiles.Sharing(noted, noted, plan.sharers, plan.height)
-        note_parts_kernel[(plan.programs,)](noted, taken, tiles, steps, sharing, plan.whole > 0, plan.parts, slots)
-        is_right = (noted == 1).all() and (taken[slots:] == 0).all() and (taken[:slots] <= 1).all()
+        note_parts_kernel[(plan.programs,)](noted, stored, loaded, wrong, tiles, steps, sharing, plan.whole > 0, parts)
+        is_right = (noted == 1).all() and (stored <= 1).all() and stored.equal(loaded) and not wrong.item()
         if not is_right:
             faults.append(
                 f"{rows} x {columns} tiles of {steps} steps, {num_sms} programs, {splits} splits: {plan}, {noted}"
@@ -156,7 +177,7 @@ def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("device", ["cpu"])
 def test_every_step_is_computed_once(ranks: Callable[[int], Ranks]) -> None:
-    """By one program, which leaves its sum where nobody else does; by as many programs as a tile is said to have."""
+    """By one program, in ascending order of tiles; sums are left where nobody else leaves one, and sought there."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     assert ranks(1).call(note_parts, seed) == [[]]
@@ -201,3 +222,27 @@ def test_slots_must_be_taken_in_turn(family: str) -> None:
     with replaced(shared_tiles.turn_of_call, always_the_first):
         assert run_case(case, schedules=4, seed=0).found_ordering_fault
     assert run_case(case, schedules=2, seed=0).ok
+
+
+@triton.jit
+def the_first_stores(acc, sharing, part, epoch, TILE: tl.constexpr):
+    """`meets_last` that takes the second of two parts for the last without a look."""
+    if part.place == 0:
+        slot = shared_tiles._slot_of(sharing, part, part.place)
+        tl.store(sharing.sums_ptr + shared_tiles._sum_offsets(slot, TILE.BLOCK_N, TILE), acc)
+    tl.debug_barrier()
+    return tl.atomic_add(sharing.counts_ptr + part.shared, 1, sem="acq_rel", scope="gpu") + 1 == epoch * part.parts
+
+
+@pytest.mark.parametrize("family", ["gemm_all_scatter", "gemm_reduce_scatter"])
+@pytest.mark.parametrize("subtiles", [1, 2])
+def test_the_last_of_two_large_sums_stays_in_registers(family: str, subtiles: int) -> None:
+    """Here every tile is large. Either of two programs may be the last."""
+    case = CheckedCase(get_variant(family, "one_shot"), Shape(45, 42, 34), 2, "bfloat16")
+    with (
+        mock.patch.object(shared_tiles, "LARGE", tl.constexpr(16 * 16)),
+        mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)),
+    ):
+        assert run_case(case, schedules=3, seed=0).ok
+        with replaced(shared_tiles.meets_last, the_first_stores):
+            assert not run_case(case, schedules=3, seed=0).ok

@@ -113,7 +113,7 @@ def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
 
 
 def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
-    """More and fewer splits of the same tiles; narrower and wider tiles, and about as many units of them."""
+    """More and fewer programs for the same tiles; narrower and wider tiles, and about as many programs."""
     for splits in (config.splits + 1, config.splits - 1, 2 * config.splits):
         if splits > 0:
             yield {"splits": splits}

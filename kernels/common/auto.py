@@ -39,7 +39,7 @@ MODEL_MARGIN = 0.10
 PREDICTION_MARGIN = 0.25
 SHORT_MARGIN = 0.15  # of predicted times, in calls that are shorter than this: they are launches and latency
 SHORT_US = 60.0
-# Interpreted kernels, and ranks that share a GPU, have no performance to choose by. Every family has this one.
+# Interpreted kernels, and ranks that may share a GPU, have no performance to choose by. Every family has this one.
 UNTIMED = "workgroup_specialized"
 
 _known: weakref.WeakKeyDictionary[Context, tuple[Table, Table]] = weakref.WeakKeyDictionary()
@@ -95,15 +95,15 @@ def auto_variant(
 
 
 def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | None:
-    """Return why `auto` cannot make an operator, or None: the vendor's pieces can do every problem."""
+    """Return why `auto` cannot make an operator, or None: every problem has a variant that can do it."""
     return "it chooses the configuration too and takes no configuration of the caller's" if config else None
 
 
 def decide(ctx: Context, family: str, problem: Problem, *, vendor: str, left_out: Collection[str]) -> Choice:
     """Return what to make on this context's machine."""
     candidates = _candidates(family, problem, vendor, left_out)
-    if ctx.is_interpreted() or ctx.ranks_on_device > 1:
-        why = "interpreted" if ctx.is_interpreted() else "ranks share a GPU"
+    if ctx.is_interpreted() or get_variant(family, vendor).unsupported_reason(problem, None):
+        why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
         return Choice(UNTIMED if UNTIMED in candidates else candidates[-1], None, why)
     gpu = device_name(ctx.get_device())
     if ctx not in _known:

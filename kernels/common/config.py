@@ -30,7 +30,7 @@ class GemmConfig:
         comm_warps: warps of a kernel that only communicates.
         panels: into how many panels of rows what is sent is cut, in the variants that send panels.
         team: how many programs compute each of the last tiles together, in the variants that can.
-        splits: how many programs share a tile of the last, unfilled wave, at most, in `one_shot`.
+        splits: programs for each tile of the last, unfilled wave, at most, which share those tiles, in `one_shot`.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from iris_core.bootstrap import ranks_per_gpu
@@ -24,8 +25,8 @@ class LibraryOperator(Operator[P]):
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
-        if ranks_per_gpu() > 1:
-            return "the vendor's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU is set"
+        if ranks_per_gpu() > 1 and torch.cuda.is_available():
+            return "the vendor's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
         return "it runs kernels that are not ours and takes no configuration" if config else None
 
     def default_config(self) -> None:

@@ -2,20 +2,20 @@
 
 Every program computes as many whole tiles as the others. What is left, less than a tile a program, is one long row of
 steps, column of tiles after column of tiles, of which the sharers take equal runs: a run ends one tile and begins the
-next, or lies within one. So many programs as a column has tiles take the same run, each of its own tile: they read the
+next, or lies within one. As many programs as a column has tiles take the same run, each of its own tile: they read the
 same part of B at the same time, once from memory. (A row of single tiles had B read four times for M = 512.)
 
-A program stores its partial sum of a shared tile to a workspace on its own GPU and counts it;
-the program that counts a tile's last one adds all of them in the order of k and goes on with the tile. So the sum has
-the same bits in every run, whoever is last. Counts grow over all calls and are never reset.
+A program stores its partial sum of a shared tile to a workspace on its own GPU and counts it; the program that counts a
+tile's last one adds all of them in the order of k and goes on with the tile. So the sum has the same bits in every run,
+whoever is last. Counts grow over all calls and are never reset, but by `Context.reset`.
 
 Tiles are taken in ascending order by every program of every rank, and all programs are resident: a tile may wait for
 the same tile of a peer, as the earliest that is waited for is always under way. Every program has some work, so a call
 is over when its tiles are: programs that were not a tile's last are not counted. All ranks have the same tiles, those
 of the rank with the most columns: what a smaller one lacks is masked.
 
-A kernel of this loop is launched before the one ahead of it in the stream is done, where GPUs can do that, and waits
-for it (`wait_for_earlier_kernels`): its programs are there when the last tile of that one is.
+A kernel of this loop is launched before the one ahead of it in the stream is done, where GPUs can do that: its programs
+are there when the last tile of that one is. It begins with `wait_for_earlier_kernels`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _LOADED_SUM_BYTES_US = 155e3  # and another comes
 
 
 class Cut(NamedTuple):
-    """How an output is cut: into tiles, of which so many programs, at most, share one of the last, unfilled wave."""
+    """How an output is cut: into tiles; those of the last, unfilled wave have `splits` programs each, at most."""
 
     block_m: int
     block_n: int
@@ -71,7 +71,7 @@ def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, sp
         tiles, rows, steps: their number, how many of them are below each other, and the steps of k of each.
         num_sms: programs, at most.
         group_m: rows of tiles whose numbers follow each other down a column.
-        splits: programs that share a tile, at most; each has a step of k.
+        splits: programs for each tile that is shared, at most; each has a step of k.
     """
     splits = min(splits, steps)
     if splits == 1 or num_sms**2 * steps >= 1 << 31:  # kernels count in 32 bits; k has millions of columns then
@@ -233,7 +233,7 @@ class Splitting(FusedOperator[Any]):
         return default_split_config(ctx.get_arch(), ctx.get_cu_count(), m=m, n=n, k=k, dtype=self.problem.dtype)
 
     def _open_sharing(self) -> None:
-        """Allocate what the parts of all shared tiles need; before anything asks for the number of tiles."""
+        """Allocate what the parts of all shared tiles need."""
         config, plan = self.config, self._plan
         shared = self._all_tiles - plan.whole
         size = (plan.sharers + shared) * config.block_m * config.block_n if shared else 1

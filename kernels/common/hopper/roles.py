@@ -5,8 +5,8 @@ t-th at position ``p + t * num_programs``. All of them are resident, one an SM. 
 for those that share its last tiles, if any (team.py).
 
 A kernel that is all a call queues is launched early: its programs take SMs that the kernel ahead has left, make their
-barriers, and touch no memory before that one is done. The kernel behind may start when all programs have asked for
-their last operands. Where kernels on other streams need an SM, idle programs could keep them out: there, not.
+barriers, and touch no global memory before that one is done. The kernel behind may start when all programs have asked
+for their last operands. `warp_specialized_copies` is not, as its side streams need a free SM.
 
 A traced turn is written down when its tile is handed over: before, a thread's registers are full of it.
 """
