@@ -6,6 +6,7 @@ weights, however few tiles there are.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -253,7 +254,7 @@ class Splitting(FusedOperator[Any]):
     def _rows_of_tiles(self) -> int:
         return -(-int(self.problem.m) // self.config.block_m)
 
-    @property
+    @cached_property
     def _plan(self) -> Plan:
         """How this rank's programs take its tiles; it may have fewer steps of k than others."""
         config = self.config
