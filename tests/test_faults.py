@@ -137,9 +137,12 @@ def fall_silent(rank: int, world_size: int, family: str, variant: str, what: str
 
         def go_on() -> None:
             nonlocal count
-            if rank == 1:
+            if rank == 1:  # whose own waits, in vain too, must not end first
+                if what == "ready":
+                    time.sleep(TIMEOUT_S / 2)
                 with dropped(what) as count:
                     call(operator, 2)
+                time.sleep(TIMEOUT_S / 2)
             for seed in range(3, 9):
                 call(operator, seed)
 
