@@ -89,6 +89,7 @@ class Compiled:
         registers: of a thread, as the assembler allotted them.
         scratch_bytes: memory that a thread spills to.
         config: the operator's configuration.
+        constants: the arguments that are compile-time values.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Compiled:
     registers: int
     scratch_bytes: int
     config: Any
+    constants: dict[str, Any]
 
     def count(self, pattern: str) -> int:
         """Return how often a regular expression matches in the assembly."""
@@ -262,6 +264,7 @@ def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: 
         registers=registers,
         scratch_bytes=scratch_bytes,
         config=config,
+        constants={param.name: arguments[param.name] for param in kernel.params if param.is_constexpr},
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from compiling import TARGETS, Case, Compiled, compile_case, make_problem
 from families import FUSED
 
+from iris_kernels.common.shared_tiles import NONE
 from overlap_taxonomy import Agent, Sync, Variant, get_variant
 
 
@@ -54,7 +55,6 @@ NVIDIA_EDGES = {
     "acquire from device": r"(?:ld|atom)\.global\.gpu\.acquire",
     "count for stream": r"(?:atom|red)\.global\.sys\.release\.add\.u32",
     "count at peer": r"(?:atom|red)\.global\.sys\.release\.add\.u64",
-    "collect splits": r"atom\.global\.gpu\.acq_rel\.add\.u64",
 }
 # Between a cache operation and the access it belongs to.
 _WAITS = r"\n(?:\s+s_(?:waitcnt|nop)[^\n]*\n)*\s+"
@@ -66,7 +66,6 @@ AMD_EDGES = {
     "acquire from device": rf"global_load_dwordx2[^\n]* sc1{_WAITS}buffer_inv sc1\b",
     "count for stream": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_add ",
     "count at peer": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_add_x2[^\n]*\n(?!{_WAITS[2:]}buffer_inv)",
-    "collect splits": rf"buffer_wbl2 sc1{_WAITS}global_atomic_add_x2[^\n]*{_WAITS}buffer_inv sc1\b",
 }
 # Where the stores are that move no tile: words of the handshake and of failed waits.
 HANDSHAKE_FILES = {"sync.py", "handshake.py", "device.py"}
@@ -199,8 +198,8 @@ def test_handshake_is_ordered(case: Case) -> None:
     assert found["collect programs"] >= 1
     if case.variant == "one_shot":  # a thread a peer
         assert found["release to system" if case.family != "all_gather_gemm" else "count at peer"] >= 1
-        splits = multiplying(case)[0].config.splits
-        assert (found["collect splits"] > 0) == (splits > 1)
+        for edge in ("release to device", "acquire from device"):
+            assert (found[edge] > 0) == (multiplying(case)[0].constants["PARTS"] != NONE.value), edge
         return
     assert found["release to system"] >= peers  # ready
     if case.family == "gemm_all_scatter":  # ready and done, unrolled

@@ -26,9 +26,9 @@ from iris_bench.check.planted import always_the_first
 from iris_bench.shapes import Shape
 from iris_core.checker.replacing import replaced
 from iris_kernels.common import shared_tiles, split_k
-from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.config import MOST_SPLITS, GemmConfig
 from iris_kernels.common.shared_tiles import UNEVEN
-from iris_kernels.common.split_k import MOST_SPLITS, Cut, best_cut, cut_us, default_split_config
+from iris_kernels.common.split_k import Cut, best_cut, cut_us, default_split_config
 from overlap_taxonomy import Variant, get_variant
 
 ONE_SHOT = [variant for variant in FUSED if variant.name == "one_shot"]
@@ -126,7 +126,7 @@ def check_early_launch(code: str, multiplication: str) -> None:
 @triton.jit
 def note_parts_kernel(
     steps_ptr,
-    stored_ptr,
+    left_ptr,
     loaded_ptr,
     faults_ptr,
     tiles,
@@ -135,21 +135,22 @@ def note_parts_kernel(
     HAS_WHOLE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Count how often each step of each tile is computed, each slot stored to and loaded from, and what is wrong."""
+    """Count how often each step of each tile is computed, each program's sum left and loaded, and what is wrong."""
     before = tl.full((), -1, tl.int32)
     for turn in range(shared_tiles._num_turns(tiles, steps, sharing, HAS_WHOLE, PARTS)):
         part = shared_tiles._part_of(turn, tiles, steps, sharing, HAS_WHOLE, PARTS)
-        is_wrong = (part.tile <= before) | (part.first >= part.stop) | ((part.parts > 1) & (part.place >= part.parts))
+        is_wrong = (part.tile <= before) | (part.first >= part.stop) | (part.place < 0) | (part.place >= part.parts)
+        is_later = turn > shared_tiles._whole_turns(tiles, HAS_WHOLE)
+        is_wrong |= ((part.place == 0) != (part.first == 0)) | ((part.place > 0) & is_later)
         tl.atomic_add(faults_ptr, is_wrong.to(tl.int32))
         before = part.tile
         for step in range(part.first, part.stop):
             tl.atomic_add(steps_ptr + part.tile * steps + step, 1)
-        if part.parts > 1:
-            tl.atomic_add(stored_ptr + shared_tiles._slot_of(sharing, part, part.place), 1)
-        if (part.parts > 1) & (part.stop == steps):
-            tl.atomic_add(faults_ptr, (part.place != part.parts - 1).to(tl.int32))
-            for place in range(part.parts):
-                tl.atomic_add(loaded_ptr + shared_tiles._slot_of(sharing, part, place), 1)
+        tl.atomic_add(faults_ptr, ((part.stop == steps) != (part.place == part.parts - 1)).to(tl.int32))
+        if part.place > 0:
+            tl.atomic_add(left_ptr + tl.program_id(0), 1)
+        for place in range(1, tl.where(part.place == 0, part.parts, 1)):
+            tl.atomic_add(loaded_ptr + tl.program_id(0) + place * sharing.height, 1)
 
 
 def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
@@ -160,14 +161,17 @@ def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
     for _ in range(60):
         num_sms, rows, columns, steps, splits = (draw.randint(1, most) for most in (9, 5, 9, 9, 9))
         tiles = rows * columns
-        plan = split_k.plan_of(tiles, rows, steps, num_sms=num_sms, group_m=4, splits=splits)
+        leaving, turning = draw.randint(0, 9), draw.randint(0, 9)
+        plan = split_k.plan_of(
+            tiles, rows, steps, num_sms=num_sms, group_m=4, splits=splits, leaving=leaving, turning=turning
+        )
         parts = UNEVEN.value if plan.sharers and draw.random() < 0.5 else plan.parts
         noted = torch.zeros(tiles * steps, dtype=torch.int32)
-        stored, loaded = torch.zeros(2, plan.sharers + tiles - plan.whole + 1, dtype=torch.int32)
+        left, loaded = torch.zeros(2, plan.programs, dtype=torch.int32)
         wrong = torch.zeros(1, dtype=torch.int32)
-        sharing = shared_tiles.Sharing(noted, noted, plan.sharers, plan.height)
-        note_parts_kernel[(plan.programs,)](noted, stored, loaded, wrong, tiles, steps, sharing, plan.whole > 0, parts)
-        is_right = (noted == 1).all() and (stored <= 1).all() and stored.equal(loaded) and not wrong.item()
+        sharing = shared_tiles.Sharing(noted, noted, plan.sharers, plan.height, plan.head)
+        note_parts_kernel[(plan.programs,)](noted, left, loaded, wrong, tiles, steps, sharing, plan.whole > 0, parts)
+        is_right = (noted == 1).all() and (left <= 1).all() and left.equal(loaded) and not wrong.item()
         if not is_right:
             faults.append(
                 f"{rows} x {columns} tiles of {steps} steps, {num_sms} programs, {splits} splits: {plan}, {noted}"
@@ -225,24 +229,17 @@ def test_slots_must_be_taken_in_turn(family: str) -> None:
 
 
 @triton.jit
-def the_first_stores(acc, sharing, part, epoch, TILE: tl.constexpr):
-    """`meets_last` that takes the second of two parts for the last without a look."""
-    if part.place == 0:
-        slot = shared_tiles._slot_of(sharing, part, part.place)
-        tl.store(sharing.sums_ptr + shared_tiles._sum_offsets(slot, TILE.BLOCK_N, TILE), acc)
-    tl.debug_barrier()
-    return tl.atomic_add(sharing.counts_ptr + part.shared, 1, sem="acq_rel", scope="gpu") + 1 == epoch * part.parts
+def sum_nothing(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
+    """`sum_parts` that takes the first part for the sum."""
+    return acc
 
 
 @pytest.mark.parametrize("family", ["gemm_all_scatter", "gemm_reduce_scatter"])
 @pytest.mark.parametrize("subtiles", [1, 2])
-def test_the_last_of_two_large_sums_stays_in_registers(family: str, subtiles: int) -> None:
-    """Here every tile is large. Either of two programs may be the last."""
+def test_the_parts_of_a_tile_are_added(family: str, subtiles: int) -> None:
+    """Whole, or in halves."""
     case = CheckedCase(get_variant(family, "one_shot"), Shape(45, 42, 34), 2, "bfloat16")
-    with (
-        mock.patch.object(shared_tiles, "LARGE", tl.constexpr(16 * 16)),
-        mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)),
-    ):
+    with mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)):
         assert run_case(case, schedules=3, seed=0).ok
-        with replaced(shared_tiles.meets_last, the_first_stores):
+        with replaced(shared_tiles.sum_parts, sum_nothing):
             assert not run_case(case, schedules=3, seed=0).ok

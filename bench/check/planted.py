@@ -148,13 +148,12 @@ def relaxed_arrival(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def relaxed_meeting(acc, sharing, part, epoch, TILE: tl.constexpr):
-    """`meets_last` without its edges."""
-    slot = shared_tiles._slot_of(sharing, part, part.place)
-    tl.store(sharing.sums_ptr + shared_tiles._sum_offsets(slot, TILE.BLOCK_N, TILE), acc)
+def leave_unordered(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
+    """`leave_part` without its edge."""
+    sharer = tl.program_id(0)
+    tl.store(sharing.sums_ptr + shared_tiles._sum_offsets(sharer, TILE.BLOCK_N, TILE), acc)
     tl.debug_barrier()
-    count = tl.atomic_add(sharing.counts_ptr + part.shared, 1, sem="relaxed", scope="gpu") + 1
-    return count == epoch * part.parts
+    tl.atomic_xchg(sharing.flags_ptr + sharer, epoch, sem="relaxed", scope="gpu")
 
 
 @triton.jit
@@ -203,7 +202,7 @@ PLANTED = (
     Planted("a cyclic wait: every rank is ready when the others are", handshake.begin_call, begin_after_peers),
     Planted("a call that ends before the peers' data are there", handshake.finish_call, finish_unawaited),
     Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
-    Planted("a relaxed count of the parts of a tile", shared_tiles.meets_last, relaxed_meeting, variant="one_shot"),
+    Planted("a relaxed flag of a part of a tile", shared_tiles.leave_part, leave_unordered, variant="one_shot"),
     Planted("one buffer for two calls", shared_tiles.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
     Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),
     Planted("a stream that nothing waits for", "current_waits", _forget, variant="producer_consumer"),

@@ -13,6 +13,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TILE_RATES = {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
 # The copy engines' pieces are at least so large: each costs the host a wait and a copy, about 30 µs together.
 PANEL_BYTES = 8 << 20
+MOST_SPLITS = 32
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def invalid_reason(config: GemmConfig) -> str | None:
     for name in ("group_m", "num_stages", "comm_sms", "panels", "splits"):
         if getattr(config, name) < 1:
             return f"{name} is {getattr(config, name)}; it takes at least 1"
+    if config.splits > MOST_SPLITS:
+        return f"splits is {config.splits}; a tile may be shared by {MOST_SPLITS} programs"
     if config.num_sms <= config.comm_sms:
         return f"comm_sms is {config.comm_sms} of {config.num_sms} programs; at least one must compute"
     return None

@@ -118,8 +118,10 @@ def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SI
 
 @triton.jit
 def subtile(acc, INDEX: tl.constexpr, TILE: tl.constexpr):
-    """Return a tile, or with two SUBTILES its left or right half."""
-    if TILE.SUBTILES == 1:
+    """Return a tile, or with two SUBTILES its left or right half; `acc` may be the two."""
+    if not isinstance(acc, tl.tensor):
+        return acc[INDEX]
+    elif TILE.SUBTILES == 1:
         return acc
     else:
         left, right = tl.split(tl.permute(tl.reshape(acc, (TILE.BLOCK_M, 2, TILE.BLOCK_N // 2)), (0, 2, 1)))

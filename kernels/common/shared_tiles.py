@@ -5,14 +5,18 @@ steps, column of tiles after column of tiles, of which the sharers take equal ru
 next, or lies within one. As many programs as a column has tiles take the same run, each of its own tile: they read the
 same part of B at the same time, once from memory. (A row of single tiles had B read four times for M = 512.)
 
-A program stores its partial sum of a shared tile to a workspace on its own GPU and counts it; the program that counts a
-tile's last one adds all of them in the order of k and goes on with the tile. So the sum has the same bits in every run,
-whoever is last. Counts grow over all calls and are never reset, but by `Context.reset`.
+The program that has the first steps of a tile leads it: it waits for the others, adds their sums to its own in the
+order of k, so that the bits are the same in every run, and goes on with the tile. The others leave their partial sums
+in a workspace on their own GPU, and say so with the number of the call. A program leaves one sum a call at most, that
+of the tile in which its run begins, and it leaves it before it waits for any.
+
+Nobody should wait long: runs that turn from one tile to another are shorter than others by what turning takes, and the
+program that leads a tile, and leaves no sum, has more steps by what leaving one takes (`Sharing.head`).
 
 Tiles are taken in ascending order by every program of every rank, and all programs are resident: a tile may wait for
 the same tile of a peer, as the earliest that is waited for is always under way. Every program has some work, so a call
-is over when its tiles are: programs that were not a tile's last are not counted. All ranks have the same tiles, those
-of the rank with the most columns: what a smaller one lacks is masked.
+is over when its tiles are: programs that led none are not counted. All ranks have the same tiles, those of the rank
+with the most columns: what a smaller one lacks is masked.
 
 A kernel of this loop is launched before the one ahead of it in the stream is done, where GPUs can do that: its programs
 are there when the last tile of that one is. It begins with `wait_for_earlier_kernels`.
@@ -25,41 +29,41 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from iris_core import let_next_kernel_start
+from iris_core import let_next_kernel_start, signal, wait_each
 
 from .arguments import Block
+from .config import MOST_SPLITS
 from .gemm import matmul_steps, num_tiles, subtile, tile_origin
-from .trace import MULTIPLY, SUM, trace_span, trace_time
+from .trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 
 NONE = tl.constexpr(0)  # no tile is shared
 UNEVEN = tl.constexpr(-1)  # a run may end one tile and begin the next
-LARGE = tl.constexpr(128 * 128)  # elements of a tile whose sum takes longer to store than a look at a count takes
+MOST_PARTS = tl.constexpr(2 * MOST_SPLITS)  # of a tile
+LARGE = tl.constexpr(128 * 128)  # elements of a tile of whose sums one at a time is loaded
 
 
 class Sharing(NamedTuple):
-    """Where the parts of shared tiles meet, on this rank, and how many programs share them, `height` a column of tiles.
+    """How programs share tiles, `height` of them a column of tiles, and where the parts meet, on this rank.
 
-    `sums_ptr` points at fp32 (sharers + shared tiles, BLOCK_M, BLOCK_N), `counts_ptr` at (shared tiles,) int64.
+    `sums_ptr` points at fp32 (sharers, BLOCK_M, BLOCK_N), the sum that a program left; `flags_ptr` at (sharers,) int64,
+    the call in which it did. The first step of a tile counts for `head` more when steps are shared out, or for fewer.
     """
 
     sums_ptr: Any
-    counts_ptr: Any
+    flags_ptr: Any
     sharers: int
     height: int
+    head: int
 
 
 class Part(NamedTuple):
-    """A part of a tile: the steps of k from `first`, without `stop`; the `place`-th of so many `parts`.
-
-    `shared` is the tile's number among those that are shared.
-    """
+    """A part of a tile: the steps of k from `first`, without `stop`; the `place`-th of so many `parts`."""
 
     tile: Any
     first: Any
     stop: Any
     place: Any
     parts: Any
-    shared: Any
 
 
 @triton.jit
@@ -80,12 +84,13 @@ def compute_tiles(
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute this program's tiles, and its parts of tiles, and finish those of which it is the last.
+    """Compute this program's tiles, and its parts of tiles, and finish those that it leads.
 
     PARTS says how many programs share each of the shared tiles: NONE, or UNEVEN, or so many.
 
     `block` is what this rank has of the output, `widest` what the rank with the most columns has; row 0 of them belongs
-    to row `a_row` of A. ``FINISH(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)`` takes a tile.
+    to row `a_row` of A. ``FINISH(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)`` takes a tile, or
+    with two SUBTILES its halves.
     """
     tiles = num_tiles(widest, TILE)
     steps = tl.maximum(tl.cdiv(gemm.k, TILE.BLOCK_K), 1)
@@ -99,10 +104,12 @@ def compute_tiles(
         if turn + 1 == turns:
             let_next_kernel_start()  # its programs may take free SMs
         trace_span(peers, MULTIPLY, part.tile, began)
-        if PARTS == NONE or (HAS_WHOLE and part.parts == 1):
+        if PARTS == NONE:
             FINISH(acc, target, peers, row, col, part.tile, tiles, epoch, WORLD_SIZE, TILE)
-        elif meets_last(acc, sharing, part, epoch, TILE):
-            total = sum_parts(acc, sharing, part, peers, TILE)
+        elif part.place > 0:
+            leave_part(acc, sharing, part, peers, epoch, TILE)
+        else:
+            total = sum_parts(acc, sharing, part, peers, epoch, TILE)
             FINISH(total, target, peers, row, col, part.tile, tiles, epoch, WORLD_SIZE, TILE)
 
 
@@ -126,16 +133,18 @@ def _num_turns(tiles, steps, sharing, HAS_WHOLE: tl.constexpr, PARTS: tl.constex
     else:
         whole = _whole_turns(tiles, HAS_WHOLE)
         start, stop = _run_of_steps(tiles - whole * tl.num_programs(0), steps, sharing)
-        return whole + tl.where(pid < sharing.sharers, (stop - 1) // steps - start // steps + 1, 0)
+        counted = steps + sharing.head
+        last = (stop - 1 - tl.maximum(sharing.head, 0)) // counted  # of whose steps some are this program's
+        return whole + tl.where(pid < sharing.sharers, last - start // counted + 1, 0)
 
 
 @triton.jit
 def _run_of_steps(shared_tiles, steps, sharing):
-    """Return the first of this program's steps of all columns of shared tiles, and the one after its last.
+    """Return the first of this program's steps of all columns of shared tiles, and the one after its last, as counted.
 
     In 32 bits, as divisions of 64 take long and nothing hides them; the host sees to it that they suffice.
     """
-    column_steps = shared_tiles // sharing.height * steps
+    column_steps = shared_tiles // sharing.height * (steps + sharing.head)
     runs = sharing.sharers // sharing.height
     run = tl.program_id(0) // sharing.height
     return run * column_steps // runs, (run + 1) * column_steps // runs
@@ -143,8 +152,8 @@ def _run_of_steps(shared_tiles, steps, sharing):
 
 @triton.jit
 def _run_with(step, shared_tiles, steps, sharing):
-    """Return which run a step of all columns of shared tiles is in."""
-    column_steps = shared_tiles // sharing.height * steps
+    """Return which run a step of all columns of shared tiles, as counted, is in."""
+    column_steps = shared_tiles // sharing.height * (steps + sharing.head)
     runs = sharing.sharers // sharing.height
     return ((step + 1) * runs - 1) // column_steps
 
@@ -155,111 +164,94 @@ def _part_of(turn, tiles, steps, sharing, HAS_WHOLE: tl.constexpr, PARTS: tl.con
     pid = tl.program_id(0)
     if PARTS == NONE:
         none = turn * 0
-        return Part(pid + turn * tl.num_programs(0), none, steps, none, none + 1, none)
+        return Part(pid + turn * tl.num_programs(0), none, steps, none, none + 1)
     else:
         whole = _whole_turns(tiles, HAS_WHOLE)
         first_shared = whole * tl.num_programs(0)
         run = pid // sharing.height
+        counted = steps + sharing.head
         if PARTS == UNEVEN:
             start, stop = _run_of_steps(tiles - first_shared, steps, sharing)
-            column = start // steps + turn - whole
-            begin = column * steps
-            leader = _run_with(begin, tiles - first_shared, steps, sharing)
+            column = start // counted + turn - whole
+            begin = column * counted + sharing.head  # where the tile's own steps begin
+            leader = _run_with(begin - tl.minimum(sharing.head, 0), tiles - first_shared, steps, sharing)
             parts = _run_with(begin + steps - 1, tiles - first_shared, steps, sharing) - leader + 1
             place = run - leader
-            first = tl.maximum(start - begin, 0)
+            first = start - begin
             stop = tl.minimum(stop - begin, steps)
         else:
             column = run // PARTS
             parts = turn * 0 + PARTS
             place = run % PARTS
-            first = place * steps // PARTS
-            stop = (place + 1) * steps // PARTS
+            first = place * counted // PARTS - sharing.head
+            stop = (place + 1) * counted // PARTS - sharing.head
+        first = tl.where(place == 0, 0, first)
         shared = column * sharing.height + pid % sharing.height
         if HAS_WHOLE:
             is_whole = turn < whole
             tile = tl.where(is_whole, pid + turn * tl.num_programs(0), first_shared + shared)
             first = tl.where(is_whole, 0, first)
             stop = tl.where(is_whole, steps, stop)
+            place = tl.where(is_whole, 0, place)
             parts = tl.where(is_whole, 1, parts)
         else:
             tile = shared
-        return Part(tile, first, stop, place, parts, shared)
+        return Part(tile, first, stop, place, parts)
 
 
 @triton.jit
-def meets_last(acc, sharing, part, epoch, TILE: tl.constexpr):
-    """Keep a program's partial sum where its tile's parts meet; return whether all of the tile's are there now.
+def leave_part(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
+    """Leave a program's partial sum for the program that leads the tile.
 
-    The last of two large ones is not stored: whoever finds the other there needs it nowhere but in registers.
-    Edge: every part's stores happen before what follows in the program that is told so.
+    Edge: this program's stores, and its reads of the call, happen before what follows the other's `sum_parts`.
     """
-    count_ptr = sharing.counts_ptr + part.shared
-    if TILE.BLOCK_M * TILE.BLOCK_N >= LARGE:
-        is_needed = (part.parts > 2) | (tl.atomic_add(count_ptr, 0, sem="relaxed", scope="gpu") < epoch * 2 - 1)
-    else:
-        is_needed = part.parts > 0
-    if is_needed:
-        tl.store(sharing.sums_ptr + _sum_offsets(_slot_of(sharing, part, part.place), TILE.BLOCK_N, TILE), acc)
-    tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
-    # Acquire-release within the GPU: collects the other parts' stores, and their programs' reads of the call.
-    count = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
-    return count == epoch * part.parts
+    began = trace_time(peers)
+    sharer = tl.program_id(0)
+    tl.store(sharing.sums_ptr + _sum_offsets(sharer, TILE.BLOCK_N, TILE), acc)
+    signal(sharing.flags_ptr + sharer, epoch, scope="gpu")
+    trace_span(peers, STORE, part.tile, began)
 
 
 @triton.jit
-def sum_parts(acc, sharing, part, peers, TILE: tl.constexpr):
-    """Return a tile's sum over all its parts, in the order of k; `acc` is this program's. After `meets_last`."""
-    BLOCK_M: tl.constexpr = TILE.BLOCK_M
-    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+def sum_parts(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
+    """Return a tile's sum over all its parts, when they are there, in the order of k; `acc` is the first of them."""
     began = trace_time(peers)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    if BLOCK_M * BLOCK_N >= LARGE and part.parts == 2:  # in either order the same bits
-        total = _with_other(acc, sharing, part, TILE)
-    else:
-        AT_ONCE: tl.constexpr = 4 if BLOCK_M * BLOCK_N < LARGE // 2 else 2 if BLOCK_M * BLOCK_N < LARGE else 1
-        for place in tl.range(0, part.parts, AT_ONCE, num_stages=1):
-            total += _load_sum(sharing, part, place, TILE)
-            for ahead in tl.static_range(1, AT_ONCE):  # their loads do not wait for each other
-                total += _load_sum(sharing, part, place + ahead, TILE)
+    if part.parts > 1:
+        places = tl.arange(0, MOST_PARTS) + 1
+        flag_ptrs = sharing.flags_ptr + tl.program_id(0) + places * sharing.height
+        wait_each(flag_ptrs, epoch, places < part.parts, peers.watchdog_ptr, scope="gpu")
+    began = trace_span(peers, WAIT, part.tile, began)
+    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+    if TILE.SUBTILES == 1:
+        ELEMENTS: tl.constexpr = TILE.BLOCK_M * BLOCK_N
+        AT_ONCE: tl.constexpr = 4 if ELEMENTS < LARGE // 2 else 2 if ELEMENTS < LARGE else 1
+        total = acc
+        for place in tl.range(1, part.parts, AT_ONCE, num_stages=1):
+            for ahead in tl.static_range(AT_ONCE):  # their loads do not wait for each other
+                total += _load_sum(sharing, part, place + ahead, 0, BLOCK_N, TILE)
+    else:  # in halves: a second sum of such a tile would not fit the registers
+        left, right = subtile(acc, 0, TILE), subtile(acc, 1, TILE)
+        for place in tl.range(1, part.parts, num_stages=1):
+            left += _load_sum(sharing, part, place, 0, BLOCK_N // 2, TILE)
+        for place in tl.range(1, part.parts, num_stages=1):
+            right += _load_sum(sharing, part, place, BLOCK_N // 2, BLOCK_N // 2, TILE)
+        total = (left, right)
     trace_span(peers, SUM, part.tile, began)
     return total
 
 
 @triton.jit
-def _load_sum(sharing, part, place, TILE: tl.constexpr):
-    """Return what a program left of a tile, or zeros past the last part."""
-    offsets = _sum_offsets(_slot_of(sharing, part, place), TILE.BLOCK_N, TILE)
+def _load_sum(sharing, part, place, col, COLS: tl.constexpr, TILE: tl.constexpr):
+    """Return COLS columns from `col` on of what a program left of a tile, or zeros past the last part."""
+    offsets = col + _sum_offsets(tl.program_id(0) + place * sharing.height, COLS, TILE)
     # .cg: another SM wrote it, this SM's L1 may hold an older call's.
     return tl.load(sharing.sums_ptr + offsets, mask=place < part.parts, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
-def _with_other(acc, sharing, part, TILE: tl.constexpr):
-    """Return a program's sum with that of the one other part of its tile."""
-    slot = _slot_of(sharing, part, 1 - part.place)
-    if TILE.SUBTILES == 1:
-        return acc + tl.load(sharing.sums_ptr + _sum_offsets(slot, TILE.BLOCK_N, TILE), cache_modifier=".cg")
-    else:  # in halves: a second sum of such a tile would not fit the registers
-        COLS: tl.constexpr = TILE.BLOCK_N // 2
-        left, right = subtile(acc, 0, TILE), subtile(acc, 1, TILE)
-        offsets = _sum_offsets(slot, COLS, TILE)
-        left += tl.load(sharing.sums_ptr + offsets, cache_modifier=".cg")
-        right += tl.load(sharing.sums_ptr + offsets + COLS, cache_modifier=".cg")
-        return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (TILE.BLOCK_M, TILE.BLOCK_N))
-
-
-@triton.jit
-def _slot_of(sharing, part, place):
-    """Return where a part's sum is kept: in its sharer's own slot, unless it begins a tile, which has a slot too."""
-    sharer = tl.program_id(0) + (place - part.place) * sharing.height
-    return tl.where(place == 0, sharing.sharers + part.shared, sharer)
-
-
-@triton.jit
-def _sum_offsets(slot, COLS: tl.constexpr, TILE: tl.constexpr):
-    """Return where the first columns of the sum in a slot are."""
-    first = tl.cast(slot, tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
+def _sum_offsets(sharer, COLS: tl.constexpr, TILE: tl.constexpr):
+    """Return where the first columns of the sum are that a program left."""
+    first = tl.cast(sharer, tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
     return first + tl.arange(0, TILE.BLOCK_M)[:, None] * TILE.BLOCK_N + tl.arange(0, COLS)[None, :]
 
 

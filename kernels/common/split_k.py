@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from .config import GemmConfig, is_hopper_or_later, warps_of
+from .config import MOST_SPLITS, GemmConfig, is_hopper_or_later, warps_of
 from .operator import FusedOperator
 from .shared_tiles import LARGE, NONE, UNEVEN, Sharing
 
-MOST_SPLITS = 32
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 GROUP_M = 8  # rows of tiles whose columns follow each other
+_OPERAND_BYTES = 220 << 10  # of shared memory, for operands
 # A model of an H200, in µs and bytes, fitted to 370 cuts of 48 problems on one (mean error 6 %; the cut that it chooses
 # is 0.5 % slower than the best in the mean, 6 % at most).
 _SM_BYTES_US = 113e3  # operands into an SM from the L2 cache
@@ -40,8 +40,9 @@ _LEAST_RATE = 0.09
 _TURN_US = 1.5  # from a turn's first load to its first multiplication, and its last to its stored tile
 _MEETING_US = 1.05  # to meet the other parts of a tile, of which there is a known number
 _UNEVEN_MEETING_US = 2.2  # or of which there is not
-_STORED_SUM_BYTES_US = 13.4e3  # at which a partial sum leaves its SM
-_LOADED_SUM_BYTES_US = 155e3  # and another comes
+_LEAVING_US = 0.8  # to leave a partial sum, beside
+_LEFT_SUM_BYTES_US = 40e3  # at which it leaves its SM
+_LOADED_SUM_BYTES_US = 50e3  # and comes
 
 
 class Cut(NamedTuple):
@@ -55,7 +56,7 @@ class Cut(NamedTuple):
 class Plan(NamedTuple):
     """How programs take tiles: `whole` of one program each, the others by `sharers`, `height` of them a column.
 
-    `parts` is how many share each of the others, as `compute_tiles` takes it.
+    `parts` is how many share each of the others, as `compute_tiles` takes it, `head` what `Sharing` does.
     """
 
     programs: int
@@ -63,9 +64,12 @@ class Plan(NamedTuple):
     sharers: int
     height: int
     parts: int
+    head: int
 
 
-def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, splits: int) -> Plan:
+def plan_of(
+    tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, splits: int, leaving: int = 0, turning: int = 0
+) -> Plan:
     """Return how tiles are taken.
 
     Args:
@@ -73,10 +77,12 @@ def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, sp
         num_sms: programs, at most.
         group_m: rows of tiles whose numbers follow each other down a column.
         splits: programs for each tile that is shared, at most; each has a step of k.
+        leaving: steps that take as long as leaving the sum of a part.
+        turning: steps that take as long as turning to another tile.
     """
     splits = min(splits, steps)
-    if splits == 1 or num_sms**2 * steps >= 1 << 31:  # kernels count in 32 bits; k has millions of columns then
-        return Plan(min(num_sms, tiles), tiles, 0, 1, NONE.value)
+    if splits == 1 or 2 * num_sms**2 * steps >= 1 << 31:  # kernels count in 32 bits; k has millions of columns then
+        return Plan(min(num_sms, tiles), tiles, 0, 1, NONE.value, 0)
     height = min(rows, group_m)
     if rows % height or height > num_sms:
         height = 1
@@ -84,11 +90,14 @@ def plan_of(tiles: int, rows: int, steps: int, *, num_sms: int, group_m: int, sp
     whole = tiles // programs * programs
     shared = tiles - whole
     sharers = min(programs, shared * splits)
-    if not shared:
-        parts = NONE.value
-    else:
-        parts = UNEVEN.value if sharers % shared else sharers // shared
-    return Plan(programs if whole else sharers, whole, sharers, height, parts)
+    parts, head = NONE.value, 0
+    if shared and sharers % shared:
+        parts = UNEVEN.value
+        head = min(turning, shared * steps // sharers // 2)  # a run is longer than a head: it has steps
+    elif shared:
+        parts = sharers // shared
+        head = -min(leaving, (steps - parts) // 2)  # a part has steps
+    return Plan(programs if whole else sharers, whole, sharers, height, parts, head)
 
 
 def known_parts(plan: Plan, block_m: int, block_n: int) -> int:
@@ -144,39 +153,65 @@ def cut_us(cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element
         cut: what to predict.
         m, n, k, num_sms, block_k, element_bytes: as for `best_cut`; `block_k` is the cut's.
     """
-    block_m, block_n, splits = cut
+    block_m, block_n, _ = cut
     rows = -(-m // block_m)
     tiles = rows * -(-n // block_n)
     steps = max(1, -(-k // block_k))
-    plan = plan_of(tiles, rows, steps, num_sms=num_sms, group_m=GROUP_M, splits=splits)
-    rate = max(_LEAST_RATE, _TILE_RATES.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
-    weight_bytes = block_n * block_k * element_bytes / rows  # rows of tiles share the weights in the L2 cache
+    plan = plan_of_cut(cut, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=element_bytes)
 
-    def turn_us(turn_steps: int, programs: int) -> float:
-        step_us = max(
-            (block_m + block_n) * block_k * element_bytes / _SM_BYTES_US,
-            weight_bytes / _SM_WEIGHTS_US,
-            weight_bytes * programs / _MEMORY_BYTES_US,
-            2.0 * block_m * block_n * block_k / (_SM_FLOPS_US * rate),
-        )
-        return turn_steps * step_us + _TURN_US
+    def turns_us(turn_steps: float, programs: int) -> float:
+        return turn_steps * step_us(block_m, block_n, block_k, rows, programs, element_bytes) + _TURN_US
 
-    whole_us = -(-plan.whole // plan.programs) * turn_us(steps, min(plan.whole, plan.programs))
+    whole_us = -(-plan.whole // plan.programs) * turns_us(steps, min(plan.whole, plan.programs))
     if not plan.sharers:
         return whole_us
     columns, runs = (tiles - plan.whole) // plan.height, plan.sharers // plan.height
     is_aligned = plan.parts != UNEVEN.value
-    parts = runs / columns + (not is_aligned)
-    is_kept = block_m * block_n >= LARGE.value and parts < (2.5 if is_aligned else 3)  # the last sum of two
-    sum_bytes = 4.0 * block_m * block_n
-    stored, loaded = (1.0 if is_aligned else 1.5), (1.0 if is_kept else parts)
+    others = runs / columns - is_aligned  # sums that a tile's first is added to
+    longest = steps / plan.parts - plan.head * (1 - 1 / plan.parts) if is_aligned else columns * steps / runs
     return (
         whole_us
-        + turn_us(-(-columns * steps // runs), plan.sharers)
-        + (0.0 if is_aligned else _TURN_US)
+        + turns_us(longest, plan.sharers)
+        + (0.0 if is_aligned else columns / runs * _TURN_US + leaving_us(block_m, block_n))
         + (_UNEVEN_MEETING_US if known_parts(plan, block_m, block_n) == UNEVEN.value else _MEETING_US)
-        + sum_bytes * (stored / _STORED_SUM_BYTES_US + loaded / _LOADED_SUM_BYTES_US)
+        + 4.0 * block_m * block_n * others / _LOADED_SUM_BYTES_US
     )
+
+
+def plan_of_cut(
+    cut: Cut, m: int, n: int, k: int, *, num_sms: int, block_k: int, element_bytes: int, group_m: int = GROUP_M
+) -> Plan:
+    """Return how programs take the tiles of a cut; arguments as for `cut_us`."""
+    block_m, block_n, splits = cut
+    rows = -(-m // block_m)
+    one_us = step_us(block_m, block_n, block_k, rows, num_sms, element_bytes)
+    return plan_of(
+        rows * -(-n // block_n),
+        rows,
+        max(1, -(-k // block_k)),
+        num_sms=num_sms,
+        group_m=group_m,
+        splits=splits,
+        leaving=round(leaving_us(block_m, block_n) / one_us),
+        turning=round(_TURN_US / one_us),
+    )
+
+
+def step_us(block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int) -> float:
+    """Return the predicted time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
+    rate = max(_LEAST_RATE, _TILE_RATES.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
+    weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
+    return max(
+        (block_m + block_n) * block_k * element_bytes / _SM_BYTES_US,
+        weight_bytes / _SM_WEIGHTS_US,
+        weight_bytes * programs / _MEMORY_BYTES_US,
+        2.0 * block_m * block_n * block_k / (_SM_FLOPS_US * rate),
+    )
+
+
+def leaving_us(block_m: int, block_n: int) -> float:
+    """Return the predicted time until a program has left its sum of a part of a tile."""
+    return _LEAVING_US + 4.0 * block_m * block_n / _LEFT_SUM_BYTES_US
 
 
 def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dtype: torch.dtype) -> GemmConfig:
@@ -208,8 +243,8 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
         stages = 2
     elif is_exact:
         stages = 4
-    else:
-        stages = 4 if cut.block_m >= 64 else 6
+    else:  # as much on its way as shared memory takes: it is what hides the memory's latency
+        stages = min(6, _OPERAND_BYTES // ((cut.block_m + cut.block_n) * block_k * dtype.itemsize))
     return GemmConfig(
         cut.block_m,
         cut.block_n,
@@ -235,11 +270,10 @@ class Splitting(FusedOperator[Any]):
 
     def _open_sharing(self) -> None:
         """Allocate what the parts of all shared tiles need."""
-        config, plan = self.config, self._plan
-        shared = self._all_tiles - plan.whole
-        size = (plan.sharers + shared) * config.block_m * config.block_n if shared else 1
+        config, sharers = self.config, self._plan.sharers
+        size = max(1, sharers * config.block_m * config.block_n)
         self._sums = torch.empty(size, dtype=torch.float32, device=self.ctx.get_device())
-        self._counts = self._local_flags(shared, "the parts of shared tile")
+        self._left = self._local_flags(sharers, "the part of a shared tile by program")
 
     @property
     def _columns(self) -> int:
@@ -258,14 +292,15 @@ class Splitting(FusedOperator[Any]):
     def _plan(self) -> Plan:
         """How this rank's programs take its tiles; it may have fewer steps of k than others."""
         config = self.config
-        steps = max(1, -(-self.problem.a_shape(self.rank)[1] // config.block_k))
-        return plan_of(
-            self._all_tiles,
-            self._rows_of_tiles,
-            steps,
+        return plan_of_cut(
+            Cut(config.block_m, config.block_n, config.splits),
+            self.problem.m,
+            self._columns,
+            self.problem.a_shape(self.rank)[1],
             num_sms=config.num_sms,
+            block_k=config.block_k,
+            element_bytes=self.problem.dtype.itemsize,
             group_m=config.group_m,
-            splits=config.splits,
         )
 
     @property
@@ -276,7 +311,7 @@ class Splitting(FusedOperator[Any]):
         """Return what a kernel of `compute_tiles` takes beside its operands."""
         plan = self._plan
         return {
-            "sharing": Sharing(self._sums, self._counts, plan.sharers, plan.height),
+            "sharing": Sharing(self._sums, self._left, plan.sharers, plan.height, plan.head),
             "peers": self._peers(),
             "HAS_WHOLE": plan.whole > 0,
             "PARTS": known_parts(plan, self.config.block_m, self.config.block_n),
