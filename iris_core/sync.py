@@ -69,10 +69,10 @@ def signal_each(flag_ptrs, value, mask):
 
 
 @triton.jit
-def wait_each(flag_ptrs, expected, mask, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
+def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
     """Wait until every flag of a block that `mask` selects is at least `expected`, with acquire.
 
-    Edge and limit: those of `wait`, for each of them; of several that fail one is reported.
+    Edge and limit: those of `wait` over the system, for each of them; of several that fail one is reported.
     """
     if _any_below(flag_ptrs, expected, mask):
         start = clock_ns()
@@ -84,7 +84,7 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr, scope: tl.constexpr = tl.
             expired = (limit > 0) & (clock_ns() - start > limit)
             waiting = _any_below(flag_ptrs, expected, mask) & ((aborted | expired) == 0)
     # The result must be used, as in `wait`.
-    seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope=scope)
+    seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
     tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
     addresses = tl.where(mask & (seen < expected), tl.cast(flag_ptrs, tl.int64), 0)
     failed = tl.max(addresses, axis=0)

@@ -198,8 +198,10 @@ def test_handshake_is_ordered(case: Case) -> None:
     assert found["collect programs"] >= 1
     if case.variant == "one_shot":  # a thread a peer
         assert found["release to system" if case.family != "all_gather_gemm" else "count at peer"] >= 1
-        for edge in ("release to device", "acquire from device"):
-            assert (found[edge] > 0) == (multiplying(case)[0].constants["PARTS"] != NONE.value), edge
+        shares = multiplying(case)[0].constants["PARTS"] != NONE.value
+        assert (found["release to device"] > 0) == shares
+        # Not of the GPU's scope: of a block of flags, Triton 3.6 for AMD forgets to acquire it.
+        assert found["acquire from system"] >= 1 + shares
         return
     assert found["release to system"] >= peers  # ready
     if case.family == "gemm_all_scatter":  # ready and done, unrolled

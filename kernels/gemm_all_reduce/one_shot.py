@@ -30,7 +30,7 @@ from .operator import FAMILY
 
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Send a partial tile to all ranks, and sum all ranks'; the last of `tiles` ends the call."""
+    """Send a partial tile to all ranks, and sum all ranks'."""
     out, slots_ptr, flags_ptr = target
     slot_size = tl.cast(out.m, tl.int64) * out.n
     mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
@@ -48,7 +48,6 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     for part in range(TILE.SUBTILES):
         sum_part(out, slots_ptr, peers, row, col + part * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
     trace_span(peers, SUM, tile, began)
-    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -87,6 +86,7 @@ def one_shot_kernel(
     compute_tiles(
         a, b, gemm, out, out, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
 class OneShot(Splitting):

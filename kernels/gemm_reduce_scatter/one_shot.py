@@ -109,14 +109,13 @@ def sum_own_part(
 
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Send the peers their rows of a tile, and sum this rank's; the last of `tiles` ends the call."""
+    """Send the peers their rows of a tile, and sum this rank's."""
     out, staging, slots_ptr = target
     began = trace_time(peers)
     send_tile(acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
         sum_own_rows(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -141,6 +140,7 @@ def one_shot_kernel(
     compute_tiles(
         a, b, gemm, whole, whole, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
 class OneShot(Splitting, GemmReduceScatter):
