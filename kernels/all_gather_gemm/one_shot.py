@@ -55,10 +55,11 @@ def push_part(first, step, shard, offset, peers, ROWS: tl.constexpr, COLS: tl.co
 
 @triton.jit
 def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Store a tile."""
+    """Store a tile; the last of `tiles` ends the call."""
     began = trace_time(peers)
     store_tile(acc, block, row, col, peers, 1, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
+    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -95,7 +96,7 @@ def one_shot_kernel(
             wait_all_ready(peers, epoch, WORLD_SIZE)
         offset = tl.cast(buffer_row, tl.int64) * shard.stride_dst_m
         push_part(pid, parts, shard, offset, peers, ROWS, COLS, WORLD_SIZE)
-        announce_part_to_all(peers, WORLD_SIZE)
+        announce_part_to_all(peers, WORLD_SIZE, "release")
         began = trace_span(peers, PUSH, pid, began)
     wait_all_parts(peers, epoch * parts, WORLD_SIZE)
     fence_before_descriptor_loads()
@@ -118,7 +119,6 @@ def one_shot_kernel(
         WORLD_SIZE,
         TILE,
     )
-    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
 class OneShot(Splitting, AllGatherGemm):

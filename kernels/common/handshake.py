@@ -165,14 +165,16 @@ def wait_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr):
-    """Count one more part of this rank's data on every rank, this one too.
+def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr, SEM: tl.constexpr):
+    """Count one more part of this rank's data on every rank, this one too; return how many this rank has counted.
 
-    Edge: this program's stores happen before what follows a rank's `wait_all_parts`.
+    Edge: this program's stores happen before what follows a rank's `wait_all_parts`; where SEM is acq_rel, also before
+    what follows this in the program that counts this rank's next part.
     """
     pointers, ranks = on_every_rank(peers.state_ptr + WORLD_SIZE + peers.rank, peers, WORLD_SIZE)
     tl.debug_barrier()  # each release is one thread's: every thread's stores must come before it
-    tl.atomic_add(pointers, 1, mask=ranks >= 0, sem="release", scope="sys")
+    counts = tl.atomic_add(pointers, 1, mask=ranks >= 0, sem=SEM, scope="sys")
+    return tl.max(tl.where(ranks == peers.rank, counts, 0), axis=0) + 1
 
 
 @triton.jit
@@ -180,3 +182,9 @@ def wait_all_parts(peers, count, WORLD_SIZE: tl.constexpr):
     """Wait until every rank, this one too, has announced `count` parts here, over all calls."""
     ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
     wait_each(peers.state_ptr + WORLD_SIZE + ranks, count, ranks < WORLD_SIZE, peers.watchdog_ptr)
+
+
+@triton.jit
+def end_call(peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Count the call as completed; by one program, after all others of the call that read or write here."""
+    tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)

@@ -1,6 +1,6 @@
 """GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py). The last of a tile stores its sum, a partial one, to this rank's slot
+Programs share tiles (../common/shared_tiles.py). The one that leads a tile stores its sum, a partial one, to this rank's slot
 on every rank, tells all of them at once, waits for theirs, and adds all ranks', its own too, in the order of the ranks:
 every rank has the same bits, in every run.
 
@@ -30,7 +30,7 @@ from .operator import FAMILY
 
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Send a partial tile to all ranks, and sum all ranks'."""
+    """Send a partial tile to all ranks, and sum all ranks'; the last of `tiles` ends the call."""
     out, slots_ptr, flags_ptr = target
     slot_size = tl.cast(out.m, tl.int64) * out.n
     mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
@@ -48,6 +48,7 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     for part in range(TILE.SUBTILES):
         sum_part(out, slots_ptr, peers, row, col + part * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
     trace_span(peers, SUM, tile, began)
+    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -86,7 +87,6 @@ def one_shot_kernel(
     compute_tiles(
         a, b, gemm, out, out, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
-    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
 class OneShot(Splitting):
@@ -128,7 +128,7 @@ VARIANT = Variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_COUNT,
-    summary="one kernel for small M; programs share a tile, the last sends it to every rank and adds all ranks'",
+    summary="one kernel for small M; programs share a tile, one sends it to every rank and adds all ranks'",
     build=OneShot,
     unsupported_reason=OneShot.unsupported_reason,
 )

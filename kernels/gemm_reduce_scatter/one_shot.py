@@ -1,6 +1,6 @@
 """GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py). The last of a tile sends every owner of some of its rows its part,
+Programs share tiles (../common/shared_tiles.py). The one that leads a tile sends every owner of some of its rows its part,
 with a flag a sender and tile; where rows are this rank's own, it waits for the peers' parts and adds them, as in
 ../common/partials.py.
 
@@ -109,13 +109,14 @@ def sum_own_part(
 
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Send the peers their rows of a tile, and sum this rank's."""
+    """Send the peers their rows of a tile, and sum this rank's; the last of `tiles` ends the call."""
     out, staging, slots_ptr = target
     began = trace_time(peers)
     send_tile(acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
         sum_own_rows(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -140,7 +141,6 @@ def one_shot_kernel(
     compute_tiles(
         a, b, gemm, whole, whole, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
-    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
 class OneShot(Splitting, GemmReduceScatter):
@@ -169,7 +169,7 @@ VARIANT = Variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_COUNT,
-    summary="one kernel for small M; programs share a tile, the last of them sends its rows to their owners and adds",
+    summary="one kernel for small M; programs share a tile, one of them sends its rows to their owners and adds",
     build=OneShot,
     unsupported_reason=OneShot.unsupported_reason,
 )
