@@ -25,10 +25,11 @@ from iris_bench.check.cases import run_case
 from iris_bench.check.planted import always_the_first
 from iris_bench.shapes import Shape
 from iris_core.checker.replacing import replaced
-from iris_kernels.common import shared_tiles, split_k
+from iris_kernels.common import cuts, shared_tiles
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig
+from iris_kernels.common.cuts import Cut, best_cut, cut_us
 from iris_kernels.common.shared_tiles import UNEVEN
-from iris_kernels.common.split_k import Cut, best_cut, cut_us, default_split_config
+from iris_kernels.common.split_k import default_split_config
 from overlap_taxonomy import Variant, get_variant
 
 ONE_SHOT = [variant for variant in FUSED if variant.name == "one_shot"]
@@ -48,7 +49,7 @@ def test_the_weights_are_read_by_most_sms(m: int, n: int, k: int) -> None:
     cut = cut_of(m, n, k)
     rows = -(-m // cut.block_m)
     tiles, steps = rows * -(-n // cut.block_n), -(-k // 64)
-    plan = split_k.plan_of(tiles, rows, steps, num_sms=NUM_SMS, group_m=split_k.GROUP_M, splits=cut.splits)
+    plan = cuts.plan_of(tiles, rows, steps, num_sms=NUM_SMS, group_m=cuts.GROUP_M, splits=cut.splits)
     assert plan.programs / NUM_SMS > 0.45
 
 
@@ -103,8 +104,21 @@ def test_with_large_tiles_nothing_is_touched_before_the_wait_either(variant: Var
     check_early_launch(compiled.code, "wgmma.mma_async")
 
 
+@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+def test_a_long_kernel_is_not_launched_early(variant: Variant) -> None:
+    """Each call streams a quarter of the weights: 34 MB take an H200 about 12 µs, 440 MB 110."""
+    calls = [launch_of(variant, "sm_90", *sizes) for sizes in ((128, 4096, 16384), (128, 53248, 16384))]
+    assert [arguments.get("launch_pdl", False) for _, arguments, _ in calls] == [True, False]
+
+
 def compile_one(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[Compiled, dict[str, Any], Any]:
     """Return the kernel of a call, compiled, with its arguments, and the operator."""
+    kernel, arguments, operator = launch_of(variant, target, m, n, k)
+    return compile_kernel(kernel, arguments, target, config=operator.ran_config), arguments, operator
+
+
+def launch_of(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[Any, dict[str, Any], Any]:
+    """Return the kernel of a call, with its arguments, and the operator."""
     case = Case("one_shot", target, rank=2, family=variant.family)
     problem = make_problem(variant.family, m, n, k, case.world_size, torch.bfloat16)
     with recorded_launches() as launches:
@@ -112,7 +126,7 @@ def compile_one(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[
         k, n = problem.b_shape(case.rank)
         operator(torch.empty(problem.a_shape(case.rank), dtype=case.dtype), torch.empty(n, k, dtype=case.dtype).t())
     ((kernel, arguments),) = launches
-    return compile_kernel(kernel, arguments, target, config=operator.ran_config), arguments, operator
+    return kernel, arguments, operator
 
 
 def check_early_launch(code: str, multiplication: str) -> None:
@@ -162,7 +176,7 @@ def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
         num_sms, rows, columns, steps, splits = (draw.randint(1, most) for most in (9, 5, 9, 9, 9))
         tiles = rows * columns
         leaving, turning = draw.randint(0, 9), draw.randint(0, 9)
-        plan = split_k.plan_of(
+        plan = cuts.plan_of(
             tiles, rows, steps, num_sms=num_sms, group_m=4, splits=splits, leaving=leaving, turning=turning
         )
         parts = UNEVEN.value if plan.sharers and draw.random() < 0.5 else plan.parts

@@ -53,6 +53,8 @@ def test_few_rows_are_cut_otherwise(variant: Variant, m: int, n: int, k: int) ->
     same_tiles = {config.splits for config in found if config.block_n == default.block_n}
     assert same_tiles == {default.splits + 1, default.splits - 1, 2 * default.splits} - {0}
     assert {config.block_n for config in found} >= {64, 128}
+    for config in found:
+        assert 2 * (config.block_m + config.block_n) * config.block_k * config.num_stages <= 227 << 10, config
 
 
 def test_the_best_time_is_kept_with_its_configuration() -> None:

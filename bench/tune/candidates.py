@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.split_k import Splitting
+from iris_kernels.common.split_k import Splitting, most_stages
 from overlap_taxonomy import Agent, Variant, get_variant
 
 from .. import measure
@@ -81,16 +83,16 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
 def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterator[GemmConfig]:
     """Yield configurations that differ from a variant's default in one respect, and that it can do."""
     tried = {config}
-    for change in _changes(variant, config):
+    for change in _changes(variant, config, problem.dtype):
         other = replace(config, **change)
         if other not in tried and not variant.unsupported_reason(problem, other):
             tried.add(other)
             yield other
 
 
-def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
+def _changes(variant: Variant, config: GemmConfig, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     if isinstance(variant.build, type) and issubclass(variant.build, Splitting):
-        yield from _other_cuts(config)
+        yield from _other_cuts(config, dtype)
         return
     for block_m, block_n, num_warps, num_stages in _TILES:
         if (block_m, block_n) != (config.block_m, config.block_n):
@@ -112,7 +114,7 @@ def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
         yield {"group_m": config.group_m * 2}
 
 
-def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
+def _other_cuts(config: GemmConfig, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """More and fewer programs for the same tiles; narrower and wider tiles, and about as many programs."""
     for splits in (config.splits + 1, config.splits - 1, 2 * config.splits):
         if splits > 0:
@@ -121,7 +123,9 @@ def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
         if block_n != config.block_n:
             warps = warps_of(config.block_m, block_n)
             splits = max(1, config.splits * block_n // config.block_n)
-            yield {"block_n": block_n, "splits": splits, "num_warps": warps, "epilogue_subtiles": 1}
+            stages = min(config.num_stages, most_stages(config.block_m, block_n, config.block_k, dtype))
+            shape = {"block_n": block_n, "num_warps": warps, "num_stages": stages, "epilogue_subtiles": 1}
+            yield {**shape, "splits": splits}
 
 
 def _default_config(ctx: Context, variant: Variant, problem: Problem) -> GemmConfig:

@@ -146,7 +146,7 @@ class OneShot(Splitting, AllGatherGemm):
         self._run(
             one_shot_kernel,
             self._num_programs,
-            early=True,
+            early=self._is_short,
             **arguments,
             block=self._block,
             columns=self._columns,

@@ -1,8 +1,8 @@
 """GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py). The one that leads a tile stores its sum, a partial one, to this rank's slot
-on every rank, tells all of them at once, waits for theirs, and adds all ranks', its own too, in the order of the ranks:
-every rank has the same bits, in every run.
+Programs share tiles (../common/shared_tiles.py). The one that leads a tile stores its sum, a partial one, to this
+rank's slot on every rank, tells all of them at once, waits for theirs, and adds all ranks', its own too, in the order
+of the ranks: every rank has the same bits, in every run.
 
 Slots have two sets, which calls take in turn: every rank has heard from all peers in a call that it has ended, so they
 are through with the slots of the call before, and nobody waits for the peers to be ready. Flags hold call numbers and
@@ -113,7 +113,7 @@ class OneShot(Splitting):
         self._run(
             one_shot_kernel,
             self._num_programs,
-            early=True,
+            early=self._is_short,
             **arguments,
             out=out,
             slots_ptr=self._slots,

@@ -1,8 +1,8 @@
 """GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py); the one that leads a tile stores it to every rank. It waits for the peers to
-be ready just before, and counts the tile on every rank just after, all at once; the program that counts a rank's last
-tile waits for as many of every peer, and ends the call. Counts grow over all calls and are never reset.
+Programs share tiles (../common/shared_tiles.py); the one that leads a tile stores it to every rank. It waits for the
+peers to be ready just before, and counts the tile on every rank just after, all at once; the program that counts a
+rank's last tile waits for as many of every peer, and ends the call. Counts grow over all calls and are never reset.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ class OneShot(Splitting, GemmAllScatter):
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
         self._run(
-            one_shot_kernel, self._num_programs, early=True, **arguments, block=self._block, columns=self._columns
+            one_shot_kernel,
+            self._num_programs,
+            early=self._is_short,
+            **arguments,
+            block=self._block,
+            columns=self._columns,
         )
         return self.output
 

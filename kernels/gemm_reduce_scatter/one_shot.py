@@ -1,7 +1,7 @@
 """GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py). The one that leads a tile sends every owner of some of its rows its part,
-with a flag a sender and tile; where rows are this rank's own, it waits for the peers' parts and adds them, as in
+Programs share tiles (../common/shared_tiles.py). The one that leads a tile sends every owner of some of its rows its
+part, with a flag a sender and tile; where rows are this rank's own, it waits for the peers' parts and adds them, as in
 ../common/partials.py.
 
 Slots have two sets, which calls take in turn, so nobody waits for the peers to be ready: flags of the first tile go to
@@ -159,7 +159,7 @@ class OneShot(Splitting, GemmReduceScatter):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         arguments = {**self._multiply_arguments(a, b), **self._tiles_arguments()}
-        self._run(one_shot_kernel, self._num_programs, early=True, **arguments, out=self._out)
+        self._run(one_shot_kernel, self._num_programs, early=self._is_short, **arguments, out=self._out)
         return self.output
 
 
