@@ -34,7 +34,7 @@ class Sync(Enum):
     NONE = "nothing"
     TILE_FLAG = "a flag a tile"
     SHARED_MEMORY_BARRIER = "a barrier in shared memory a tile"
-    SPLIT_COUNT = "a count a tile, of the programs that share it"
+    PART_FLAG = "a flag a part of a tile, of the programs that share it"
     SHARD_COUNTER = "a counter a shard"
     PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"
     CHOSEN = "as in the variant it chooses"

@@ -18,7 +18,7 @@ from iris_kernels.common import auto
 from iris_kernels.common.auto import Choice, choose, fastest
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper
-from iris_kernels.common.measured import Key, Measured, key_of, shipped_table
+from iris_kernels.common.measured import Measured, key_of, shipped_table
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import MACHINES, Work, get_variant, list_families, predict_us
 
@@ -115,10 +115,6 @@ def test_an_unknown_gpu_gets_the_vendors() -> None:
     assert choice == Choice("library_layout", None, "neither measured nor modelled")
 
 
-# The vendor's took 132 µs there, three times what it took in another run: its GEMM and its collective take 46.
-HICCUP = Key("gemm_reduce_scatter", 256, 4096, 11008, 2, "bfloat16")
-
-
 @pytest.fixture
 def on_hopper() -> Iterator[None]:
     with mock.patch.object(hopper, "machine_reason", return_value=None):
@@ -149,8 +145,8 @@ def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either() -
         assert choice.why != "measured"
         slower += measured.times_us[choice.variant] > measured.times_us[vendor]
         assert measured.times_us[choice.variant] <= 1.14 * measured.times_us[vendor]
-        if "not on 16 bytes" not in choice.why and key != HICCUP:
-            assert measured.times_us[choice.variant] <= 1.65 * min(measured.times_us[name] for name in (vendor, *ours))
+        if "not on 16 bytes" not in choice.why:
+            assert measured.times_us[choice.variant] <= 1.55 * min(measured.times_us[name] for name in (vendor, *ours))
     assert slower <= len(table) // 50
 
 
