@@ -87,6 +87,11 @@ def timeout_s(asked: float | None = None) -> float:
     return value
 
 
+def advice_to_share(ranks: int) -> str:
+    """Return what to tell who starts more ranks than there are GPUs: so many on one."""
+    return f"use device='cpu', or set IRIS_RANKS_PER_GPU={ranks}, which lets ranks take turns on a GPU, slowly"
+
+
 def ranks_per_gpu() -> int:
     """Return how many ranks may take turns on one GPU: ``IRIS_RANKS_PER_GPU``, or 1.
 

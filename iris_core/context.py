@@ -241,8 +241,7 @@ class Context(HeapTensors, Meeting):
         if found > most:
             raise ValueError(
                 f"world size {self.get_num_ranks()} is larger than the number of GPUs the ranks see ({len(ranks)}); "
-                f"start at most {most * len(ranks)} ranks, use device='cpu', or set "
-                f"IRIS_RANKS_PER_GPU={found}, which lets ranks take turns on a GPU, slowly"
+                f"start at most {most * len(ranks)} ranks, {bootstrap.advice_to_share(found)}"
             )
         return found
 

@@ -172,12 +172,12 @@ def _checked_device(world_size: int, device: str) -> str:
     if device == "auto":
         device = "cuda" if gpus else "cpu"
     if device == "cuda" and world_size > gpus * bootstrap.ranks_per_gpu():
+        if not gpus:
+            raise ValueError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
+        most, needed = gpus * bootstrap.ranks_per_gpu(), -(-world_size // gpus)
         raise ValueError(
-            f"world size {world_size} is larger than the {gpus} GPU(s) present; "
-            f"start at most {gpus * bootstrap.ranks_per_gpu()} ranks, use device='cpu', "
-            f"or set IRIS_RANKS_PER_GPU={-(-world_size // gpus)}, which lets ranks take turns on a GPU, slowly"
-            if gpus
-            else "device='cuda', but torch sees no GPU here; device='cpu' runs without one"
+            f"world size {world_size} is larger than the {gpus} GPU(s) present; start at most {most} ranks, "
+            f"{bootstrap.advice_to_share(needed)}"
         )
     return device
 

@@ -6,7 +6,7 @@ The ranks are processes with a limit of one second. A signal is dropped where a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -15,35 +15,18 @@ import torch
 import triton
 from checking import fault, make_data, poison
 from families import FUSED, GPU_FUSED, make_problem, name
-from ranks import context, raised
+from ranks import SOON_S, context, raised
 
 import iris_core
 from iris_core import RankPool
 from iris_kernels.common import handshake
 from overlap_taxonomy import Variant, get_variant
 
-LIMIT_S = 1.0
-SOON_S = 2 * LIMIT_S + 2  # the host waits for twice the limit; the rest is the interpreter's
 DTYPE = torch.bfloat16
 
 # Of each family, where programs wait and where a stream does. The handshake is the same in all.
 PATTERNS = ("copy_engine", "fused_sequential")
 variants = pytest.mark.parametrize("variant", [v for v in FUSED if v.name in PATTERNS], ids=name)
-
-
-@pytest.fixture(scope="module")
-def impatient() -> Iterator[Callable[..., list[Any]]]:
-    """Ranks that give up soon; fresh ones after a test that failed."""
-    made: list[RankPool] = []
-
-    def call(fn: Callable[..., Any], *args: Any) -> list[Any]:
-        if not made or not made[0]._processes:
-            made[:] = [RankPool(2, "cpu", environment={"IRIS_TIMEOUT_S": str(LIMIT_S)})]
-        return made[0].call(fn, *args)
-
-    yield call
-    for pool in made:
-        pool.close()
 
 
 def dropping(count: int) -> Any:
@@ -254,82 +237,6 @@ def test_ranks_that_fail_in_different_places_meet_again(impatient: Callable[...,
         assert set(again) == {error}
         assert state == 0
         assert wrong is None
-
-
-def come_late(rank: int, world_size: int, late: int) -> Any:
-    """Rank `late` comes to a barrier when its peer has given up waiting for it there."""
-    ctx = context()
-    ctx.barrier()
-    start = time.monotonic()
-    if rank == late:
-        time.sleep(2 * LIMIT_S + 1.2)
-    error = raised(ctx.barrier)
-    seconds = time.monotonic() - start
-    unusable = raised(ctx.zeros, 1)
-    ctx.reset()
-    ctx.barrier()
-    ctx.free(ctx.zeros(1))
-    return error, seconds, unusable, ctx.broadcast(rank, 1)
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_late_rank_is_named_and_reset_mends_it(impatient: Callable[..., list[Any]], late: int) -> None:
-    results = impatient(come_late, late)
-    for (kind, message), _, unusable, heard in results:
-        assert kind == "PeerError"
-        assert "reset()" in message
-        assert unusable == (kind, message)
-        assert heard == 1
-    (_, message), seconds, *_ = results[1 - late]
-    assert f"rank {late} did not answer within 2 s" in message
-    assert seconds < SOON_S
-
-
-def reset_alone(rank: int, world_size: int) -> Any:
-    ctx = context()
-    ctx.barrier()
-    error = raised(ctx.reset) if rank == 1 else None
-    if rank == 0:
-        time.sleep(2.5 * LIMIT_S + 0.5)
-    unusable = raised(ctx.barrier)
-    ctx.reset()
-    ctx.barrier()
-    return error, unusable
-
-
-def test_a_reset_that_a_rank_does_not_come_to_can_be_repeated(impatient: Callable[..., list[Any]]) -> None:
-    (_, at_rank_0), (error, at_rank_1) = impatient(reset_alone)
-    assert error[0] == "PeerError"
-    assert "rank 0 did not answer" in error[1]
-    assert "reset()" in error[1]
-    assert at_rank_1[0] == "PeerError"
-    assert at_rank_0[0] == "PeerError"
-    assert "rank 1 has given up and waits in reset()" in at_rank_0[1]
-
-
-def reset_while_the_other_meets(rank: int, world_size: int, resetting: int) -> Any:
-    ctx = context()
-    ctx.barrier()
-    start, error = time.monotonic(), None
-    if rank == resetting:
-        time.sleep(0.2)  # the other waits for it
-    else:
-        error = raised(ctx.barrier)
-    ctx.reset()
-    seconds = time.monotonic() - start
-    ctx.barrier()
-    return error, seconds
-
-
-@pytest.mark.parametrize("resetting", [0, 1])
-def test_who_waits_for_a_rank_that_resets_hears_of_it_at_once(
-    impatient: Callable[..., list[Any]], resetting: int
-) -> None:
-    results = impatient(reset_while_the_other_meets, resetting)
-    kind, message = results[1 - resetting][0]
-    assert kind == "PeerError"
-    assert f"rank {resetting} has given up and waits in reset()" in message
-    assert all(seconds < LIMIT_S for _, seconds in results)
 
 
 def wait_on_a_stream(rank: int, world_size: int) -> Any:
