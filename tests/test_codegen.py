@@ -201,7 +201,7 @@ def test_handshake_is_ordered(case: Case) -> None:
         shares = multiplying(case)[0].constants["PARTS"] != NONE.value
         assert (found["release to device"] > 0) == shares
         # Not of the GPU's scope: of a block of flags, Triton 3.6 for AMD forgets to acquire it.
-        assert found["acquire from system"] >= 1 + shares
+        assert found["acquire from system"] >= 1 + (case.family == "gemm_all_scatter") + shares
         return
     assert found["release to system"] >= peers  # ready
     if case.family == "gemm_all_scatter":  # ready and done, unrolled

@@ -88,7 +88,7 @@ def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> N
     assert arguments["PARTS"] > 1
     assert not arguments["HAS_WHOLE"]
     assert compiled.count(r"mma\.sync|v_mfma_f32_") >= 4
-    assert compiled.scratch_bytes <= 16  # a word or two, of the divergent last program
+    assert compiled.scratch_bytes <= 16  # a word or two, of the divergent program that leads
     stages, stage_bytes = operator.config.num_stages, (operator.config.block_n * operator.config.block_k * 2)
     assert compiled.shared_bytes >= (stages - 1) * stage_bytes
     assert arguments.get("launch_pdl", False) == (target == "sm_90")
@@ -102,6 +102,32 @@ def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> N
 def test_with_large_tiles_nothing_is_touched_before_the_wait_either(variant: Variant) -> None:
     compiled, _, _ = compile_one(variant, "sm_90", 512, 8192, 8192)
     check_early_launch(compiled.code, "wgmma.mma_async")
+
+
+@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+def test_shared_large_tiles_are_compiled_as_they_should_be(variant: Variant) -> None:
+    """Parts are released and acquired; few registers are wanting, most of them where halves are sent and added."""
+    gathers = variant.family in ("gemm_all_scatter", "all_gather_gemm")
+    compiled, arguments, _ = compile_one(variant, "sm_90", 512, *((18432, 9216) if gathers else (4608, 36864)))
+    assert arguments["PARTS"] == UNEVEN.value
+    assert arguments["TILE"].BLOCK_N == 256
+    assert compiled.count(r"atom\.global\.gpu\.release\.exch") == 1
+    of_peers = {"gemm_all_scatter": 2, "gemm_all_reduce": 1, "gemm_reduce_scatter": 1, "all_gather_gemm": 1}
+    assert compiled.count(r"(?:ld|atom)\.global\.sys\.acquire") == of_peers[variant.family] + 1
+    assert compiled.scratch_bytes <= (128 if variant.family == "gemm_reduce_scatter" else 48)
+    check_early_launch(compiled.code, "wgmma.mma_async")
+
+
+@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+def test_programs_that_wait_for_each_other_must_fit_the_gpu(variant: Variant) -> None:
+    case = Case("one_shot", "sm_90", rank=2, family=variant.family)
+    problem = make_problem(variant.family, 512, 18432, 36864, case.world_size, torch.bfloat16)
+    with recorded_launches():
+        config = variant.build(StubContext(case), problem).config
+        too_many = replace(config, num_sms=133)
+        with pytest.raises(ValueError, match=r"num_sms is 133; .* room for 132 at once: num_sms=132, or splits=1"):
+            variant.build(StubContext(case), problem, replace(too_many, splits=2))
+        variant.build(StubContext(case), problem, replace(too_many, splits=1))
 
 
 @pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
@@ -149,7 +175,8 @@ def note_parts_kernel(
     HAS_WHOLE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Count how often each step of each tile is computed, each program's sum left and loaded, and what is wrong."""
+    """Count how often each step of each tile is computed, note whose sum each program leaves and who loads it, and what
+    is wrong."""
     before = tl.full((), -1, tl.int32)
     for turn in range(shared_tiles._num_turns(tiles, steps, sharing, HAS_WHOLE, PARTS)):
         part = shared_tiles._part_of(turn, tiles, steps, sharing, HAS_WHOLE, PARTS)
@@ -162,9 +189,9 @@ def note_parts_kernel(
             tl.atomic_add(steps_ptr + part.tile * steps + step, 1)
         tl.atomic_add(faults_ptr, ((part.stop == steps) != (part.place == part.parts - 1)).to(tl.int32))
         if part.place > 0:
-            tl.atomic_add(left_ptr + tl.program_id(0), 1)
+            tl.atomic_add(left_ptr + tl.program_id(0), part.tile + 1)
         for place in range(1, tl.where(part.place == 0, part.parts, 1)):
-            tl.atomic_add(loaded_ptr + tl.program_id(0) + place * sharing.height, 1)
+            tl.atomic_add(loaded_ptr + tl.program_id(0) + place * sharing.height, part.tile + 1)
 
 
 def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
@@ -185,7 +212,7 @@ def note_parts(rank: int, world_size: int, seed: int) -> list[str]:
         wrong = torch.zeros(1, dtype=torch.int32)
         sharing = shared_tiles.Sharing(noted, noted, plan.sharers, plan.height, plan.head)
         note_parts_kernel[(plan.programs,)](noted, left, loaded, wrong, tiles, steps, sharing, plan.whole > 0, parts)
-        is_right = (noted == 1).all() and (left <= 1).all() and left.equal(loaded) and not wrong.item()
+        is_right = (noted == 1).all() and (left <= tiles).all() and left.equal(loaded) and not wrong.item()
         if not is_right:
             faults.append(
                 f"{rows} x {columns} tiles of {steps} steps, {num_sms} programs, {splits} splits: {plan}, {noted}"
@@ -249,11 +276,14 @@ def sum_nothing(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
 
 
 @pytest.mark.parametrize("family", ["gemm_all_scatter", "gemm_reduce_scatter"])
-@pytest.mark.parametrize("subtiles", [1, 2])
-def test_the_parts_of_a_tile_are_added(family: str, subtiles: int) -> None:
-    """Whole, or in halves."""
+@pytest.mark.parametrize(("subtiles", "large"), [(1, 1 << 14), (1, 16 * 16), (1, 2 * 16 * 16), (2, 16 * 16)])
+def test_the_parts_of_a_tile_are_added(family: str, subtiles: int, large: int) -> None:
+    """Of this tile of 16 x 16 four at once, one, or two; or in halves."""
     case = CheckedCase(get_variant(family, "one_shot"), Shape(45, 42, 34), 2, "bfloat16")
-    with mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)):
+    with (
+        mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)),
+        mock.patch.object(shared_tiles, "LARGE", tl.constexpr(large)),
+    ):
         assert run_case(case, schedules=3, seed=0).ok
         with replaced(shared_tiles.sum_parts, sum_nothing):
             assert not run_case(case, schedules=3, seed=0).ok

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,11 +38,13 @@ M, N, K = 40, 70, 33
 CONFIG = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, descriptors=False)
 
 
-def trace_call(rank: int, world_size: int, family: str, variant: str, capacity: int) -> Any:
+def trace_call(
+    rank: int, world_size: int, family: str, variant: str, capacity: int, config: GemmConfig = CONFIG
+) -> Any:
     """Trace the second of three calls; return what was wrong with the calls, its spans, and how many were lost."""
     ctx = context()
     problem = make_problem(family, M, N, K, world_size, torch.bfloat16)
-    operator = get_variant(family, variant).build(ctx, problem, CONFIG)
+    operator = get_variant(family, variant).build(ctx, problem, config)
     trace = spans.make_trace(capacity, ctx.get_device())
     faults = []
     for call in range(3):
@@ -88,6 +92,22 @@ def test_every_tile_is_multiplied_once_and_times_are_in_order(ranks: Callable[[i
         for of_thread in by_thread.values():
             of_thread.sort(key=lambda span: (span.begin_ns, span.end_ns))
             assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(of_thread))
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_parts_of_a_tile_are_left_and_added(ranks: Callable[[int], Ranks]) -> None:
+    """Nine tiles for four programs: two of them share the last."""
+    sharing = replace(CONFIG, num_sms=4, group_m=1, splits=2)
+    for faults, found, lost in ranks(2).call(trace_call, "all_gather_gemm", "one_shot", 4096, sharing):
+        assert (faults, lost) == ([], 0)
+        rows = [Span(*span) for span in found]
+        multiplied, stored, added = (
+            Counter(span.tile for span in rows if span.kind == kind.value)
+            for kind in (spans.MULTIPLY, spans.STORE, spans.SUM)
+        )
+        assert multiplied == {tile: 1 + (tile == 8) for tile in range(9)}
+        assert stored == multiplied  # the tile by the program that leads it, a sum by the other
+        assert added[8] == 1
 
 
 @pytest.mark.parametrize("device", ["cpu"])

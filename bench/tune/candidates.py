@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.split_k import Splitting, most_stages
+from iris_kernels.common.split_k import Splitting
 from overlap_taxonomy import Agent, Variant, get_variant
 
 from .. import measure
@@ -83,16 +81,16 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
 def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterator[GemmConfig]:
     """Yield configurations that differ from a variant's default in one respect, and that it can do."""
     tried = {config}
-    for change in _changes(variant, config, problem.dtype):
+    for change in _changes(variant, config):
         other = replace(config, **change)
         if other not in tried and not variant.unsupported_reason(problem, other):
             tried.add(other)
             yield other
 
 
-def _changes(variant: Variant, config: GemmConfig, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
     if isinstance(variant.build, type) and issubclass(variant.build, Splitting):
-        yield from _other_cuts(config, dtype)
+        yield from _other_cuts(config)
         return
     for block_m, block_n, num_warps, num_stages in _TILES:
         if (block_m, block_n) != (config.block_m, config.block_n):
@@ -114,7 +112,7 @@ def _changes(variant: Variant, config: GemmConfig, dtype: torch.dtype) -> Iterat
         yield {"group_m": config.group_m * 2}
 
 
-def _other_cuts(config: GemmConfig, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
     """More and fewer programs for the same tiles; narrower and wider tiles, and about as many programs."""
     for splits in (config.splits + 1, config.splits - 1, 2 * config.splits):
         if splits > 0:
@@ -123,7 +121,8 @@ def _other_cuts(config: GemmConfig, dtype: torch.dtype) -> Iterator[dict[str, An
         if block_n != config.block_n:
             warps = warps_of(config.block_m, block_n)
             splits = max(1, config.splits * block_n // config.block_n)
-            stages = min(config.num_stages, most_stages(config.block_m, block_n, config.block_k, dtype))
+            in_flight = config.num_stages * (config.block_m + config.block_n) // (config.block_m + block_n)
+            stages = max(2, min(6, in_flight))  # as many bytes
             shape = {"block_n": block_n, "num_warps": warps, "num_stages": stages, "epilogue_subtiles": 1}
             yield {**shape, "splits": splits}
 

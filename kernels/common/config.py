@@ -31,7 +31,8 @@ class GemmConfig:
         comm_warps: warps of a kernel that only communicates.
         panels: into how many panels of rows what is sent is cut, in the variants that send panels.
         team: how many programs compute each of the last tiles together, in the variants that can.
-        splits: programs for each tile of the last, unfilled wave, at most, which share those tiles, in `one_shot`.
+        splits: programs for each tile of the last, unfilled wave, in the mean, or fewer, which share those tiles, in
+            `one_shot`.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
     """
 
@@ -77,7 +78,7 @@ def invalid_reason(config: GemmConfig) -> str | None:
         if getattr(config, name) < 1:
             return f"{name} is {getattr(config, name)}; it takes at least 1"
     if config.splits > MOST_SPLITS:
-        return f"splits is {config.splits}; a tile may be shared by {MOST_SPLITS} programs"
+        return f"splits is {config.splits}; tiles may be shared by {MOST_SPLITS} programs each"
     if config.num_sms <= config.comm_sms:
         return f"comm_sms is {config.comm_sms} of {config.num_sms} programs; at least one must compute"
     return None

@@ -42,7 +42,8 @@ _LOADED_SUM_BYTES_US = 37e3  # and comes
 
 
 class Cut(NamedTuple):
-    """How an output is cut: into tiles; those of the last, unfilled wave have `splits` programs each, at most."""
+    """How an output is cut: into tiles; those of the last, unfilled wave have `splits` programs each, in the mean, or
+    fewer."""
 
     block_m: int
     block_n: int
@@ -72,7 +73,7 @@ def plan_of(
         tiles, rows, steps: their number, how many of them are below each other, and the steps of k of each.
         num_sms: programs, at most.
         group_m: rows of tiles whose numbers follow each other down a column.
-        splits: programs for each tile that is shared, at most; each has a step of k.
+        splits: programs for each tile that is shared, in the mean, at most; each has a step of k.
         leaving: steps that take as long as leaving the sum of a part.
         turning: steps that take as long as turning to another tile.
     """
@@ -142,18 +143,21 @@ def best_cut(
     return min(cuts, key=us)
 
 
-def cut_us(cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element_bytes: int) -> float:
+def cut_us(
+    cut: Cut, m: int, n: int, k: int, num_sms: int, block_k: int, element_bytes: int, group_m: int = GROUP_M
+) -> float:
     """Return the predicted time of a cut, in µs: turns of whole tiles, a run of steps of shared ones, and their sums.
 
     Args:
         cut: what to predict.
         m, n, k, num_sms, block_k, element_bytes: as for `best_cut`; `block_k` is the cut's.
+        group_m: rows of tiles whose columns follow each other.
     """
     block_m, block_n, _ = cut
     rows = -(-m // block_m)
     tiles = rows * -(-n // block_n)
     steps = max(1, -(-k // block_k))
-    plan = plan_of_cut(cut, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=element_bytes)
+    plan = plan_of_cut(cut, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=element_bytes, group_m=group_m)
 
     def turns_us(turn_steps: float, programs: int) -> float:
         return turn_steps * step_us(block_m, block_n, block_k, rows, programs, element_bytes) + _TURN_US

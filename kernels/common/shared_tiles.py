@@ -8,7 +8,7 @@ same part of B at the same time, once from memory. (A row of single tiles had B 
 The program that has the first steps of a tile leads it: it waits for the others, adds their sums to its own in the
 order of k, so that the bits are the same in every run, and goes on with the tile. The others leave their partial sums
 in a workspace on their own GPU, and say so with the number of the call. A program leaves one sum a call at most, that
-of the tile in which its run begins, and it leaves it before it waits for any.
+of the tile in which its run begins, and it leaves it before it waits for another's.
 
 Nobody should wait long: runs that turn from one tile to another are shorter than others by what turning takes, and the
 program that leads a tile, and leaves no sum, has more steps by what leaving one takes (`Sharing.head`).
@@ -18,8 +18,8 @@ the same tile of a peer, as the earliest that is waited for is always under way.
 is over when its tiles are: programs that led none are not counted. All ranks have the same tiles, those of the rank
 with the most columns: what a smaller one lacks is masked.
 
-A kernel of this loop is launched before the one ahead of it in the stream is done, where GPUs can do that: its programs
-are there when the last tile of that one is. It begins with `wait_for_earlier_kernels`.
+A short kernel of this loop is launched before the one ahead of it in the stream is done, where GPUs can do that: its
+programs are there when the last tile of that one is. It begins with `wait_for_earlier_kernels`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 
 NONE = tl.constexpr(0)  # no tile is shared
 UNEVEN = tl.constexpr(-1)  # a run may end one tile and begin the next
-MOST_PARTS = tl.constexpr(2 * MOST_SPLITS)  # of a tile
+MOST_PARTS = tl.constexpr(2 * MOST_SPLITS)  # of a tile: so many splits in the mean, and a part more at each end
 LARGE = tl.constexpr(128 * 128)  # elements of a tile of whose sums one at a time is loaded
 
 

@@ -12,7 +12,8 @@ from .cuts import GROUP_M, LOW_ROWS, Cut, Plan, best_cut, cut_us, known_parts, p
 from .operator import FusedOperator
 from .shared_tiles import Sharing
 
-_OPERAND_BYTES = 220 << 10  # of shared memory, for operands
+_OPERAND_BYTES = 220 << 10  # of shared memory, for operands, from sm_90 on
+_EARLIER_OPERAND_BYTES = 96 << 10
 _SHORT_US = 45.0  # worth an early launch
 
 
@@ -46,7 +47,8 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
     elif is_exact:
         stages = 4
     else:  # as much on its way as shared memory takes: it is what hides the memory's latency
-        stages = most_stages(cut.block_m, cut.block_n, block_k, dtype)
+        operand_bytes = _OPERAND_BYTES if is_hopper_or_later(arch) else _EARLIER_OPERAND_BYTES
+        stages = max(2, min(6, operand_bytes // ((cut.block_m + cut.block_n) * block_k * dtype.itemsize)))
     return GemmConfig(
         cut.block_m,
         cut.block_n,
@@ -63,11 +65,6 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
     )
 
 
-def most_stages(block_m: int, block_n: int, block_k: int, dtype: torch.dtype) -> int:
-    """Return how many stages an NVIDIA SM's shared memory takes, and no more than help."""
-    return min(6, _OPERAND_BYTES // ((block_m + block_n) * block_k * dtype.itemsize))
-
-
 class Splitting(FusedOperator[Any]):
     """Mixed into an operator whose kernel runs `compute_tiles`: its configuration, and where parts of a tile meet."""
 
@@ -77,7 +74,12 @@ class Splitting(FusedOperator[Any]):
 
     def _open_sharing(self) -> None:
         """Allocate what the parts of all shared tiles need."""
-        config, sharers = self.config, self._plan.sharers
+        config, sharers, num_sms = self.config, self._plan.sharers, self.ctx.get_cu_count()
+        if sharers and config.num_sms > num_sms and self.ctx.get_arch() != "cpu":
+            raise ValueError(
+                f"{self}: num_sms is {config.num_sms}; programs that share tiles wait for each other, and this GPU has "
+                f"room for {num_sms} at once: num_sms={num_sms}, or splits=1"
+            )
         size = max(1, sharers * config.block_m * config.block_n)
         self._sums = torch.empty(size, dtype=torch.float32, device=self.ctx.get_device())
         self._left = self._local_flags(sharers, "the part of a shared tile by program")
@@ -98,7 +100,7 @@ class Splitting(FusedOperator[Any]):
     @cached_property
     def _plan(self) -> Plan:
         """How this rank's programs take its tiles; it may have fewer steps of k than others."""
-        return plan_of_cut(self._cut, **self._sizes, group_m=self.config.group_m)
+        return plan_of_cut(self._cut, **self._sizes)
 
     @property
     def _is_short(self) -> bool:
@@ -123,6 +125,7 @@ class Splitting(FusedOperator[Any]):
             "num_sms": self.config.num_sms,
             "block_k": self.config.block_k,
             "element_bytes": self.problem.dtype.itemsize,
+            "group_m": self.config.group_m,
         }
 
     @property
