@@ -191,9 +191,8 @@ def test_a_context_knows_that_ranks_share_a_device() -> None:
             assert "number of GPUs the ranks see (2)" in said
             assert "at most 2 ranks" in said
             assert "IRIS_RANKS_PER_GPU=2" in said
-        for count, refusal in pool.call(
-            open_on_shared_devices, "2", devices
-        ):  # also on the rank that has one to itself
+        # Also on the rank that has one to itself.
+        for count, refusal in pool.call(open_on_shared_devices, "2", devices):
             assert count == 2
             assert "NCCL and RCCL take one rank each" in refusal
         ((count, _), *_) = pool.call(open_on_shared_devices, "1", ["", "", "GPU 0"])  # not for it to complain about

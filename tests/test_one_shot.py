@@ -175,8 +175,9 @@ def note_parts_kernel(
     HAS_WHOLE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Count how often each step of each tile is computed, note whose sum each program leaves and who loads it, and what
-    is wrong."""
+    """Count how often each step of each tile is computed; note the tile whose sum a program leaves, and that for which
+    it is loaded; count what is wrong.
+    """
     before = tl.full((), -1, tl.int32)
     for turn in range(shared_tiles._num_turns(tiles, steps, sharing, HAS_WHOLE, PARTS)):
         part = shared_tiles._part_of(turn, tiles, steps, sharing, HAS_WHOLE, PARTS)

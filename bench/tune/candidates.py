@@ -9,7 +9,7 @@ from typing import Any
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.split_k import Splitting
+from iris_kernels.common.split_k import Splitting, stages_within
 from overlap_taxonomy import Agent, Variant, get_variant
 
 from .. import measure
@@ -121,8 +121,8 @@ def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
         if block_n != config.block_n:
             warps = warps_of(config.block_m, block_n)
             splits = max(1, config.splits * block_n // config.block_n)
-            in_flight = config.num_stages * (config.block_m + config.block_n) // (config.block_m + block_n)
-            stages = max(2, min(6, in_flight))  # as many bytes
+            in_flight = config.num_stages * (config.block_m + config.block_n)
+            stages = stages_within(in_flight, config.block_m + block_n)
             shape = {"block_n": block_n, "num_warps": warps, "num_stages": stages, "epilogue_subtiles": 1}
             yield {**shape, "splits": splits}
 

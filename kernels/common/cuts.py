@@ -42,8 +42,7 @@ _LOADED_SUM_BYTES_US = 37e3  # and comes
 
 
 class Cut(NamedTuple):
-    """How an output is cut: into tiles; those of the last, unfilled wave have `splits` programs each, in the mean, or
-    fewer."""
+    """How an output is cut: into tiles, and those of the last, unfilled wave into `splits` in the mean, or fewer."""
 
     block_m: int
     block_n: int

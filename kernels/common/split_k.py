@@ -48,7 +48,7 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
         stages = 4
     else:  # as much on its way as shared memory takes: it is what hides the memory's latency
         operand_bytes = _OPERAND_BYTES if is_hopper_or_later(arch) else _EARLIER_OPERAND_BYTES
-        stages = max(2, min(6, operand_bytes // ((cut.block_m + cut.block_n) * block_k * dtype.itemsize)))
+        stages = stages_within(operand_bytes, (cut.block_m + cut.block_n) * block_k * dtype.itemsize)
     return GemmConfig(
         cut.block_m,
         cut.block_n,
@@ -63,6 +63,11 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
         splits=cut.splits,
         descriptors=not is_exact and is_hopper_or_later(arch),
     )
+
+
+def stages_within(room: int, stage: int) -> int:
+    """Return how many stages of a size to have within some room, in whatever unit: at least two, no more than help."""
+    return max(2, min(6, room // stage))
 
 
 class Splitting(FusedOperator[Any]):
@@ -91,18 +96,14 @@ class Splitting(FusedOperator[Any]):
 
     @property
     def _all_tiles(self) -> int:
-        return self._rows_of_tiles * -(-self._columns // self.config.block_n)
-
-    @property
-    def _rows_of_tiles(self) -> int:
-        return -(-int(self.problem.m) // self.config.block_m)
+        return -(-int(self.problem.m) // self.config.block_m) * -(-self._columns // self.config.block_n)
 
     @cached_property
     def _plan(self) -> Plan:
         """How this rank's programs take its tiles; it may have fewer steps of k than others."""
         return plan_of_cut(self._cut, **self._sizes)
 
-    @property
+    @cached_property
     def _is_short(self) -> bool:
         """Whether the kernel is worth an early launch: it saves 3 µs, and costs a long kernel up to 10.
 

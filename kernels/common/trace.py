@@ -23,9 +23,8 @@ _HEAD_WORDS = tl.constexpr(2)
 MULTIPLY = tl.constexpr(0)
 STORE = tl.constexpr(1)  # what was computed, to this rank's memory and to peers'
 WAIT = tl.constexpr(2)  # for peers, or for those that share its tile, by a program that computes
-SUM = tl.constexpr(
-    3
-)  # add partial sums of a tile: the peers', or those of the programs that share it; in the former case store it
+# Add partial sums of a tile: the peers', or those of the programs that share it; in the former case store it.
+SUM = tl.constexpr(3)
 PUSH = tl.constexpr(4)  # to peers, by a program that only communicates
 PUSH_WAIT = tl.constexpr(5)  # such a program, for peers or for what it pushes
 # By warps that do not multiply, in programs whose other warps do (hopper/).
