@@ -36,5 +36,6 @@ class Sync(Enum):
     SHARED_MEMORY_BARRIER = "a barrier in shared memory a tile"
     PART_FLAG = "a flag a part of a tile, of the programs that share it"
     SHARD_COUNTER = "a counter a shard"
+    SHARD_FLAG = "a flag a shard, or a part of it, set by the stream"
     PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"
     CHOSEN = "as in the variant it chooses"

@@ -72,9 +72,6 @@ class LoggedStream(PreparedStream):
     def current_waiting(self) -> Step:
         return lambda: self._log.entries.append(("join", self._streams[-1]))
 
-    def waiting_for(self, other: LoggedStream) -> Step:
-        return self._entry("wait for", other.handle)
-
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
         self._streams.append(self.handle)
@@ -83,6 +80,9 @@ class LoggedStream(PreparedStream):
 
     def waiting_for_value(self, flag: torch.Tensor, value: int) -> Step:
         return self._entry("wait", flag.data_ptr(), value)
+
+    def writing_value(self, flag: torch.Tensor, value: int) -> Step:
+        return self._entry("write", flag.data_ptr(), value)
 
     def copying_2d(self, dst: torch.Tensor, src: torch.Tensor) -> Step:
         return self._entry("copy", dst.data_ptr(), src.data_ptr(), *dst.stride(), *src.stride(), *src.shape)

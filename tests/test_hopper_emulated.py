@@ -27,7 +27,7 @@ from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import courier
 from iris_kernels.common import gemm
 from iris_kernels.common import trace as spans
-from iris_kernels.common.config import GemmConfig, programs_beside_another
+from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import herald, inbox, outbox, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.gemm_reduce_scatter import rounds
@@ -90,7 +90,7 @@ class World:
             name: getattr(self, name)
             for name in (
                 *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
-                *("current_call", "wait_parts"),
+                *("current_call", "finish_and_clear"),
                 *("count_pieces", "wait", "announce_position", "signal", "put_sums", "get_sums"),
                 *("trace_time", "trace_span", "trace_until"),
             )
@@ -108,11 +108,9 @@ class World:
     def current_call(self, peers: Any, world_size: int) -> int:
         return self.epoch(peers.rank) + 1
 
-    def announce_part(self, peers: Any, peer: int) -> None:
-        self._words["parts", peer, peers.rank] += 1
-
-    def wait_parts(self, peers: Any, peer: int, count: int, world_size: int) -> None:
-        self._await(("parts", peers.rank, peer), count)
+    def set_flag(self, rank: int, flag: int) -> None:
+        assert not self._words["tile", rank, flag], "the flag of the call before is still set"
+        self._words["tile", rank, flag] = 1
 
     def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
         for peer in set(range(world_size)) - {peers.rank}:
@@ -124,11 +122,24 @@ class World:
     def finish_call(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
         self._sent_has_arrived()
         if self._is_last(peers, epoch, num_programs):
-            for peer in range(world_size):
-                self._words["done", peer, peers.rank] = epoch
-            for peer in range(world_size):
-                self._await(("done", peers.rank, peer), epoch)
-            self._words["epoch", peers.rank] = epoch
+            self._end_with_peers(peers, epoch, world_size)
+
+    def finish_and_clear(
+        self, peers: Any, epoch: int, num_programs: int, flags: int, num_flags: int, world_size: int
+    ) -> None:
+        if self._is_last(peers, epoch, num_programs):
+            for flag in range(flags, flags + num_flags):
+                is_own = flag // (num_flags // world_size) == peers.rank
+                assert self._words["tile", peers.rank, flag] or is_own, "a flag that may be set later"
+                self._words["tile", peers.rank, flag] = 0
+            self._end_with_peers(peers, epoch, world_size)
+
+    def _end_with_peers(self, peers: Any, epoch: int, world_size: int) -> None:
+        for peer in range(world_size):
+            self._words["done", peer, peers.rank] = epoch
+        for peer in range(world_size):
+            self._await(("done", peers.rank, peer), epoch)
+        self._words["epoch", peers.rank] = epoch
 
     def finish_after_arrivals(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
         if self._is_last(peers, epoch, num_programs):
@@ -198,15 +209,15 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     (arguments,) = [arguments for kernel, arguments in launches if kernel.fn.__name__ == "warp_specialized_kernel"]
     num_programs = operator.config.num_sms
     beside = []
-    if operator.variant == COPIES:  # the kernels and the copies beside the one that multiplies
-        num_programs = programs_beside_another(num_programs)
-        world.begin_call(operator._peers(), operator.problem.world_size)
+    if operator.variant == COPIES:
         beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
     options = ("num_warps", "num_stages", "launch_pdl")
     arguments = {name: value for name, value in arguments.items() if name not in options}
     for name, value in arguments.items():
         if isinstance(value, TensorDescriptor):
             arguments[name] = Descriptor(value)
+    if "came_ptr" in arguments:
+        arguments["came_ptr"] = 0
     if "shards" in arguments:
         arguments["shards"] = arguments["shards"]._replace(flags_ptr=0)
     if "shard" in arguments:
@@ -224,17 +235,13 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
 
 
 def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
-    """Stand for the copy stream of all-gather, and the one that counts."""
-    peers, world_size = operator._peers(), operator.problem.world_size
-    epoch = world.current_call(peers, world_size)
-    world.wait_ready(peers, epoch, world_size)
-    world.finish_after_arrivals(peers, epoch, programs_beside_another(operator.config.num_sms) + 1, world_size)
-    for peer, destination in operator._destinations:
-        for part in range(operator._parts()):
-            rows = slice(part * operator._part_rows, (part + 1) * operator._part_rows)
-            machine.wait(lambda: True)
-            destination[rows].copy_(a[rows])
-            world.announce_part(peers, peer)
+    """Stand for the copy stream of all-gather."""
+    parts = operator._num_parts
+    for number, copy in enumerate(operator._copies):
+        machine.wait(lambda: True)
+        copy.destination.copy_(a[copy.rows])
+        peer = (operator.rank - 1 - number // parts) % operator.problem.world_size
+        world.set_flag(peer, operator.rank * parts + number % parts)
 
 
 def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str], *, is_traced: bool) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import torch
 import triton
 import triton.language as tl
 
@@ -140,6 +141,13 @@ def finish_unawaited(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
+def finish_uncleared(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZE: tl.constexpr):
+    """`finish_and_clear` that leaves the flags as they are."""
+    if handshake._is_last(peers, epoch, num_programs, WORLD_SIZE):
+        handshake._end_with_peers(peers, epoch, WORLD_SIZE)
+
+
+@triton.jit
 def relaxed_arrival(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     """`_is_last` without its edges."""
     tl.debug_barrier()
@@ -160,6 +168,11 @@ def leave_unordered(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
 def always_the_first(epoch, BUFFERS: tl.constexpr):
     """`turn_of_call` that knows one buffer."""
     return epoch * 0
+
+
+def _store(stream: CheckedStream, flag: torch.Tensor, value: int) -> None:
+    """A stream that writes a flag as it would write anything."""
+    stream._queue.put(lambda: flag.fill_(value))
 
 
 def _forget(stream: CheckedStream, *_: Any) -> None:
@@ -189,6 +202,8 @@ class Planted:
             return run_case(case, schedules=schedules, seed=seed)
 
 
+_COPIES = ("all_gather_gemm", "copy_engine")
+
 PLANTED = (
     Planted("a missing release: the flag is relaxed", sync.signal, relaxed_signal),
     Planted("a missing release: the flag is a plain store", sync.signal, stored_signal),
@@ -205,10 +220,10 @@ PLANTED = (
     Planted("a relaxed flag of a part of a tile", shared_tiles.leave_part, leave_unordered, variant="one_shot"),
     Planted("one buffer for two calls", shared_tiles.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
     Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),
+    Planted("flags of copies that nothing zeroes", handshake.finish_and_clear, finish_uncleared, *_COPIES),
+    Planted("a flag of a copy without a release", "write_value", _store, *_COPIES),
     Planted("a stream that nothing waits for", "current_waits", _forget, variant="producer_consumer"),
-    Planted(
-        "a stream that does not wait for the call before", "wait_for_current", _forget, "all_gather_gemm", "copy_engine"
-    ),
+    Planted("a stream that does not wait for the call before", "wait_for_current", _forget, *_COPIES),
 )
 
 

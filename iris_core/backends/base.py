@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
@@ -28,10 +27,6 @@ class Stream(ABC):
         """Hold the current stream until all work now in this queue is done."""
 
     @abstractmethod
-    def wait_for(self, other: Any) -> None:
-        """Hold this queue until all work now in another one, of the same backend, is done."""
-
-    @abstractmethod
     def as_current(self) -> AbstractContextManager[None]:
         """Make this queue the current stream within a ``with`` block."""
 
@@ -41,6 +36,14 @@ class Stream(ABC):
 
         A GPU's queue waits without a limit. So the flag must be one that kernels of this rank, queued before, are sure
         to bring there: they count on after a wait of theirs has failed.
+        """
+
+    @abstractmethod
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        """Set `flag`, one int64 word of any rank's heap.
+
+        Edge: all work now in this queue, its copies to peers too, happens before what follows a `wait` of whatever
+        rank that sees `value`.
         """
 
     @abstractmethod
@@ -66,12 +69,12 @@ class PreparedStream(Stream):
         """Prepare `current_waits`, likewise."""
 
     @abstractmethod
-    def waiting_for(self, other: Any) -> Step:
-        """Prepare `wait_for`."""
-
-    @abstractmethod
     def waiting_for_value(self, flag: torch.Tensor, value: int) -> Step:
         """Prepare `wait_value`."""
+
+    @abstractmethod
+    def writing_value(self, flag: torch.Tensor, value: int) -> Step:
+        """Prepare `write_value`."""
 
     @abstractmethod
     def copying_2d(self, dst: torch.Tensor, src: torch.Tensor) -> Step:
@@ -83,11 +86,11 @@ class PreparedStream(Stream):
     def current_waits(self) -> None:
         self.current_waiting()()
 
-    def wait_for(self, other: Any) -> None:
-        self.waiting_for(other)()
-
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         self.waiting_for_value(flag, value)()
+
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        self.writing_value(flag, value)()
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self.copying_2d(dst, src)()

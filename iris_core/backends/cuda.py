@@ -96,9 +96,16 @@ class CudaBackend(VmmBackend):
         at_least = cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         return _queuing(cu.cuStreamWaitValue32, cu.CUstream(stream), cu.CUdeviceptr(address), value, at_least)
 
+    def writing_value(self, stream: int, address: int, value: int) -> Step:
+        fenced = cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+        return _queuing(cu.cuStreamWriteValue64, cu.CUstream(stream), cu.CUdeviceptr(address), value, fenced)
+
     def copying_2d(
         self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
     ) -> Step:
+        if dst_pitch == src_pitch == width_bytes:  # 2 µs less than in rows
+            to, come = cu.CUdeviceptr(dst), cu.CUdeviceptr(src)
+            return _queuing(cu.cuMemcpyDtoDAsync, to, come, width_bytes * height, cu.CUstream(stream))
         copy = cu.CUDA_MEMCPY2D()
         copy.srcMemoryType = copy.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
         copy.srcDevice, copy.srcPitch = src, src_pitch

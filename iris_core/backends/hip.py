@@ -23,6 +23,7 @@ _LOCATION_TYPE_DEVICE = 1
 _ACCESS_READ_WRITE = 3
 _GRANULARITY_RECOMMENDED = 1
 _STREAM_WAIT_VALUE_GEQ = 0
+_STREAM_WRITE_VALUE_DEFAULT = 0
 _STREAM_NON_BLOCKING = 1
 _HOST_REGISTER_PORTABLE = 1
 _HOST_REGISTER_MAPPED = 2
@@ -146,6 +147,16 @@ class HipBackend(VmmBackend):
             c_uint(value),
             c_uint(_STREAM_WAIT_VALUE_GEQ),
             c_uint(0xFFFFFFFF),
+        )
+
+    def writing_value(self, stream: int, address: int, value: int) -> Step:
+        return partial(
+            self._call,
+            "hipStreamWriteValue64",
+            c_void_p(stream),
+            c_void_p(address),
+            c_ulonglong(value),
+            c_uint(_STREAM_WRITE_VALUE_DEFAULT),
         )
 
     def copying_2d(

@@ -67,9 +67,6 @@ class _ImmediateStream(Stream):
     def current_waits(self) -> None:
         pass
 
-    def wait_for(self, other: Stream) -> None:
-        pass
-
     def as_current(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -82,6 +79,9 @@ class _ImmediateStream(Stream):
                 return
             looks += 1
             wait_a_little(looks)
+
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        flag.fill_(value)
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         dst.copy_(src)

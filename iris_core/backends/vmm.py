@@ -148,6 +148,10 @@ class VmmBackend(Backend):
         """Prepare a wait until the 32-bit word at `address` is at least `value`."""
 
     @abstractmethod
+    def writing_value(self, stream: int, address: int, value: int) -> Step:
+        """Prepare a write of the 64-bit word at `address`, behind a fence over the system."""
+
+    @abstractmethod
     def copying_2d(
         self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
     ) -> Step:
@@ -179,18 +183,14 @@ class GpuStream(PreparedStream):
     def current_waiting(self) -> Step:
         return self._join
 
-    def waiting_for(self, other: GpuStream) -> Step:
-        def wait() -> None:
-            self._backend.record_event(self._event.cuda_event, other.handle)
-            self._backend.wait_event(self.handle, self._event.cuda_event)
-
-        return wait
-
     def as_current(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._stream)
 
     def waiting_for_value(self, flag: torch.Tensor, value: int) -> Step:
         return self._backend.waiting_for_value(self.handle, flag.data_ptr(), value)
+
+    def writing_value(self, flag: torch.Tensor, value: int) -> Step:
+        return self._backend.writing_value(self.handle, flag.data_ptr(), value)
 
     def copying_2d(self, dst: torch.Tensor, src: torch.Tensor) -> Step:
         width_bytes = src.shape[1] * src.element_size()

@@ -79,6 +79,23 @@ class Queue:
 
         self.put(wait)
 
+    def put_write_value(self, flag: torch.Tensor, value: int) -> None:
+        """Queue a write of a word. It releases, as stream memory operations do."""
+        node, address, site = self._node, address_of(flag), self._node.detector.site()
+        word = ctypes.c_int64.from_address(address)
+
+        def write() -> None:
+            node.scheduler.at_access()
+            where = np.array([address], dtype=np.int64)
+            node.detector.clocks.pass_barrier(self.agent)  # it releases all that the queue has done
+            node.detector.access(self.agent, where, flag.element_size(), site, write=True, strength=SYSTEM)
+            node.detector.releases.overwritten(address, address + 1)
+            node.detector.releases.release(self.agent, address, SYSTEM)
+            word.value = value
+            node.scheduler.changed()
+
+        self.put(write)
+
     def put_copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a copy of a matrix, which is not done at once."""
 
@@ -113,14 +130,14 @@ class CheckedStream(Stream):
     def current_waits(self) -> None:
         self._node.current_queue(self._queue.rank).put_wait_for(self._queue)
 
-    def wait_for(self, other: CheckedStream) -> None:
-        self._queue.put_wait_for(other._queue)
-
     def as_current(self) -> AbstractContextManager[None]:
         return self._node.current_stream(self._queue)
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         self._queue.put_wait_value(flag, value)
+
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        self._queue.put_write_value(flag, value)
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._queue.put_copy(dst, src)

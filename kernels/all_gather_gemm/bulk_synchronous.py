@@ -34,7 +34,7 @@ def gemm_kernel(
 ):
     """Multiply the gathered A."""
     pid, step = tl.program_id(0), tl.num_programs(0)
-    multiply_shards(pid, step, 0, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, 0, WORLD_SIZE, TILE)
+    multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, None, WORLD_SIZE, TILE)
 
 
 class BulkSynchronous(AllGatherGemm):

@@ -2,47 +2,50 @@
 
 | queue | work |
 |---|---|
-| current stream | tell the peers this rank is ready · multiply shards as they come |
-| copy stream | wait for the peers to be ready · for each peer and part of the shard: copy it |
-| counting stream | behind each copy: count the part at the peer, while the next one is copied |
+| copy stream | for each peer and part of the shard: copy it · set its flag there |
+| current stream | multiply shards as they come; zero the flags, and end the call with the peers |
 
-The kernels that wait or count are single programs, and the peers wait for them: the GEMM leaves them one SM, since its
-own programs can fill all the registers of one. The call's number is read by the waiting program too, so that program
-takes part in ending the call.
+The queue itself sets a flag, by a stream memory operation. That takes 7 µs less than a kernel that counts behind the
+copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. In
+a second queue, while the next copy is under way, flags came up to 200 µs late where the call was launched as a graph.
+
+A call ends when all ranks have multiplied all shards: *done* says that, so the next call's copies ask nobody. Flags are
+zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then a kernel on the copy
+stream first meets the peers'. It is a single program, the peers wait for it, and the programs of a GEMM can fill all
+the registers of an SM: so the GEMM leaves it one.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from ..common.config import programs_beside_another
-from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals, wait_ready
+from ..common.handshake import begin_call, finish_and_clear, wait_ready
 from .operator import AllGatherGemm
 
 
 @triton.jit
-def begin_kernel(peers, WORLD_SIZE: tl.constexpr):
-    """Tell the peers that this rank is ready."""
-    begin_call(peers, WORLD_SIZE)
+def meet_kernel(peers, came_ptr, total_programs, PARTS: tl.constexpr, WORLD_SIZE: tl.constexpr):
+    """Meet the peers: what was gathered before has been read on every rank.
 
-
-@triton.jit
-def gate_kernel(peers, total_programs, WORLD_SIZE: tl.constexpr):
-    """Hold the copies until all peers are ready."""
-    epoch = current_call(peers, WORLD_SIZE)
+    It has read the call's number, so it takes part in ending the call.
+    """
+    epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+    finish_and_clear(peers, epoch, total_programs, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
 
 
-@triton.jit
-def announce_kernel(peers, peer, WORLD_SIZE: tl.constexpr):
-    """Behind a copy: count it at the peer."""
-    announce_part(peers, peer, WORLD_SIZE)
+class Copy(NamedTuple):
+    """Which rows of the shard, where they go, and the flag to set there."""
+
+    rows: slice
+    destination: torch.Tensor
+    flag: torch.Tensor
 
 
 class PushedByCopyEngines(AllGatherGemm):
@@ -50,53 +53,62 @@ class PushedByCopyEngines(AllGatherGemm):
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
-        everywhere = self.ctx.peer_view(self.gathered)[:, self._own_rows]
-        world_size = self.problem.world_size
-        order = [(self.rank - distance) % world_size for distance in range(1, world_size)]
-        self._destinations = [(peer, everywhere[peer]) for peer in order]  # the rank below needs this shard first
-        self._part_rows = self._rows_of_part()
+        rank, world_size, config = self.rank, self.problem.world_size, self.config
+        # Parts are whole groups of the tile order: so tiles come in the order of parts, and some program awaits each.
+        row_tiles = -(-self.problem.a_shape(0)[0] // config.block_m)
+        groups = -(-row_tiles // config.group_m)
+        self._part_rows = max(1, -(-groups // self._most_parts())) * config.group_m * config.block_m
+        self._num_parts = max(1, -(-row_tiles * config.block_m // self._part_rows))
+        self._came = self._flags_by_sender(self._num_parts, "part", "shard", a_call=None)
+        shards = self.ctx.peer_view(self.gathered)[:, self._own_rows]
+        flags = self.ctx.peer_view(self._came)[:, rank]
+        self._copies = []  # the rank below needs this shard first
+        for peer in ((rank - distance) % world_size for distance in range(1, world_size)):
+            for part in range(self._num_parts):
+                rows = slice(part * self._part_rows, (part + 1) * self._part_rows)
+                self._copies.append(Copy(rows, shards[peer, rows], flags[peer, part]))
         self._copy_stream = self._side_stream()
-        self._counting_stream = self._side_stream()
 
-    def _parts(self) -> int:
+    def _most_parts(self) -> int:
+        """Return into how many parts a shard is cut at most."""
         return 1
 
-    def _rows_of_part(self) -> int:
-        """Return the rows of a part of the largest shard: whole tiles."""
-        tiles = -(-self.problem.a_shape(0)[0] // self.config.block_m)
-        return -(-tiles // self._parts()) * self.config.block_m
+    def _num_programs(self, num_sms: int) -> int:
+        """Return how many programs multiply."""
+        return programs_beside_another(num_sms) if self.keep_gathered else num_sms
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         kernel, multiply = self._multiplication(a, b)  # first: operands that it refuses leave nothing half done
-        handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
-        num_programs = programs_beside_another(self.config.num_sms)
+        num_programs = self._num_programs(self.config.num_sms)
+        shared: dict[str, Any] = {
+            "peers": self._peers(),
+            "came_ptr": self._came,
+            "total_programs": num_programs + self.keep_gathered,
+            "PARTS": self._num_parts,
+            "WORLD_SIZE": self.problem.world_size,
+        }
         source = a
         if a.stride(1) != 1:  # a copy engine copies rows
             source = self.gathered[self._own_rows]
             if not self.keep_gathered:
                 self._calls.copy(source, a)
-        self._run(begin_kernel, 1, num_warps=1, **handshake)
         self._copy_stream.wait_for_current()
-        with self._copy_stream.as_current():
-            self._run(gate_kernel, 1, num_warps=1, **handshake, total_programs=num_programs + 1)
-        for peer, destination in self._destinations:
-            for part in range(self._parts()):
-                rows = slice(part * self._part_rows, (part + 1) * self._part_rows)
-                if len(source[rows]):
-                    self._copy_stream.copy_2d(destination[rows], source[rows])
-                self._counting_stream.wait_for(self._copy_stream)
-                with self._counting_stream.as_current():
-                    self._run(announce_kernel, 1, num_warps=1, **handshake, peer=peer)
-        self._run(kernel, num_programs, **multiply, total_programs=num_programs + 1)
+        if self.keep_gathered:
+            with self._copy_stream.as_current():
+                self._run(meet_kernel, 1, num_warps=1, **shared)
+        for copy in self._copies:
+            if len(copy.destination):
+                self._copy_stream.copy_2d(copy.destination, source[copy.rows])
+            self._copy_stream.write_value(copy.flag, 1)
+        self._run(kernel, num_programs, **{**multiply, **shared})
         self._copy_stream.current_waits()
-        if self._destinations:  # else nothing was queued there
-            self._counting_stream.current_waits()
 
     @abstractmethod
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that multiplies, and its arguments but `total_programs`, those that end the call.
+        """Return the kernel that multiplies, and its arguments, but those that all these kernels share.
 
-        Its programs wait for shards and take part in ending the call. Nothing is queued.
+        It waits for the flags at `came_ptr`, PARTS words a rank, and ends the call, with `total_programs` in all.
+        Nothing is queued.
 
         Raises:
             ValueError: operands that it cannot read.

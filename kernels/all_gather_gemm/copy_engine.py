@@ -1,6 +1,6 @@
 """All-gather + GEMM with the copy engines: they push this rank's shard while a GEMM kernel multiplies.
 
-The streams, the copies and their order are in copies.py; here is the GEMM, on all SMs but one.
+The streams, the copies and their order are in copies.py; here is the GEMM, on all SMs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
-from ..common.handshake import current_call, finish_after_arrivals
+from ..common.handshake import current_call, finish_and_clear
 from .copies import PushedByCopyEngines
 from .operator import FAMILY
-from .shards import multiply_shards
+from .shards import Arrivals, multiply_shards
 
 
 @triton.jit
@@ -31,17 +31,21 @@ def gemm_kernel(
     block,
     shard_rows,
     peers,
+    came_ptr,
     total_programs,
+    PARTS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Multiply each shard when it has come."""
+    """Multiply each shard when it has come, in one part."""
+    tl.static_assert(PARTS == 1)
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
+    arrivals = Arrivals(came_ptr, 1)
     multiply_shards(
-        pid, step, epoch, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, 1, WORLD_SIZE, TILE
+        pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
     )
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+    finish_and_clear(peers, epoch, total_programs, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
 
 
 class CopyEngine(PushedByCopyEngines):
@@ -63,7 +67,7 @@ VARIANT = Variant(
     name=CopyEngine.variant,
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
-    sync=Sync.SHARD_COUNTER,
+    sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a GEMM kernel multiplies each shard when it has come",
     build=CopyEngine,
     unsupported_reason=CopyEngine.unsupported_reason,

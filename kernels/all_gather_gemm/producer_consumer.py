@@ -23,7 +23,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals, wait_ready
 from .operator import FAMILY, AllGatherGemm
-from .shards import multiply_shards, push_shard
+from .shards import Arrivals, multiply_shards, push_shard
 
 
 @triton.jit
@@ -53,8 +53,9 @@ def consumer_kernel(
     """Multiply each shard when it has come."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
+    arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * PARTS)
     multiply_shards(
-        pid, step, epoch, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, PARTS, WORLD_SIZE, TILE
+        pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
     )
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 

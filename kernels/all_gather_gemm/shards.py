@@ -4,7 +4,7 @@ Rank r multiplies its own shard first, read where the caller has it, then those 
 first by the rank below, and is pushed in that order: to r-1, then r-2, …; all ranks push to different peers at once.
 
 A pushing program adds 1 to ``done[r]`` of a peer when its part of the shard is there. Over all calls that makes
-``calls * parts``, so nothing is reset.
+``calls * parts``, so nothing is reset. Copy engines set flags instead: copies.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from iris_core import fence_before_descriptor_loads, translate
+from iris_core import fence_before_descriptor_loads, translate, wait
 
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
-from ..common.handshake import announce_part, wait_parts
+from ..common.handshake import announce_part
 from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 
 
@@ -31,6 +31,13 @@ class Shard(NamedTuple):
     stride_src_m: int
     stride_src_k: int
     stride_dst_m: int
+
+
+class Arrivals(NamedTuple):
+    """When a peer's shard is there: its word of those at `words_ptr`, a word a rank, is at least `expected`."""
+
+    words_ptr: Any
+    expected: int
 
 
 @triton.jit
@@ -60,7 +67,6 @@ def push_shard(
 def multiply_shards(
     first,
     step,
-    epoch,
     a,
     b,
     gemm,
@@ -69,14 +75,14 @@ def multiply_shards(
     block,
     shard_rows,
     peers,
-    PARTS: tl.constexpr,
+    arrivals,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Compute tiles first, first + step, … of this rank's columns of C, shard after shard.
 
-    Every shard has as many tiles as the largest, `shard_rows` high; what reaches past its end is masked. With PARTS a
-    shard of a peer is awaited until so many parts of it have come in this call.
+    Every shard has as many tiles as the largest, `shard_rows` high; what reaches past its end is masked. A shard
+    of a peer is awaited by `arrivals`, unless that is None.
     """
     one_shard = rows_of_block(block, 0, shard_rows)
     tiles = num_tiles(one_shard, TILE)
@@ -94,8 +100,8 @@ def multiply_shards(
         shard = (peers.rank + tile // tiles) % WORLD_SIZE
         row, col = tile_origin(tile % tiles, one_shard, TILE)
         began = trace_time(peers)
-        if PARTS > 0:
-            wait_parts(peers, shard, epoch * PARTS, WORLD_SIZE)
+        if arrivals is not None:
+            wait(arrivals.words_ptr + shard, arrivals.expected, peers.watchdog_ptr)
             fence_before_descriptor_loads()
             began = trace_span(peers, WAIT, tile, began)
         rows = rows_of_shard(block, shard, shard_rows)
@@ -103,10 +109,10 @@ def multiply_shards(
         began = trace_span(peers, MULTIPLY, tile, began)
         store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
         trace_span(peers, STORE, tile, began)
-    if PARTS > 0:
+    if arrivals is not None:
         if (tiles == 0) & (first == 0):  # a rank without columns: its gathered A must be whole all the same
             for distance in tl.static_range(1, WORLD_SIZE):
-                wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch * PARTS, WORLD_SIZE)
+                wait(arrivals.words_ptr + (peers.rank + distance) % WORLD_SIZE, arrivals.expected, peers.watchdog_ptr)
 
 
 @triton.jit

@@ -2,14 +2,14 @@
 
 | who | does | waits for |
 |---|---|---|
-| the copy engines | push this rank's shard of A to every peer, in parts (copies.py) | the peers' readiness |
+| the copy engines | push this rank's shard of A to every peer, in parts (copies.py) | the call before |
 | 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
 | 1 warp | loads operands, meanwhile stores the tile before | room; parts of the peers' shards; the finished tile |
 
 The Hopper form of `copy_engine`, whose protocol this is: its multiplication keeps the vendor's rate beside the copies.
 The own shard comes first, read where the caller has it. A tile of a peer's rows waits for their part before its first
 load, so where the link is slower than the multiplication, `warp_specialized` is the better: it waits chunk by chunk.
-Teams may share the last tiles (../common/hopper/team.py). All SMs but one: see copies.py. Pattern: arXiv 2511.12500,
+Teams may share the last tiles (../common/hopper/team.py). Pattern: arXiv 2511.12500,
 section 4, which names "wave specialization" and leaves it unbuilt.
 """
 
@@ -22,12 +22,12 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core import fence_before_descriptor_loads
+from iris_core import fence_before_descriptor_loads, wait
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.config import GemmConfig, programs_beside_another
+from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
-from ..common.handshake import current_call, finish_after_arrivals, wait_parts
+from ..common.handshake import current_call, finish_and_clear
 from ..common.hopper.arguments import Parcel
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import open_ring
@@ -35,9 +35,8 @@ from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
 from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .copies import PushedByCopyEngines
 from .operator import FAMILY
+from .schedule import Gathering
 from .warp_specialized import StoresShards
-
-_LARGE_SHARD_BYTES = 64 << 20  # a smaller one is sooner there than its parts are counted
 
 
 @gluon.jit
@@ -50,6 +49,7 @@ def warp_specialized_kernel(
     sizes,
     part_rows,
     peers,
+    came_ptr,
     total_programs,
     PARTS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
@@ -80,6 +80,7 @@ def warp_specialized_kernel(
                     sizes,
                     part_rows,
                     peers,
+                    came_ptr,
                     epoch,
                     total_programs,
                     PARTS,
@@ -106,6 +107,7 @@ def _load_shards_and_store(
     sizes,
     part_rows,
     peers,
+    came_ptr,
     epoch,
     total_programs,
     PARTS: gl.constexpr,
@@ -121,7 +123,7 @@ def _load_shards_and_store(
     col = 0
     kept = 0
     cols = 0
-    arrived = 0  # parts, in the order in which they are used; the own ones are there
+    arrived = PARTS  # in the order in which they are used; the own shard's are there
     for turn in range(turns):
         parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
         position, start, stop = work_of(turn, whole, num_steps, TILE)
@@ -134,10 +136,10 @@ def _load_shards_and_store(
                 a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
         else:
-            part = row // part_rows + 1
-            needed = position // tiles * PARTS + part
+            part = row // part_rows
+            needed = position // tiles * PARTS + part + 1
             if needed > arrived:
-                wait_parts(peers, owner, (epoch - 1) * PARTS + part, WORLD_SIZE)
+                wait(came_ptr + owner * PARTS + part, 1, peers.watchdog_ptr)
                 fence_before_descriptor_loads()
                 arrived = needed
             a_row = owner * sizes.m + row
@@ -150,8 +152,9 @@ def _load_shards_and_store(
     await_arrival()
     if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
         for distance in gl.static_range(1, WORLD_SIZE):
-            wait_parts(peers, (peers.rank + distance) % WORLD_SIZE, epoch * PARTS, WORLD_SIZE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+            for part in gl.static_range(PARTS):
+                wait(came_ptr + (peers.rank + distance) % WORLD_SIZE * PARTS + part, 1, peers.watchdog_ptr)
+    finish_and_clear(peers, epoch, total_programs, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
 
 
 class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
@@ -161,22 +164,21 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
     """
 
     variant = "warp_specialized_copies"
-    teams = (1, 2, 4)
 
     def default_config(self) -> GemmConfig:
-        # 8192x2304x36864 over 2 H200s, where the link decides, takes 1.14 ms with four parts, with one 1.42.
-        is_large = self.problem.shard_bytes >= _LARGE_SHARD_BYTES
-        return replace(super().default_config(), panels=4 if is_large else 1)
+        problem = self.problem
+        rows, k = problem.a_shape(0)
+        columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
+        num_programs = self._num_programs(self.ctx.get_cu_count())
+        schedule = Gathering(rows, columns, k, problem.world_size, itemsize, num_programs).quickest()
+        return replace(self._config_of(schedule.cut), panels=schedule.parts, group_m=schedule.group)
 
-    def _parts(self) -> int:
+    def _most_parts(self) -> int:
         return self.config.panels
-
-    def _multiplying(self, num_sms: int) -> int:
-        return programs_beside_another(num_sms)
 
     def _open_output(self) -> None:
         super()._open_output()
-        self._team = self._open_team(self._multiplying(self.config.num_sms))
+        self._team = self._open_team(self._num_programs(self.config.num_sms))
 
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
         return warp_specialized_kernel, {
@@ -186,9 +188,6 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
             "team": self._team,
             "sizes": self._sizes,
             "part_rows": self._part_rows,
-            "peers": self._peers(),
-            "PARTS": self._parts(),
-            "WORLD_SIZE": self.problem.world_size,
         }
 
 
@@ -197,7 +196,7 @@ VARIANT = Variant(
     name=WarpSpecializedCopies.variant,
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
-    sync=Sync.SHARD_COUNTER,
+    sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
     build=WarpSpecializedCopies,
     unsupported_reason=WarpSpecializedCopies.unsupported_reason,

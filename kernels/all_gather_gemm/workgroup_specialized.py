@@ -22,7 +22,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from .operator import FAMILY, AllGatherGemm
-from .shards import multiply_shards, push_shard
+from .shards import Arrivals, multiply_shards, push_shard
 
 
 @triton.jit
@@ -50,8 +50,9 @@ def specialized_kernel(
         push_shard(pid, PARTS, shard, peers, True, ROWS, COLS, WORLD_SIZE)
     else:
         first, step = pid - PARTS, tl.num_programs(0) - PARTS
+        arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * PARTS)
         multiply_shards(
-            first, step, epoch, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, PARTS, WORLD_SIZE, TILE
+            first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
         )
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 

@@ -108,13 +108,31 @@ def finish_call(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     all kernels, and is the same in every call of an operator.
     """
     if _is_last(peers, epoch, num_programs, WORLD_SIZE):
-        done_ptr = peers.state_ptr + WORLD_SIZE
-        for distance in tl.static_range(1, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            signal(translate(done_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
-        for distance in tl.static_range(1, WORLD_SIZE):
-            wait(done_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
-        tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+        _end_with_peers(peers, epoch, WORLD_SIZE)
+
+
+@triton.jit
+def finish_and_clear(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZE: tl.constexpr):
+    """As `finish_call`, for operators whose queues set flags at their peers; it zeroes those that were set here.
+
+    Precondition: all of them have been set in this call, and whoever needs them has awaited them.
+    Edge: all peers' programs' accesses in this call, and the zeroes there, happen before what follows it in the stream.
+    """
+    if _is_last(peers, epoch, num_programs, WORLD_SIZE):
+        for flag in range(num_flags):
+            tl.store(flags_ptr + flag, 0)
+        _end_with_peers(peers, epoch, WORLD_SIZE)
+
+
+@triton.jit
+def _end_with_peers(peers, epoch, WORLD_SIZE: tl.constexpr):
+    done_ptr = peers.state_ptr + WORLD_SIZE
+    for distance in tl.static_range(1, WORLD_SIZE):
+        peer = (peers.rank + distance) % WORLD_SIZE
+        signal(translate(done_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+    for distance in tl.static_range(1, WORLD_SIZE):
+        wait(done_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
+    tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
 
 
 @triton.jit

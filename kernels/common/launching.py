@@ -183,12 +183,6 @@ class SideStream(Stream):
         else:
             self._calls.recording.steps.append(self._stream.current_waiting())
 
-    def wait_for(self, other: SideStream) -> None:
-        if self._calls.recording is None:
-            self._stream.wait_for(other._stream)
-        else:
-            self._calls.recording.steps.append(self._stream.waiting_for(other._stream))
-
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
         if self._calls.recording is None:
@@ -205,6 +199,12 @@ class SideStream(Stream):
         else:
             self._calls.recording.may_be_graph = False
             self._calls.recording.steps.append(self._stream.waiting_for_value(flag, value))
+
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        if self._calls.recording is None:
+            self._stream.write_value(flag, value)
+        else:
+            self._calls.recording.steps.append(self._stream.writing_value(flag, value))
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         if self._calls.recording is None:

@@ -249,16 +249,17 @@ class FusedOperator(Operator[P]):
         self._watched.append(flags)
         return flags
 
-    def _flags_by_sender(self, count: int, what: str, whose: str, *, a_call: int = 1) -> torch.Tensor:
+    def _flags_by_sender(self, count: int, what: str, whose: str, *, a_call: int | None = 1) -> torch.Tensor:
         """Return zeroed int64 words on the heap, (world_size, count), that the rank of the first index sets here.
 
-        The report of a failed wait names one as `what` so-and-so of a rank's `whose`. They grow by `a_call` a call.
+        The report of a failed wait names one as `what` so-and-so of a rank's `whose`. They grow by `a_call` a call;
+        None: they are set, and zeroed again, in every call.
         """
         flags = self._on_heap((self.problem.world_size, count), torch.int64)
         self.ctx.watchdog.watch(
             flags,
             lambda word: f"{self}: {what} {word % count} of rank {word // count}'s {whose}",
-            lambda word, expected: -(-expected // a_call),
+            (lambda word, expected: -(-expected // a_call)) if a_call else None,
         )
         return flags
 

@@ -18,7 +18,7 @@ from ..operator import FusedOperator
 from ..problem import Problem
 from .arguments import Team, WarpTile
 from .outbox import PIECE_COLS
-from .plan import BLOCK_M, STEP_K, WIDTHS, quickest_cut
+from .plan import BLOCK_M, STEP_K, WIDTHS, Cut, quickest_cut
 
 P = TypeVar("P", bound=Problem)
 
@@ -111,22 +111,21 @@ class WarpSpecializedOperator(FusedOperator[P]):
     def _config_for(self, m: int, n: int) -> GemmConfig:
         num_sms = self.ctx.get_cu_count()
         k = self.problem.a_shape(0)[1]
-        programs, peers = self._multiplying(num_sms), self._peers_of_a_tile()
-        cut = quickest_cut(m, n, k, num_programs=programs, peers=peers, teams=self.teams)
+        peers = self._peers_of_a_tile()
+        return self._config_of(quickest_cut(m, n, k, num_programs=num_sms, peers=peers, teams=self.teams))
+
+    def _config_of(self, cut: Cut) -> GemmConfig:
+        """Return the configuration with these tiles and teams, on all SMs."""
         return GemmConfig(
             BLOCK_M,
             cut.block_n,
             STEP_K,
             num_warps=NUM_WARPS,
             num_stages=STAGES[cut.block_n],
-            num_sms=num_sms,
+            num_sms=self.ctx.get_cu_count(),
             comm_rows=32,
             team=cut.team,
         )
-
-    def _multiplying(self, num_sms: int) -> int:
-        """Return how many programs multiply."""
-        return num_sms
 
     def _peers_of_a_tile(self) -> int:
         """Return how many peers the last tiles are sent to."""
