@@ -11,8 +11,12 @@ import random
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
+
+import torch
 
 from iris_core import Context, iris
+from iris_core.backends.shm import _ImmediateStream
 from iris_core.checker.replacing import replaced
 from iris_core.sync import signal
 from iris_kernels.common.handshake import announce_part
@@ -55,7 +59,14 @@ def dropped(what: str) -> Iterator[list[int]]:
         else:
             count[0] += 1
 
-    with replaced(signal, drop_signal), replaced(announce_part, drop_part):
+    def drop_flag(stream: Any, flag: torch.Tensor, value: int) -> None:
+        if what == "ready":
+            flag.fill_(value)
+        else:
+            count[0] += 1
+
+    by_streams = mock.patch.object(_ImmediateStream, "write_value", drop_flag)
+    with replaced(signal, drop_signal), replaced(announce_part, drop_part), by_streams:
         yield count
 
 

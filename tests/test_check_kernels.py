@@ -9,7 +9,12 @@ from typer.testing import CliRunner
 from iris_bench.check.cases import Case, make_cases, run_case
 from iris_bench.check.planted import PLANTED, Planted
 from iris_bench.cli import app
-from overlap_taxonomy import Variant
+from iris_bench.families import FAMILIES
+from iris_bench.inputs import Draw
+from iris_bench.shapes import Shape
+from iris_core import iris
+from iris_core.checker import check
+from overlap_taxonomy import Variant, get_variant
 
 
 def case_of(variant: Variant, world_size: int) -> Case:
@@ -44,6 +49,24 @@ def test_a_planted_bug_is_gone_again() -> None:
     assert not bug.run(schedules=1, seed=0).ok
     (case,) = make_cases(bug.family, bug.variant, world_size=2, dtype="bf16")
     assert run_case(case, schedules=1, seed=0).ok
+
+
+def read_what_was_gathered(rank: int, world_size: int, meets: bool) -> None:
+    ctx = iris(1 << 20, "cpu")
+    case = Case(get_variant("all_gather_gemm", "copy_engine"), Shape(45, 42, 34), world_size, "bfloat16")
+    operator = case.variant.build(ctx, case.problem(), keep_gathered=True)
+    operator.keep_gathered = meets
+    for call in range(3):
+        operator(*FAMILIES["all_gather_gemm"].operands(case.problem(), rank, Draw(0, case.problem(), call, "cpu")))
+        operator.gathered.clone()
+    ctx.close()
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_what_was_gathered_may_be_read_until_the_next_call(meets: bool) -> None:
+    """Copies of the next call wait for it, unless ranks do not meet."""
+    report = check(read_what_was_gathered, 2, args=(meets,), schedules=4, seed=0)
+    assert report.ok == meets, report
 
 
 def test_the_command_says_what_it_checked() -> None:

@@ -134,6 +134,25 @@ def test_streams_are_ordered_by_their_waits_alone(waits: bool) -> None:
     assert waits or "stream 1" in str(report)
 
 
+def read_and_go_on(rank: int, world_size: int, waits: bool) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    data = torch.zeros(BLOCK, dtype=torch.int32)
+    beside = ctx.make_stream()
+    fill_kernel[(1,)](data, 1, BLOCK)
+    data.clone()
+    if waits:
+        beside.wait_for_current()
+    with beside.as_current():
+        fill_kernel[(1,)](data, 2, BLOCK)
+    ctx.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_wait_for_a_stream_is_for_what_torch_did_there_too(waits: bool) -> None:
+    report = check(read_and_go_on, 1, args=(waits,))
+    assert report.ok == waits, report
+
+
 @triton.jit
 def own_block_kernel(data_ptr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]

@@ -108,10 +108,9 @@ def test_handshake_is_ordered(case: Case) -> None:
     code = "".join(kernel.code for kernel in compile_once(case))
     peers = case.world_size - 1
     assert len(re.findall(r"atom\.global\.sys\.acq_rel\.add", code)) >= 1  # programs are collected
-    assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= peers  # ready
-    if case.variant == "warp_specialized_copies":  # each shard, and the count behind its copy
-        assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= 2 * min(peers, 1)
-        assert len(re.findall(r"(?:red|atom)\.global\.sys\.release\.add", code)) >= peers
+    assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= peers  # ready, or done
+    if case.variant == "warp_specialized_copies":  # the shards, and each peer's end
+        assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= peers + min(peers, 1)
     elif case.family == "all_gather_gemm":  # peers one after the other, in loops: ready, and each chunk
         assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= 2 * min(peers, 1)
         assert len(re.findall(r"(?:red|atom)\.global\.sys\.relaxed\.add", code)) >= min(peers, 1)  # counted, behind

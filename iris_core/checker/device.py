@@ -54,15 +54,19 @@ class Queue:
         self._node.scheduler.changed()
 
     def put_wait_for(self, other: Queue) -> None:
-        """Queue a wait for all that is in another queue now."""
+        """Queue a wait for all that is in another queue now, and all that torch has done there."""
+        clocks = self._node.detector.clocks
+        if other.is_idle:  # what torch did last is behind all ends
+            now = clocks.tell(other.agent)
+            self.put(lambda: clocks.hear(self.agent, now))
+            return
         count = other._queued
 
         def wait() -> None:
             self._node.scheduler.wait_until(lambda: len(other._ends) >= count, other.agent.name)
-            self._node.detector.clocks.hear(self.agent, other._ends[count - 1])
+            clocks.hear(self.agent, other._ends[count - 1])
 
-        if count:
-            self.put(wait)
+        self.put(wait)
 
     def put_wait_value(self, flag: torch.Tensor, value: int) -> None:
         """Queue a wait for a word to be at least `value`. It acquires, as stream memory operations do."""

@@ -25,19 +25,17 @@ import triton
 import triton.language as tl
 
 from ..common.config import programs_beside_another
-from ..common.handshake import begin_call, finish_and_clear, wait_ready
+from ..common.handshake import begin_call, wait_ready
 from .operator import AllGatherGemm
 
 
 @triton.jit
-def meet_kernel(peers, came_ptr, total_programs, PARTS: tl.constexpr, WORLD_SIZE: tl.constexpr):
+def meet_kernel(peers, WORLD_SIZE: tl.constexpr):
     """Meet the peers: what was gathered before has been read on every rank.
 
-    It has read the call's number, so it takes part in ending the call.
+    The number of the call that it reads is the right one: the call ends when the peers have what is copied behind it.
     """
-    epoch = begin_call(peers, WORLD_SIZE)
-    wait_ready(peers, epoch, WORLD_SIZE)
-    finish_and_clear(peers, epoch, total_programs, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
+    wait_ready(peers, begin_call(peers, WORLD_SIZE), WORLD_SIZE)
 
 
 class Copy(NamedTuple):
@@ -80,35 +78,28 @@ class PushedByCopyEngines(AllGatherGemm):
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         kernel, multiply = self._multiplication(a, b)  # first: operands that it refuses leave nothing half done
         num_programs = self._num_programs(self.config.num_sms)
-        shared: dict[str, Any] = {
-            "peers": self._peers(),
-            "came_ptr": self._came,
-            "total_programs": num_programs + self.keep_gathered,
-            "PARTS": self._num_parts,
-            "WORLD_SIZE": self.problem.world_size,
-        }
+        handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
         source = a
         if a.stride(1) != 1:  # a copy engine copies rows
             source = self.gathered[self._own_rows]
             if not self.keep_gathered:
                 self._calls.copy(source, a)
         self._copy_stream.wait_for_current()
-        if self.keep_gathered:
+        if self.keep_gathered and self._copies:
             with self._copy_stream.as_current():
-                self._run(meet_kernel, 1, num_warps=1, **shared)
+                self._run(meet_kernel, 1, num_warps=1, **handshake)
         for copy in self._copies:
             if len(copy.destination):
                 self._copy_stream.copy_2d(copy.destination, source[copy.rows])
             self._copy_stream.write_value(copy.flag, 1)
-        self._run(kernel, num_programs, **{**multiply, **shared})
+        self._run(kernel, num_programs, **{**multiply, **handshake}, came_ptr=self._came, PARTS=self._num_parts)
         self._copy_stream.current_waits()
 
     @abstractmethod
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
         """Return the kernel that multiplies, and its arguments, but those that all these kernels share.
 
-        It waits for the flags at `came_ptr`, PARTS words a rank, and ends the call, with `total_programs` in all.
-        Nothing is queued.
+        It waits for the flags at `came_ptr`, PARTS words a rank, and ends the call. Nothing is queued.
 
         Raises:
             ValueError: operands that it cannot read.

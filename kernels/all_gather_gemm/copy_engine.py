@@ -32,7 +32,6 @@ def gemm_kernel(
     shard_rows,
     peers,
     came_ptr,
-    total_programs,
     PARTS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
@@ -45,7 +44,7 @@ def gemm_kernel(
     multiply_shards(
         pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
     )
-    finish_and_clear(peers, epoch, total_programs, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
+    finish_and_clear(peers, epoch, step, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
 
 
 class CopyEngine(PushedByCopyEngines):

@@ -50,7 +50,6 @@ def warp_specialized_kernel(
     part_rows,
     peers,
     came_ptr,
-    total_programs,
     PARTS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
@@ -82,7 +81,6 @@ def warp_specialized_kernel(
                     peers,
                     came_ptr,
                     epoch,
-                    total_programs,
                     PARTS,
                     WORLD_SIZE,
                     TILE,
@@ -109,7 +107,6 @@ def _load_shards_and_store(
     peers,
     came_ptr,
     epoch,
-    total_programs,
     PARTS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
@@ -154,7 +151,7 @@ def _load_shards_and_store(
         for distance in gl.static_range(1, WORLD_SIZE):
             for part in gl.static_range(PARTS):
                 wait(came_ptr + (peers.rank + distance) % WORLD_SIZE * PARTS + part, 1, peers.watchdog_ptr)
-    finish_and_clear(peers, epoch, total_programs, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
+    finish_and_clear(peers, epoch, gl.num_programs(0), came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
 
 
 class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):

@@ -5,7 +5,7 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 | words | written by | meaning |
 |---|---|---|
 | ready[peer] | `peer`, as its call starts | the last call in which `peer`'s output may be overwritten |
-| done[peer] | `peer`, after all it stores in a call | the last call of which `peer`'s data has arrived here¹ |
+| done[peer] | `peer`, after all it stores in a call | the last call that `peer` has ended: its data has arrived here¹ |
 | epoch | the last program of a call | calls completed |
 | arrivals | every program that takes part in `finish` | programs (or tiles) finished, over all calls |
 
@@ -34,7 +34,7 @@ def describe_state(world_size: int, word: int) -> str:
         return f"rank {word} to be ready (its call has not started), flag ready[{word}]"
     if word < 2 * world_size:
         peer = word - world_size
-        return f"rank {peer} to be done (its data has not arrived), flag done[{peer}]"
+        return f"rank {peer} to be done (its data has not arrived, or its call has not ended), flag done[{peer}]"
     return "the number of calls completed" if word == 2 * world_size else "the count of programs that are through"
 
 

@@ -1,0 +1,129 @@
+"""How all-gather's copies and tiles are cut: when rows arrive, what is predicted, and what is chosen."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from compiling import Case, StubContext
+from families import make_problem
+
+from iris_kernels.all_gather_gemm import schedule as module
+from iris_kernels.all_gather_gemm.schedule import LEAST_PART_BYTES, Gathering, Schedule
+from iris_kernels.common import gemm
+from iris_kernels.common.hopper import operator as operator_module
+from iris_kernels.common.hopper.plan import Cut
+from overlap_taxonomy import get_variant
+
+MEASURED = Path(__file__).parents[1] / "results" / "configurations-h200x2-bf16.csv"
+IN_ONE_QUEUE = ("all-gather by copies, flags set by the copy queue", "flags in one queue")
+
+ONE_OF_TWO = Gathering(rows=4096, columns=1152, k=36864, world_size=2, itemsize=2, num_programs=132)
+
+
+def rows_of_tiles(rows: int, columns: int, group: int) -> Iterator[int]:
+    """Give the row of tiles of each tile of a shard, by the kernels' own order."""
+    block, tile = (
+        SimpleNamespace(m=128 * rows, n=256 * columns),
+        SimpleNamespace(BLOCK_M=128, BLOCK_N=256, GROUP_M=group),
+    )
+    with mock.patch.object(gemm, "tl", SimpleNamespace(cdiv=lambda a, b: -(-a // b))):
+        for number in range(rows * columns):
+            yield gemm.tile_origin.fn(number, block, tile)[0] // 128
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "group", "parts"), [(16, 4, 8, 2), (7, 3, 2, 4), (1, 1, 8, 1), (13, 5, 4, 8)]
+)
+def test_rows_arrive_in_the_order_of_their_parts(rows: int, columns: int, group: int, parts: int) -> None:
+    gathering = Gathering(128 * rows, 256 * columns, 4096, world_size=3, itemsize=2, num_programs=5)
+    arrivals = gathering.arrivals_us(Schedule(Cut(256, 1), parts, group)).reshape(3, -1)
+    assert (arrivals[0] == 0).all()
+    assert (arrivals[1] < arrivals[2]).all()
+    groups = math.ceil(rows / group)
+    part_rows = math.ceil(groups / parts) * group
+    part = [row // part_rows for row in rows_of_tiles(rows, columns, group)]
+    for shard in arrivals[1:]:
+        assert sorted(set(shard)) == [shard[part.index(number)] for number in range(max(part) + 1)]
+        assert all(shard[tile] == shard[part.index(number)] for tile, number in enumerate(part))
+
+
+def test_the_operator_cuts_as_was_reckoned() -> None:
+    case = Case("warp_specialized_copies", "sm_90", family="all_gather_gemm", world_size=2)
+    problem = make_problem(case.family, 8192, 2304, 36864, case.world_size, case.dtype)
+    heap_bytes = problem.m * problem.k * 2 + (1 << 20)
+    with mock.patch.object(operator_module, "machine_reason", return_value=None):
+        operator = get_variant(case.family, case.variant).build(StubContext(case, heap_bytes), problem)
+    config, chosen = operator.config, ONE_OF_TWO.quickest()
+    assert (config.block_n, config.team) == (chosen.cut.block_n, chosen.cut.team)
+    assert (config.panels, config.group_m) == (chosen.parts, chosen.group)
+    arrivals = ONE_OF_TWO.arrivals_us(chosen)
+    assert operator._num_parts == len(set(arrivals)) - 1 > 1
+
+
+def test_with_all_rows_there_turns_are_what_counts() -> None:
+    alone = Gathering(128 * 132, 256, 8192, world_size=1, itemsize=2, num_programs=132)
+    whole = Schedule(Cut(256, 1), 1, 8)
+    turn_us = alone.predicted_us(whole) - module._BESIDE_US
+    twice = replace(alone, rows=128 * 133).predicted_us(whole) - module._BESIDE_US
+    assert twice == pytest.approx(2 * turn_us)
+
+
+def test_a_tile_is_multiplied_when_its_rows_have_come() -> None:
+    """Two tiles and two programs: one begins at once, the other when the peer's shard is there."""
+    two = Gathering(128, 256, 65536, world_size=2, itemsize=2, num_programs=2)
+    whole = Schedule(Cut(256, 1), 1, 1)
+    both_at_once = replace(two, rows=256, world_size=1).predicted_us(whole)
+    assert two.predicted_us(whole) == pytest.approx(both_at_once + two.arrivals_us(whole)[-1])
+
+
+def test_small_shards_are_not_cut() -> None:
+    small = replace(ONE_OF_TWO, rows=LEAST_PART_BYTES // (ONE_OF_TWO.k * 2))
+    assert small.quickest().parts == 1
+    assert ONE_OF_TWO.quickest().parts > 1
+
+
+@pytest.mark.parametrize("gathering", [ONE_OF_TWO, Gathering(1, 1, 64, 8, 2, 132), Gathering(300, 70, 128, 1, 2, 1)])
+def test_what_is_chosen_is_possible(gathering: Gathering) -> None:
+    chosen = gathering.quickest()
+    assert np.isfinite(gathering.predicted_us(chosen))
+    assert chosen.group >= 1
+    assert chosen.cut.team == 1 or chosen.cut.team < gathering.num_programs
+
+
+def measured() -> Iterator[tuple[tuple[str, ...], Schedule, float]]:
+    """Give the schedules that were measured with flags in the copies' order: run and sizes, schedule, µs."""
+    with MEASURED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            found = re.match(r"128x(\d+)x64 group=(\d+) .* panels=(\d+) team=(\d+) ", row["config"])
+            in_order = IN_ONE_QUEUE[0] == row["run"] or IN_ONE_QUEUE[1] in row["label"]
+            if not found or not row["run"].startswith("all-gather by copies, ") or "meets" in row["run"]:
+                continue
+            width, group, parts, team = map(int, found.groups())
+            least = parts == 1 or int(row["m"]) // 2 * int(row["k"]) * 2 >= parts * LEAST_PART_BYTES
+            if re.match(r"t\dp\d", row["label"]) and least and (in_order or parts == 1):
+                key = (row["run"], row["m"], row["n"], row["k"])
+                yield key, Schedule(Cut(width, team), parts, group), float(row["time_us"])
+
+
+def test_what_is_predicted_to_be_quickest_was_nearly_the_quickest() -> None:
+    runs: dict[tuple[str, ...], dict[Schedule, float]] = defaultdict(dict)
+    for key, schedule, us in measured():
+        runs[key][schedule] = us
+    assert len(runs) > 20
+    behind = []
+    for (_, m, n, k), times in runs.items():
+        gathering = Gathering(int(m) // 2, int(n) // 2, int(k), world_size=2, itemsize=2, num_programs=132)
+        behind.append(times[min(times, key=gathering.predicted_us)] / min(times.values()))
+    assert statistics.mean(behind) < 1.01
+    assert max(behind) < 1.06
