@@ -145,7 +145,7 @@ def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either() -
         assert choice.why != "measured"
         slower += measured.times_us[choice.variant] > measured.times_us[vendor]
         assert measured.times_us[choice.variant] <= 1.14 * measured.times_us[vendor]
-        if "not on 16 bytes" not in choice.why:
+        if "not on 16 bytes" not in choice.why and key.world_size > 1:  # no constants are of one GPU
             assert measured.times_us[choice.variant] <= 1.55 * min(measured.times_us[name] for name in (vendor, *ours))
     assert slower <= len(table) // 50
 

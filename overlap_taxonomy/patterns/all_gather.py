@@ -47,9 +47,9 @@ def _warp_gather(machine: Machine, work: Work) -> float:
 
 
 def _engine_gather(machine: Machine, work: Work, kind: str = "portable") -> float:
-    own = _gather_gemm(machine, work, sms=machine.num_sms - 1, kind=kind)
+    own = _gather_gemm(machine, work, kind=kind)
     arrival = copy_us(machine, _shard_bytes(work), 512)  # a shard is contiguous
-    return as_shards_come(own, work, arrival) + ends(machine, kernels=2)
+    return as_shards_come(own, work, arrival) + ends(machine, kernels=1)
 
 
 def _one_shot_gather(machine: Machine, work: Work) -> float:
