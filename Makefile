@@ -15,6 +15,9 @@ endif
 # Tests at once, one a core within bounds: a file of tests keeps its ranks and its compiled kernels for itself.
 JOBS ?= $(shell $(PYTHON) -c "import os; print(max(2, min(4, os.cpu_count() or 2)))")
 
+# GPU tests at once: they compile for most of their time, and their ranks take turns on the GPUs.
+GPU_JOBS ?= 3
+
 # What a sweep measures. Without NP: every GPU, or 4 ranks on the CPU.
 NP ?=
 SHAPES ?= smoke
@@ -42,10 +45,10 @@ test: export OMP_NUM_THREADS = 1
 test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped
+test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped [GPU_JOBS=3]
 	@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() * $(or $(IRIS_RANKS_PER_GPU),1) < $(or $(NP),1))' || \
 		{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
-	$(PY) -m pytest -m gpu $(ARGS)
+	$(PY) -m pytest -m gpu -n $(GPU_JOBS) $(ARGS)
 
 sweep: $(READY) ## Measure: FAMILY=gemm_all_scatter SHAPES=square NP=4 [DTYPE=fp16] [VARIANT=] [OUT=file.csv]
 	$(SWEEP) $(ARGS)
