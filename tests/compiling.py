@@ -144,6 +144,7 @@ class StubContext(HeapTensors):
         self.peer_view, self.free = self.heap.peer_view, self.heap.free
         self.operators: dict[Any, Any] = {}
         self.debug = False
+        self.ranks_on_device = 1
 
     def _open_window(self, group: Any, size: int) -> tuple[torch.Tensor, int]:
         smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window

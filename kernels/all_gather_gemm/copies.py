@@ -12,7 +12,7 @@ a second queue, while the next copy is under way, flags came up to 200 µs late 
 A call ends when all ranks have multiplied all shards: *done* says that, so the next call's copies ask nobody. Flags are
 zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then a kernel on the copy
 stream first meets the peers'. It is a single program, the peers wait for it, and the programs of a GEMM can fill all
-the registers of an SM: so the GEMM leaves it one.
+the registers of an SM: so the GEMM leaves it one. Where ranks share a GPU, a copy between them is a kernel, too.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class PushedByCopyEngines(AllGatherGemm):
         return 1
 
     def _num_programs(self, num_sms: int) -> int:
-        """Return how many programs multiply."""
-        return programs_beside_another(num_sms) if self.keep_gathered else num_sms
+        """Return how many programs multiply: one an SM, unless other kernels need one."""
+        needs_one = self.keep_gathered or self.ctx.ranks_on_device > 1
+        return programs_beside_another(num_sms) if needs_one else num_sms
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         kernel, multiply = self._multiplication(a, b)  # first: operands that it refuses leave nothing half done
