@@ -110,19 +110,19 @@ def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
         pairs = {(one.from_rank, one.to_rank): one for one in records if one.kind == kind}
         if pairs:
             size = next(iter(pairs.values())).world_size
-            table = _table(f"{kind}, GB/s: {rank.KINDS[kind]}", "rank", *(f"to {peer}" for peer in range(size)))
+            table = _table("rank", *(f"to {peer}" for peer in range(size)))
             for first in range(size):
                 cells = [_gbps(pairs.get((first, second))) for second in range(size)]
                 table.add_row(str(first), *cells)
-            console.print(table)
+            console.print(f"{kind}, GB/s: {rank.KINDS[kind]}", table)  # a title would be no wider than the table
     rest = [one for one in records if one.kind not in rank.PAIRWISE]
     if rest:
-        table = _table("the rest", "what", "rank", "peer", "us", "GB/s a rank")
+        table = _table("what", "rank", "peer", "us", "GB/s a rank")
         for one in rest:
             between = ["" if value is None else str(value) for value in (one.from_rank, one.to_rank)]
             us = one.status if one.time_us is None else f"{one.time_us:,.1f}"
             table.add_row(f"{one.kind}: {rank.KINDS[one.kind]}", *between, us, _gbps(one) if one.bytes else "")
-        console.print(table)
+        console.print("the rest", table)
 
 
 def _gbps(record: LinkRecord | None) -> str:
@@ -131,8 +131,8 @@ def _gbps(record: LinkRecord | None) -> str:
     return record.status if record.gbps is None else f"{record.gbps:,.3g}"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     return table
