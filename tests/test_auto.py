@@ -14,11 +14,11 @@ from families import make_problem
 from ranks import Ranks, context, raised
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.common import auto
+from iris_kernels.common import auto, neighbours
 from iris_kernels.common.auto import Choice, choose, fastest
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper
-from iris_kernels.common.measured import Measured, key_of, shipped_table
+from iris_kernels.common.measured import Key, Measured, key_of, shipped_table
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import MACHINES, Work, get_variant, list_families, predict_us
 
@@ -72,8 +72,21 @@ def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
 
 def test_other_sizes_dtypes_and_worlds_are_other_problems() -> None:
     table = {key_of(FAMILY, problem()): Measured({"library_layout": 1.0, "copy_engine": 100.0})}
-    for other in (problem(m=4096), problem(world_size=2), make_problem(FAMILY, 8192, 8192, 8192, 4, torch.float16)):
+    for other in (problem(m=512), problem(world_size=2), make_problem(FAMILY, 8192, 8192, 8192, 4, torch.float16)):
         assert choose(FAMILY, other, CANDIDATES, gpu=GPU, tables=(table, {})).why == "predicted"
+
+
+def test_problems_like_it_correct_what_is_predicted() -> None:
+    like = Measured({"library_layout": 1000.0, "copy_engine": 10.0, "fused_sequential": 1000.0})
+    unlike = Measured({"library_layout": 10.0, "copy_engine": 1000.0, "fused_sequential": 1000.0})
+    for measured, name in ((like, "copy_engine"), (unlike, "library_layout")):
+        table = {key_of(FAMILY, problem(m=6144)): measured}
+        choice = choose(FAMILY, problem(), CANDIDATES, gpu=GPU, tables=({}, table))
+        assert choice == Choice(name, None, "predicted by problems like it")
+        assert (
+            choose(FAMILY, problem(), CANDIDATES, gpu=GPU, tables=(table, {key_of(FAMILY, problem(m=6144)): like}))
+            == choice
+        )
 
 
 @pytest.mark.parametrize("family", list_families())
@@ -90,7 +103,7 @@ def test_what_is_predicted_is_ahead_of_the_vendors_by_the_margin(family: str, m:
 
 def test_where_nothing_was_measured_the_margin_is_wider() -> None:
     with mock.patch.object(
-        auto, "predict_us", side_effect=lambda machine, name, work: {"library_layout": 100}.get(name, 80)
+        neighbours, "predict_us", side_effect=lambda machine, name, work: {"library_layout": 100}.get(name, 80)
     ):
         assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
         assert choose(FAMILY, problem(world_size=8), CANDIDATES, gpu=GPU).variant == "library_layout"
@@ -98,7 +111,7 @@ def test_where_nothing_was_measured_the_margin_is_wider() -> None:
 
 def test_a_short_call_has_the_wider_margin_too() -> None:
     times = {"library_layout": 50, "fused_sequential": 44, "copy_engine": 60}
-    with mock.patch.object(auto, "predict_us", side_effect=lambda machine, name, work: times[name]):
+    with mock.patch.object(neighbours, "predict_us", side_effect=lambda machine, name, work: times[name]):
         assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "library_layout"
         times["fused_sequential"] = 42
         assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
@@ -148,6 +161,29 @@ def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either() -
         if "not on 16 bytes" not in choice.why and key.world_size > 1:  # no constants are of one GPU
             assert measured.times_us[choice.variant] <= 1.55 * min(measured.times_us[name] for name in (vendor, *ours))
     assert slower <= len(table) // 50
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("hidden", ["the problem", "all of its weight"])
+def test_by_problems_like_it_it_is_nearly_as_good_as_by_the_problems_own_times(hidden: str) -> None:
+    table = shipped_table(GPU)
+    several = {key: measured for key, measured in table.items() if key.world_size > 1}
+    slower, good = 0, 0
+    for key, measured in several.items():
+        vendor = "library_layout" if key.family == FAMILY else "library"
+        names = [vendor, *(name for name in measured.times_us if get_variant(key.family, name).has_kernels)]
+        asked = make_problem(key.family, key.m, key.n, key.k, key.world_size, getattr(torch, key.dtype))
+        known = {other: times for other, times in table.items() if not is_hidden(other, key, hidden)}
+        choice = choose(key.family, asked, names, gpu=GPU, tables=({}, known))
+        us = measured.times_us[choice.variant]
+        slower += us > 1.02 * measured.times_us[vendor]
+        good += us <= 1.03 * min(measured.times_us[name] for name in names)
+    assert slower <= len(several) // 80
+    assert good >= 0.8 * len(several)
+
+
+def is_hidden(other: Key, key: Key, hidden: str) -> bool:
+    return other == key if hidden == "the problem" else (other.n, other.k) == (key.n, key.k)
 
 
 class GpuContext:

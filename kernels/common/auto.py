@@ -1,8 +1,9 @@
 """The variant `auto`: makes the operator of whichever variant was measured, or else is predicted, to be fastest.
 
-What is known, in this order: the user's tuning cache, the times that come with the library, the cost model. What the
-vendor has is always among the candidates, and one of ours is chosen only where it is faster by a margin. Rank 0
-decides, once, as the operator is made, and tells the others. Nothing is measured here; ``iris-bench tune`` does that.
+What is known, in this order: the user's tuning cache, the times that come with the library, the cost model, corrected
+by what these say of problems like this one (neighbours.py). What the vendor has is always among the candidates, and one
+of ours is chosen only where it is faster by a margin. Rank 0 decides, once, as the operator is made, and tells the
+others. Nothing is measured here; ``iris-bench tune`` does that.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from overlap_taxonomy import (
     get_variant,
     list_variants,
     machine_for,
-    predict_us,
 )
 
 from .config import GemmConfig
 from .measured import Table, device_name, key_of, shipped_table
+from .neighbours import estimate, is_narrow
 from .operator import Operator
 from .problem import Problem
 from .tuning_cache import read_cache
@@ -35,6 +36,7 @@ NAME = "auto"
 # By how much one of our variants must be ahead of the vendor's: times of one machine differ from run to run, and the
 # model is off, by so much where its constants were measured and by more where they were not.
 MEASURED_MARGIN = 0.02
+NEAR_MARGIN = 0.08  # of predicted times, where both were measured on problems like it
 MODEL_MARGIN = 0.10
 PREDICTION_MARGIN = 0.25
 SHORT_MARGIN = 0.15  # of predicted times, in calls that are shorter than this: they are launches and latency
@@ -135,11 +137,18 @@ def choose(
     if machine is None:
         return Choice(candidates[0], None, "neither measured nor modelled")
     work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
-    if work.is_narrow(problem.a_shape(0)[1]) or work.is_narrow(problem.n):
+    if is_narrow(work):
         return Choice(candidates[0], None, "rows are not on 16 bytes, where the model is far off and ours are slow")
-    predicted = {name: us for name in candidates if (us := predict_us(machine, name, work)) is not None}
-    margin = SHORT_MARGIN if predicted[candidates[0]] < SHORT_US else MODEL_MARGIN
-    return Choice(fastest(predicted, margin if machine.is_measured else PREDICTION_MARGIN), None, "predicted")
+    estimates = estimate(machine, work, key.dtype, candidates, {**tables[1], **tables[0]})
+    times = {name: one.us for name, one in estimates.items()}
+    vendor, best = candidates[0], fastest(times, 0.0)
+    is_near = machine.is_measured and estimates[vendor].is_near and estimates[best].is_near
+    margin = SHORT_MARGIN if times[vendor] < SHORT_US else MODEL_MARGIN
+    if is_near:
+        margin = NEAR_MARGIN
+    elif not machine.is_measured:
+        margin = PREDICTION_MARGIN
+    return Choice(fastest(times, margin), None, "predicted by problems like it" if is_near else "predicted")
 
 
 def fastest(times_us: Mapping[str, float], margin: float) -> str:

@@ -119,7 +119,7 @@ def shipped_table(gpu: str) -> Table:
 def _entry(entry: Any) -> tuple[Key, Measured]:
     values = {name: entry[name] for name in Key._fields}
     for name, value in values.items():
-        if type(value) is not (str if name in ("family", "dtype") else int):
+        if type(value) is not (str if name in ("family", "dtype") else int) or (type(value) is int and value < 1):
             raise ValueError(f"{name} is {value!r}")
     times, configs = entry["times_us"], entry.get("configs", {})
     if not isinstance(times, dict) or not times or not isinstance(configs, dict):

@@ -1,0 +1,85 @@
+"""What is known of a problem by problems like it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from iris_kernels.common import neighbours
+from iris_kernels.common.measured import Key, Measured
+from iris_kernels.common.neighbours import estimate, is_narrow
+from overlap_taxonomy import MACHINES, Work, predict_us
+
+MACHINE = MACHINES["h200x4"]
+FAMILY = "all_gather_gemm"
+WORK = Work(FAMILY, 300, 14336, 4096, 4)
+NAMES = ["library", "copy_engine"]
+
+
+def known(
+    *, factor: float = 2.0, names: tuple[str, ...] = ("library", "copy_engine"), **changed: int | str
+) -> dict[Key, Measured]:
+    """A problem that took so many times what the model says."""
+    key = Key(**{"family": FAMILY, "m": 300, "n": 14336, "k": 4096, "world_size": 4, "dtype": "bfloat16"} | changed)
+    work = Work(key.family, key.m, key.n, key.k, key.world_size)
+    return {key: Measured({name: factor * (predict_us(MACHINE, name, work) or math.nan) for name in names})}
+
+
+def factors(table: dict[Key, Measured]) -> dict[str, float]:
+    """How many times what the model says is estimated."""
+    estimates = estimate(MACHINE, WORK, "bfloat16", NAMES, table)
+    return {name: one.us / (predict_us(MACHINE, name, WORK) or math.nan) for name, one in estimates.items()}
+
+
+def test_without_any_it_is_the_models() -> None:
+    assert factors({}) == pytest.approx({"library": 1.0, "copy_engine": 1.0})
+    assert not any(one.is_near for one in estimate(MACHINE, WORK, "bfloat16", NAMES, {}).values())
+
+
+def test_by_one_just_like_it_nearly_all_is_corrected() -> None:
+    by_one = 2 ** (1 / (1 + neighbours._DOUBT))
+    assert factors(known()) == pytest.approx({"library": by_one, "copy_engine": by_one})
+    assert all(one.is_near for one in estimate(MACHINE, WORK, "bfloat16", NAMES, known()).values())
+
+
+def test_the_nearer_counts_more() -> None:
+    near, far = known(m=256, factor=2.0), known(m=2048, factor=0.5)
+    assert 1.5 < factors(near | far)["library"] < factors(near)["library"]
+    assert factors(known(m=256))["library"] > factors(known(m=128))["library"] > 1.1
+    assert factors(known(m=256))["library"] > factors(known(n=28672))["library"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"dtype": "float16"}, {"world_size": 2}, {"family": "gemm_all_scatter"}, {"m": 8192}]
+)
+def test_what_is_not_like_it_does_not_count(changed: dict[str, int | str]) -> None:
+    assert factors(known(**changed))["library"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_nor_do_rows_that_are_not_on_16_bytes() -> None:
+    assert factors(known(k=4095)) == pytest.approx({"library": 1.0, "copy_engine": 1.0})
+
+
+def test_a_variant_that_was_not_measured_there_stays_as_predicted() -> None:
+    table = known(names=("library",))
+    estimates = estimate(MACHINE, WORK, "bfloat16", [*NAMES, "kraken"], table)
+    assert estimates.keys() == set(NAMES)  # kraken is not modelled
+    assert estimates["library"].is_near
+    assert not estimates["copy_engine"].is_near
+    assert factors(table)["copy_engine"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("work", "narrow"),
+    [
+        (Work(FAMILY, 1, 4096, 4096, 4), False),
+        (Work(FAMILY, 1, 4097, 4096, 4), True),
+        (Work(FAMILY, 1, 4096, 4097, 4), True),
+        (Work("gemm_reduce_scatter", 1, 4096, 4096, 4), False),
+        (Work("gemm_reduce_scatter", 1, 4096, 4100, 4), True),  # 1025 a rank
+        (Work(FAMILY, 1, 4096, 4100, 4), True),
+    ],
+)
+def test_rows_on_16_bytes(work: Work, narrow: bool) -> None:
+    assert is_narrow(work) == narrow
