@@ -72,7 +72,7 @@ def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
 
 def test_other_sizes_dtypes_and_worlds_are_other_problems() -> None:
     table = {key_of(FAMILY, problem()): Measured({"library_layout": 1.0, "copy_engine": 100.0})}
-    for other in (problem(m=512), problem(world_size=2), make_problem(FAMILY, 8192, 8192, 8192, 4, torch.float16)):
+    for other in (problem(m=512), problem(world_size=2), make_problem(FAMILY, 8192, 8192, 8192, 4, torch.float32)):
         assert choose(FAMILY, other, CANDIDATES, gpu=GPU, tables=(table, {})).why == "predicted"
 
 

@@ -28,19 +28,19 @@ def known(
 
 def factors(table: dict[Key, Measured]) -> dict[str, float]:
     """How many times what the model says is estimated."""
-    estimates = estimate(MACHINE, WORK, "bfloat16", NAMES, table)
+    estimates = estimate(MACHINE, WORK, NAMES, table)
     return {name: one.us / (predict_us(MACHINE, name, WORK) or math.nan) for name, one in estimates.items()}
 
 
 def test_without_any_it_is_the_models() -> None:
     assert factors({}) == pytest.approx({"library": 1.0, "copy_engine": 1.0})
-    assert not any(one.is_near for one in estimate(MACHINE, WORK, "bfloat16", NAMES, {}).values())
+    assert not any(one.is_near for one in estimate(MACHINE, WORK, NAMES, {}).values())
 
 
 def test_by_one_just_like_it_nearly_all_is_corrected() -> None:
     by_one = 2 ** (1 / (1 + neighbours._DOUBT))
     assert factors(known()) == pytest.approx({"library": by_one, "copy_engine": by_one})
-    assert all(one.is_near for one in estimate(MACHINE, WORK, "bfloat16", NAMES, known()).values())
+    assert all(one.is_near for one in estimate(MACHINE, WORK, NAMES, known()).values())
 
 
 def test_the_nearer_counts_more() -> None:
@@ -51,10 +51,14 @@ def test_the_nearer_counts_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"dtype": "float16"}, {"world_size": 2}, {"family": "gemm_all_scatter"}, {"m": 8192}]
+    "changed", [{"dtype": "float32"}, {"dtype": "int8"}, {"world_size": 2}, {"family": "gemm_all_scatter"}, {"m": 8192}]
 )
 def test_what_is_not_like_it_does_not_count(changed: dict[str, int | str]) -> None:
     assert factors(known(**changed))["library"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_types_of_two_bytes_are_alike() -> None:
+    assert factors(known(dtype="float16")) == factors(known())
 
 
 def test_nor_do_rows_that_are_not_on_16_bytes() -> None:
@@ -63,7 +67,7 @@ def test_nor_do_rows_that_are_not_on_16_bytes() -> None:
 
 def test_a_variant_that_was_not_measured_there_stays_as_predicted() -> None:
     table = known(names=("library",))
-    estimates = estimate(MACHINE, WORK, "bfloat16", [*NAMES, "kraken"], table)
+    estimates = estimate(MACHINE, WORK, [*NAMES, "kraken"], table)
     assert estimates.keys() == set(NAMES)  # kraken is not modelled
     assert estimates["library"].is_near
     assert not estimates["copy_engine"].is_near

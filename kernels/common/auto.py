@@ -139,7 +139,7 @@ def choose(
     work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
     if is_narrow(work):
         return Choice(candidates[0], None, "rows are not on 16 bytes, where the model is far off and ours are slow")
-    estimates = estimate(machine, work, key.dtype, candidates, {**tables[1], **tables[0]})
+    estimates = estimate(machine, work, candidates, {**tables[1], **tables[0]})
     times = {name: one.us for name, one in estimates.items()}
     vendor, best = candidates[0], fastest(times, 0.0)
     is_near = machine.is_measured and estimates[vendor].is_near and estimates[best].is_near

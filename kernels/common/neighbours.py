@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 from overlap_taxonomy import Machine, Work, predict_us
 
+from .config import DTYPES
 from .measured import Measured, Table
+
+_ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPES}
 
 _ROWS_REACH = 1.5  # powers of two
 _WEIGHT_REACH = 0.7  # the same of n and k
@@ -31,19 +34,19 @@ class Estimate:
     is_near: bool
 
 
-def estimate(machine: Machine, work: Work, dtype: str, names: Collection[str], table: Table) -> dict[str, Estimate]:
+def estimate(machine: Machine, work: Work, names: Collection[str], table: Table) -> dict[str, Estimate]:
     """Return the times of those of several variants that the model knows.
 
     Args:
         machine: whose constants the model takes.
         work: the problem.
-        dtype: as torch names it.
         names: variants.
-        table: measured times, of this kind of machine.
+        table: measured times, of this kind of machine; those of bf16 hold for fp16, too.
     """
     neighbours = []
     for key, measured in table.items():
-        if (key.family, key.world_size, key.dtype) == (work.family, work.world_size, dtype):
+        like = (key.family, key.world_size, _ELEMENT_BYTES.get(key.dtype))
+        if like == (work.family, work.world_size, work.element_bytes):
             other = Work(key.family, key.m, key.n, key.k, key.world_size, work.element_bytes)
             weight = _likeness(work, other)
             if weight >= _LEAST_WEIGHT and not is_narrow(other):
