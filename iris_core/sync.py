@@ -2,9 +2,9 @@
 
 `signal_each` and `wait_each` do for a block of flags at once, a thread a flag, what takes a trip a flag one by one.
 
-A flag is an int64 word that only grows; a waiter compares with ≥, never ==, since a fast peer may already have written
-the next number. Polls are relaxed; the one acquire comes after the loop, because a read-modify-write poll would
-take the cache line from the writer at every turn.
+A flag is an int64 word that only grows, or is zeroed while nobody can write it; a waiter compares with ≥, never ==,
+since a fast peer may already have written the next number. Polls are relaxed; the one acquire comes after the loop,
+because a read-modify-write poll would take the cache line from the writer at every turn.
 """
 
 from __future__ import annotations

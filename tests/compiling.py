@@ -138,7 +138,11 @@ class StubContext(HeapTensors):
         self._case = case
         self.group = mock.Mock(rank=case.rank, world_size=case.world_size)
         self.together = self.all_or_nothing = lambda _: contextlib.nullcontext()
-        self.backend = mock.Mock(device=torch.device("cpu"), open_window=self._open_window)
+        self.backend = mock.Mock(
+            device=torch.device("cpu"),
+            open_window=self._open_window,
+            streams_need_a_unit=not TARGETS[case.target].is_nvidia,
+        )
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
         self.peer_view, self.free = self.heap.peer_view, self.heap.free

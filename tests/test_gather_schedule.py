@@ -15,7 +15,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from compiling import Case, StubContext
+import torch
+from compiling import Case, StubContext, recorded_launches
 from families import make_problem
 
 from iris_kernels.all_gather_gemm import schedule as module
@@ -87,10 +88,40 @@ def test_a_tile_is_multiplied_when_its_rows_have_come() -> None:
     assert two.predicted_us(whole) == pytest.approx(both_at_once + two.arrivals_us(whole)[-1])
 
 
-def test_small_shards_are_not_cut() -> None:
-    small = replace(ONE_OF_TWO, rows=LEAST_PART_BYTES // (ONE_OF_TWO.k * 2))
+def test_small_shards_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Gathering(rows=2048, columns=1152, k=4032, world_size=2, itemsize=2, num_programs=132)
+    assert small.rows * small.k * 2 < 2 * LEAST_PART_BYTES
     assert small.quickest().parts == 1
+    monkeypatch.setattr(module, "LEAST_PART_BYTES", 0)
+    assert small.quickest().parts > 1
     assert ONE_OF_TWO.quickest().parts > 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "target", "left"),
+    [
+        ({}, "sm_90", 0),
+        ({"keep_gathered": True}, "sm_90", 1),
+        ({"keep_gathered": True, "world_size": 1}, "sm_90", 0),
+        ({"ranks_on_device": 2}, "sm_90", 1),
+        ({}, "gfx942", 1),
+    ],
+)
+def test_an_sm_is_left_where_kernels_beside_the_gemm_need_one(changed: dict[str, int], target: str, left: int) -> None:
+    case = Case("copy_engine", target, family="all_gather_gemm", world_size=changed.get("world_size", 2))
+    context = StubContext(case)
+    context.ranks_on_device = changed.get("ranks_on_device", 1)
+    problem = make_problem(case.family, 256, 256, 256, case.world_size, case.dtype)
+    keep = bool(changed.get("keep_gathered"))
+    operator = get_variant(case.family, case.variant).build(context, problem, keep_gathered=keep)
+    with recorded_launches() as launches:
+        operator(
+            torch.zeros(operator.problem.a_shape(0), dtype=case.dtype),
+            torch.zeros(problem.b_shape(0), dtype=case.dtype),
+        )
+    names = [kernel.fn.__name__ for kernel, _ in launches]
+    assert ("meet_kernel" in names) == (keep and case.world_size > 1)
+    assert operator._num_programs(operator.config.num_sms) == operator.config.num_sms - left
 
 
 @pytest.mark.parametrize("gathering", [ONE_OF_TWO, Gathering(1, 1, 64, 8, 2, 132), Gathering(300, 70, 128, 1, 2, 1)])

@@ -14,6 +14,7 @@ from families import FUSED, VARIANTS, make_problem, name
 from ranks import Ranks, close_context, context, raised
 
 from iris_core import HeapExhausted, iris
+from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
@@ -171,6 +172,20 @@ def test_ranks_that_do_different_things_are_told(ranks: Callable[[int], Ranks]) 
         assert kind == "ValueError"
         for part in ("different things", "rank 0: reach the barrier", "rank 1: compare the weather"):
             assert part in message
+
+
+def gather_differently(rank: int, world_size: int) -> tuple[str, str]:
+    ctx = context()
+    data = make_data(
+        "all_gather_gemm", make_problem("all_gather_gemm", 8, 8, 8, world_size, DTYPE), rank, 0, ctx.get_device()
+    )
+    return raised(all_gather_gemm, ctx, data.a, data.b, variant="copy_engine", return_gathered=rank == 0)
+
+
+def test_ranks_that_keep_different_things_are_told(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(gather_differently):
+        assert kind == "ValueError"
+        assert "keep_gathered" in message
 
 
 def fail_to_make(rank: int, world_size: int, family: str, variant: str, what: str) -> Any:

@@ -106,7 +106,8 @@ def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
         yield {"comm_sms": max(1, config.comm_sms * 2 // 3)}
         yield {"comm_sms": config.comm_sms * 3 // 2}
     if variant.agent is Agent.COPY_ENGINES:
-        yield {"panels": config.panels * 2}
+        # A panel is whole groups of rows of tiles, at least.
+        yield {"panels": config.panels * 2, "group_m": max(1, config.group_m // 2)}
         yield {"panels": max(1, config.panels // 2)}
     else:
         yield {"group_m": config.group_m * 2}

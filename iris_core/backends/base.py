@@ -101,6 +101,7 @@ class Backend(ABC):
 
     name: str
     device: torch.device
+    streams_need_a_unit = False  # whether what a stream does beside kernels may be a kernel: a copy, a written value
 
     @abstractmethod
     def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:

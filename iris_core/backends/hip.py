@@ -1,7 +1,8 @@
 """The heap on AMD GPUs, through ``libamdhip64``.
 
 Written against the HIP headers and not yet run: no AMD GPU was at hand. Memory is uncached (fine-grained), as stores
-from peers and their flags must be visible while a kernel runs.
+from peers and their flags must be visible while a kernel runs. That a stream's write of a value is behind a fence over
+the system, as CUDA's is, HIP does not say: it is assumed.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class HipBackend(VmmBackend):
     """See `VmmBackend`."""
 
     name = "hip"
+    streams_need_a_unit = True  # ROCm writes stream values by a kernel, and has one for copies in rows
     # Triton takes it that 32-bit offsets reach all of a tensor below 2 GiB, and would cut off the distance to a peer.
     smallest_window = 1 << 31
 

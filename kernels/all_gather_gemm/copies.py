@@ -6,13 +6,14 @@
 | current stream | multiply shards as they come; zero the flags, and end the call with the peers |
 
 The queue itself sets a flag, by a stream memory operation. That takes 7 µs less than a kernel that counts behind the
-copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. In
-a second queue, while the next copy is under way, flags came up to 200 µs late where the call was launched as a graph.
+copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. From a
+second queue, while the next copy is under way, they came hundreds of µs late where the call was launched as a graph.
 
 A call ends when all ranks have multiplied all shards: *done* says that, so the next call's copies ask nobody. Flags are
 zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then a kernel on the copy
 stream first meets the peers'. It is a single program, the peers wait for it, and the programs of a GEMM can fill all
-the registers of an SM: so the GEMM leaves it one. Where ranks share a GPU, a copy between them is a kernel, too.
+the registers of an SM: so the GEMM leaves it one, as it does where copies are kernels: on AMD GPUs what sets a flag
+is one, and between ranks that share a GPU the copy.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class PushedByCopyEngines(AllGatherGemm):
 
     def _num_programs(self, num_sms: int) -> int:
         """Return how many programs multiply: one an SM, unless other kernels need one."""
-        needs_one = self.keep_gathered or self.ctx.ranks_on_device > 1
+        meets = self.keep_gathered and self.problem.world_size > 1
+        needs_one = meets or self.ctx.ranks_on_device > 1 or self.ctx.backend.streams_need_a_unit
         return programs_beside_another(num_sms) if needs_one else num_sms
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -81,7 +83,7 @@ class PushedByCopyEngines(AllGatherGemm):
         num_programs = self._num_programs(self.config.num_sms)
         handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
         source = a
-        if a.stride(1) != 1:  # a copy engine copies rows
+        if a.stride(1) != 1 or (len(a) > 1 and a.stride(0) < a.shape[1]):  # a copy engine copies rows that lie apart
             source = self.gathered[self._own_rows]
             if not self.keep_gathered:
                 self._calls.copy(source, a)

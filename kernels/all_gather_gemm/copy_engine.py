@@ -1,6 +1,6 @@
 """All-gather + GEMM with the copy engines: they push this rank's shard while a GEMM kernel multiplies.
 
-The streams, the copies and their order are in copies.py; here is the GEMM, on all SMs.
+The streams, the copies and their order are in copies.py; here is the GEMM, on all SMs, or all but one.
 """
 
 from __future__ import annotations

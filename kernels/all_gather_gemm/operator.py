@@ -22,14 +22,16 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
 
     Args:
         ctx, problem, config: see `Operator`.
-        keep_gathered: complete `gathered`, the whole A (m, k), in every call; without it the rows of this rank, which
-            are read where the caller has them, are missing there.
+        keep_gathered: complete `gathered`, the whole A (m, k), in every call, for the caller to read; without it the
+            rows of this rank, which are read where the caller has them, are missing there, and those of the peers may
+            change as soon as the call has ended.
 
     Attributes:
         gathered: A (m, k) on the heap, overwritten by the next call.
     """
 
     family = FAMILY
+    options = ("keep_gathered",)
 
     def __init__(
         self,

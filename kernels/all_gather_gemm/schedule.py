@@ -12,15 +12,14 @@ from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, Cut, is_possible
+from ..common.hopper.plan import BLOCK_M, EXCHANGE_US, TFLOPS, Cut, is_possible
 
 TEAMS = (1, 2, 4)
 PARTS = (1, 2, 4, 8)
 GROUP = 8  # rows of tiles that consecutive tiles share, where parts are not smaller
 LEAST_PART_BYTES = 8 << 20  # smaller parts gain nothing, and each costs the host a copy and a flag
-_WIDTHS = {256: 1.0, 128: 0.98, 64: 0.55}  # of tiles, and how fast each multiplies, relative to the first
-_TFLOPS = 5.8  # of an SM, with the widest tile
-_EXCHANGE_US = 4.0  # of a team's sums of 128 columns
+# Widths of tiles, and how fast each multiplies, relative to the first: no stores to peers hold the narrower ones up.
+_WIDTHS = {256: 1.0, 128: 0.98, 64: 0.55}
 _LINK_GBPS = 387.0  # a copy engine, H200 and NVLink 4
 _START_US = 10.0  # until the first byte is copied, and from the last one until it is seen
 _NEXT_US = 7.0  # between copies
@@ -66,8 +65,8 @@ class Gathering:
     def predicted_us(self, schedule: Schedule) -> float:
         """Return how long the call is predicted to take, in µs."""
         cut = schedule.cut
-        tile_us = 2e-6 * BLOCK_M * cut.block_n * self.k / (_TFLOPS * _WIDTHS[cut.block_n])
-        shared_us = tile_us / cut.team + _EXCHANGE_US * cut.block_n / 128
+        tile_us = 2e-6 * BLOCK_M * cut.block_n * self.k / (TFLOPS * _WIDTHS[cut.block_n])
+        shared_us = tile_us / cut.team + EXCHANGE_US * cut.block_n / 128
         arrivals = self.arrivals_us(schedule)
         count = self.num_programs
         ends = np.zeros(count)
@@ -79,8 +78,8 @@ class Gathering:
             teams = count // cut.team
             ends = ends[: teams * cut.team].reshape(teams, cut.team).max(axis=1)
             left = arrivals[max(whole, 0) * count :]
-            for round in range(-(-len(left) // teams)):
-                coming = left[round * teams : (round + 1) * teams]
+            for turn in range(-(-len(left) // teams)):
+                coming = left[turn * teams : (turn + 1) * teams]
                 ends[: len(coming)] = np.maximum(ends[: len(coming)], coming) + shared_us
         return float(ends.max()) + _BESIDE_US
 

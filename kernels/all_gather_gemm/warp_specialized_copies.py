@@ -8,9 +8,8 @@
 
 The Hopper form of `copy_engine`, whose protocol this is: its multiplication keeps the vendor's rate beside the copies.
 The own shard comes first, read where the caller has it. A tile of a peer's rows waits for their part before its first
-load, so where the link is slower than the multiplication, `warp_specialized` is the better: it waits chunk by chunk.
-Teams may share the last tiles (../common/hopper/team.py). Pattern: arXiv 2511.12500,
-section 4, which names "wave specialization" and leaves it unbuilt.
+load. Teams may share the last tiles (../common/hopper/team.py). Pattern: arXiv 2511.12500, section 4, which names "wave
+specialization" and leaves it unbuilt.
 """
 
 from __future__ import annotations

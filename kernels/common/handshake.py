@@ -1,5 +1,7 @@
 """The handshake of every operator: a call is numbered, ready before push, done means arrived.
 
+Where all-gather copies, there is no ready: a call ends when all ranks have (all_gather_gemm/copies.py).
+
 An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is made and never reset:
 
 | words | written by | meaning |
@@ -65,7 +67,7 @@ def begin_call(peers, WORLD_SIZE: tl.constexpr):
 
 @triton.jit
 def current_call(peers, WORLD_SIZE: tl.constexpr):
-    """Return the number of the call under way, in a kernel after the one that began it."""
+    """Return the number of the call under way, in a kernel that tells nobody of it."""
     return tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
 
 

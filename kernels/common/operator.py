@@ -45,6 +45,7 @@ class Operator(ABC, Generic[P]):
     family: str
     variant: str
     chosen_by = ""
+    options: tuple[str, ...] = ()  # attributes that are the caller's, beside the problem; the same on all ranks
 
     def __init__(self, ctx: Context, problem: P, config: GemmConfig | None = None) -> None:
         self.ctx = ctx
@@ -60,6 +61,7 @@ class Operator(ABC, Generic[P]):
             if reason:
                 raise ValueError(f"{self} cannot do this: {reason}")
         asked = {name: str(value) for name, value in asdict(problem).items()}
+        asked |= {name: str(getattr(self, name)) for name in self.options}
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.all_or_nothing(f"make {self}"):
             self._open()
