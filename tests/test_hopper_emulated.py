@@ -7,9 +7,7 @@ a stage that is freed early or a tile that is announced before it has arrived sh
 
 from __future__ import annotations
 
-import itertools
 import mmap
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +17,7 @@ import compiling
 import pytest
 import torch
 from checking import fault, make_data, poison
+from emulated_handshake import World
 from families import make_problem
 from gluon_emulator import Descriptor, Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -74,122 +73,6 @@ CASES = [
 ]
 
 
-_KINDS = {"sys": "tile", "gpu": "member"}  # flags that `wait` is called for, by the scope it is called with
-
-
-class World:
-    """The handshake of all ranks, and what stands for its functions in the kernels' modules."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._sums: dict[Any, Any] = {}  # (rank, slot) -> what members of a team give each other
-        self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
-        self._times = itertools.count()
-        self.spans: dict[int, list[spans.Span]] = defaultdict(list)  # of each rank's traced calls
-        self.names = {
-            name: getattr(self, name)
-            for name in (
-                *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
-                *("current_call", "finish_and_clear"),
-                *("count_pieces", "wait", "announce_position", "signal", "put_sums", "get_sums"),
-                *("trace_time", "trace_span", "trace_until"),
-            )
-        }
-
-    def epoch(self, rank: int) -> int:
-        return self._words["epoch", rank]
-
-    def begin_call(self, peers: Any, world_size: int) -> int:
-        if self._machine.task.program == 0:
-            for peer in range(world_size):
-                self._words["ready", peer, peers.rank] = self.epoch(peers.rank) + 1
-        return self.epoch(peers.rank) + 1
-
-    def current_call(self, peers: Any, world_size: int) -> int:
-        return self.epoch(peers.rank) + 1
-
-    def set_flag(self, rank: int, flag: int) -> None:
-        assert not self._words["tile", rank, flag], "the flag of the call before is still set"
-        self._words["tile", rank, flag] = 1
-
-    def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
-        for peer in set(range(world_size)) - {peers.rank}:
-            self.wait_ready_of(peers, peer, epoch)
-
-    def wait_ready_of(self, peers: Any, peer: int, epoch: int) -> None:
-        self._await(("ready", peers.rank, peer), epoch)
-
-    def finish_call(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
-        self._sent_has_arrived()
-        if self._is_last(peers, epoch, num_programs):
-            self._end_with_peers(peers, epoch, world_size)
-
-    def finish_and_clear(
-        self, peers: Any, epoch: int, num_programs: int, flags: int, num_flags: int, world_size: int
-    ) -> None:
-        if self._is_last(peers, epoch, num_programs):
-            for flag in range(flags, flags + num_flags):
-                is_own = flag // (num_flags // world_size) == peers.rank
-                assert self._words["tile", peers.rank, flag] or is_own, "a flag that may be set later"
-                self._words["tile", peers.rank, flag] = 0
-            self._end_with_peers(peers, epoch, world_size)
-
-    def _end_with_peers(self, peers: Any, epoch: int, world_size: int) -> None:
-        for peer in range(world_size):
-            self._words["done", peer, peers.rank] = epoch
-        for peer in range(world_size):
-            self._await(("done", peers.rank, peer), epoch)
-        self._words["epoch", peers.rank] = epoch
-
-    def finish_after_arrivals(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
-        if self._is_last(peers, epoch, num_programs):
-            self._words["epoch", peers.rank] = epoch
-
-    def count_pieces(self, shard: Any, peers: Any, peer: int, part: int, pieces: int) -> None:
-        self._words["tile", peer, peers.rank * shard.parts + part] += pieces
-
-    def announce_position(
-        self, shards: Any, peers: Any, position: int, tiles: int, epoch: int, world_size: int
-    ) -> None:
-        owner = (peers.rank + 1 + position // tiles) % world_size
-        self._words["tile", owner, peers.rank * tiles + position % tiles] = epoch
-
-    def wait(self, flag: int, expected: int, watchdog: Any, scope: str = "sys") -> None:
-        self._await((_KINDS[scope], self._machine.task.rank, flag), expected)
-
-    def signal(self, flag: int, value: int, scope: str) -> None:
-        self._words[_KINDS[scope], self._machine.task.rank, flag] = value
-
-    def put_sums(self, sums: None, slot: int, value: Any, tile: Any) -> None:
-        self._sums[self._machine.task.rank, slot] = value
-
-    def get_sums(self, sums: None, slot: int, tile: Any) -> Any:
-        return self._sums[self._machine.task.rank, slot]
-
-    def trace_time(self, bundle: Any) -> int:
-        return next(self._times)
-
-    def trace_span(self, bundle: Any, kind: Any, tile: int, begin: int) -> int:
-        end = next(self._times)
-        self.trace_until(bundle, kind, tile, begin, end)
-        return end
-
-    def trace_until(self, bundle: Any, kind: Any, tile: int, begin: int, end: int) -> None:
-        if bundle.trace_ptr is not None:
-            task = self._machine.task
-            self.spans[task.rank].append(spans.Span(task.program, kind.value, tile, begin, end))
-
-    def _await(self, word: Any, expected: int) -> None:
-        self._machine.wait(lambda: self._words[word] >= expected)
-
-    def _is_last(self, peers: Any, epoch: int, num_programs: int) -> bool:
-        self._words["arrivals", peers.rank] += 1
-        return self._words["arrivals", peers.rank] == epoch * num_programs
-
-    def _sent_has_arrived(self) -> None:
-        assert all(state == "arrived" for state in self._machine.task.stores)
-
-
 class Context(compiling.StubContext):
     """A rank of a world whose ranks share one window."""
 
@@ -210,6 +93,7 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     num_programs = operator.config.num_sms
     beside = []
     if operator.variant == COPIES:
+        num_programs = operator._num_programs(num_programs)
         beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
     options = ("num_warps", "num_stages", "launch_pdl")
     arguments = {name: value for name, value in arguments.items() if name not in options}
@@ -237,6 +121,9 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
 def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
     """Stand for the copy stream of all-gather."""
     parts = operator._num_parts
+    if operator.keep_gathered:  # the kernel that meets the peers
+        epoch = world.begin_call(operator._peers(), operator.problem.world_size)
+        world.wait_ready(operator._peers(), epoch, operator.problem.world_size)
     for number, copy in enumerate(operator._copies):
         machine.wait(lambda: True)
         copy.destination.copy_(a[copy.rows])
@@ -265,7 +152,14 @@ def test_output_is_right(family: str, name: str, case: Case, seed: int) -> None:
     run_case(family, name, case, seed)
 
 
-def run_case(family: str, name: str, case: Case, seed: int, *, is_traced: bool = False) -> dict[int, list[spans.Span]]:
+@pytest.mark.parametrize("case", [CASES[5], CASES[9]], ids=["parts", "parts and teams"])
+def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
+    run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=True)
+
+
+def run_case(
+    family: str, name: str, case: Case, seed: int, *, is_traced: bool = False, **options: bool
+) -> dict[int, list[spans.Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
     config = GemmConfig(
@@ -294,7 +188,7 @@ def run_case(family: str, name: str, case: Case, seed: int, *, is_traced: bool =
                 window,
                 compiling.Case(name, "sm_90", rank=rank, family=family, world_size=case.world_size),
             )
-            operator = variant.build(context, problem, config)
+            operator = variant.build(context, problem, config, **options)
             machine.spawn(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )

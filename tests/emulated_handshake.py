@@ -1,0 +1,126 @@
+"""The handshake of emulated ranks: what stands for its device functions where warp-specialised kernels are emulated."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+from gluon_emulator import Machine
+
+from iris_kernels.common import trace as spans
+
+_KINDS = {"sys": "tile", "gpu": "member"}  # flags that `wait` is called for, by the scope it is called with
+
+
+class World:
+    """The handshake of all ranks, and what stands for its functions in the kernels' modules."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._sums: dict[Any, Any] = {}  # (rank, slot) -> what members of a team give each other
+        self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
+        self._times = itertools.count()
+        self.spans: dict[int, list[spans.Span]] = defaultdict(list)  # of each rank's traced calls
+        self.names = {
+            name: getattr(self, name)
+            for name in (
+                *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
+                *("current_call", "finish_and_clear"),
+                *("count_pieces", "wait", "announce_position", "signal", "put_sums", "get_sums"),
+                *("trace_time", "trace_span", "trace_until"),
+            )
+        }
+
+    def epoch(self, rank: int) -> int:
+        return self._words["epoch", rank]
+
+    def begin_call(self, peers: Any, world_size: int) -> int:
+        if self._machine.task.program == 0:
+            for peer in range(world_size):
+                self._words["ready", peer, peers.rank] = self.epoch(peers.rank) + 1
+        return self.epoch(peers.rank) + 1
+
+    def current_call(self, peers: Any, world_size: int) -> int:
+        return self.epoch(peers.rank) + 1
+
+    def set_flag(self, rank: int, flag: int) -> None:
+        assert not self._words["tile", rank, flag], "the flag of the call before is still set"
+        self._words["tile", rank, flag] = 1
+
+    def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
+        for peer in set(range(world_size)) - {peers.rank}:
+            self.wait_ready_of(peers, peer, epoch)
+
+    def wait_ready_of(self, peers: Any, peer: int, epoch: int) -> None:
+        self._await(("ready", peers.rank, peer), epoch)
+
+    def finish_call(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
+        self._sent_has_arrived()
+        if self._is_last(peers, epoch, num_programs):
+            self._end_with_peers(peers, epoch, world_size)
+
+    def finish_and_clear(
+        self, peers: Any, epoch: int, num_programs: int, flags: int, num_flags: int, world_size: int
+    ) -> None:
+        if self._is_last(peers, epoch, num_programs):
+            for flag in range(flags, flags + num_flags):
+                is_own = flag // (num_flags // world_size) == peers.rank
+                assert self._words["tile", peers.rank, flag] or is_own, "a flag that may be set later"
+                self._words["tile", peers.rank, flag] = 0
+            self._end_with_peers(peers, epoch, world_size)
+
+    def _end_with_peers(self, peers: Any, epoch: int, world_size: int) -> None:
+        for peer in range(world_size):
+            self._words["done", peer, peers.rank] = epoch
+        for peer in range(world_size):
+            self._await(("done", peers.rank, peer), epoch)
+        self._words["epoch", peers.rank] = epoch
+
+    def finish_after_arrivals(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
+        if self._is_last(peers, epoch, num_programs):
+            self._words["epoch", peers.rank] = epoch
+
+    def count_pieces(self, shard: Any, peers: Any, peer: int, part: int, pieces: int) -> None:
+        self._words["tile", peer, peers.rank * shard.parts + part] += pieces
+
+    def announce_position(
+        self, shards: Any, peers: Any, position: int, tiles: int, epoch: int, world_size: int
+    ) -> None:
+        owner = (peers.rank + 1 + position // tiles) % world_size
+        self._words["tile", owner, peers.rank * tiles + position % tiles] = epoch
+
+    def wait(self, flag: int, expected: int, watchdog: Any, scope: str = "sys") -> None:
+        self._await((_KINDS[scope], self._machine.task.rank, flag), expected)
+
+    def signal(self, flag: int, value: int, scope: str) -> None:
+        self._words[_KINDS[scope], self._machine.task.rank, flag] = value
+
+    def put_sums(self, sums: None, slot: int, value: Any, tile: Any) -> None:
+        self._sums[self._machine.task.rank, slot] = value
+
+    def get_sums(self, sums: None, slot: int, tile: Any) -> Any:
+        return self._sums[self._machine.task.rank, slot]
+
+    def trace_time(self, bundle: Any) -> int:
+        return next(self._times)
+
+    def trace_span(self, bundle: Any, kind: Any, tile: int, begin: int) -> int:
+        end = next(self._times)
+        self.trace_until(bundle, kind, tile, begin, end)
+        return end
+
+    def trace_until(self, bundle: Any, kind: Any, tile: int, begin: int, end: int) -> None:
+        if bundle.trace_ptr is not None:
+            task = self._machine.task
+            self.spans[task.rank].append(spans.Span(task.program, kind.value, tile, begin, end))
+
+    def _await(self, word: Any, expected: int) -> None:
+        self._machine.wait(lambda: self._words[word] >= expected)
+
+    def _is_last(self, peers: Any, epoch: int, num_programs: int) -> bool:
+        self._words["arrivals", peers.rank] += 1
+        return self._words["arrivals", peers.rank] == epoch * num_programs
+
+    def _sent_has_arrived(self) -> None:
+        assert all(state == "arrived" for state in self._machine.task.stores)
