@@ -115,11 +115,13 @@ def fill_kernel(data_ptr, value, BLOCK: tl.constexpr):
     tl.store(data_ptr + tl.arange(0, BLOCK), tl.cast(value, tl.int32))
 
 
-def two_streams(rank: int, world_size: int, waits: bool) -> None:
+def two_streams(rank: int, world_size: int, waits: bool, torch_reads: bool) -> None:
     ctx = iris(HEAP_BYTES, "cpu")
     data = torch.zeros(BLOCK, dtype=torch.int32)
     beside = ctx.make_stream()
     fill_kernel[(1,)](data, 1, BLOCK)
+    if torch_reads:
+        data.clone()
     if waits:
         beside.wait_for_current()
     with beside.as_current():
@@ -127,30 +129,13 @@ def two_streams(rank: int, world_size: int, waits: bool) -> None:
     ctx.close()
 
 
+@pytest.mark.parametrize("torch_reads", [False, True])
 @pytest.mark.parametrize("waits", [True, False])
-def test_streams_are_ordered_by_their_waits_alone(waits: bool) -> None:
-    report = check(two_streams, 1, args=(waits,))
+def test_streams_are_ordered_by_their_waits_alone(waits: bool, torch_reads: bool) -> None:
+    """A wait is for what torch did in the other stream, too."""
+    report = check(two_streams, 1, args=(waits, torch_reads))
     assert report.ok == waits, report
     assert waits or "stream 1" in str(report)
-
-
-def read_and_go_on(rank: int, world_size: int, waits: bool) -> None:
-    ctx = iris(HEAP_BYTES, "cpu")
-    data = torch.zeros(BLOCK, dtype=torch.int32)
-    beside = ctx.make_stream()
-    fill_kernel[(1,)](data, 1, BLOCK)
-    data.clone()
-    if waits:
-        beside.wait_for_current()
-    with beside.as_current():
-        fill_kernel[(1,)](data, 2, BLOCK)
-    ctx.close()
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_wait_for_a_stream_is_for_what_torch_did_there_too(waits: bool) -> None:
-    report = check(read_and_go_on, 1, args=(waits,))
-    assert report.ok == waits, report
 
 
 @triton.jit

@@ -115,10 +115,7 @@ def test_an_sm_is_left_where_kernels_beside_the_gemm_need_one(changed: dict[str,
     keep = bool(changed.get("keep_gathered"))
     operator = get_variant(case.family, case.variant).build(context, problem, keep_gathered=keep)
     with recorded_launches() as launches:
-        operator(
-            torch.zeros(operator.problem.a_shape(0), dtype=case.dtype),
-            torch.zeros(problem.b_shape(0), dtype=case.dtype),
-        )
+        operator(*(torch.zeros(shape, dtype=case.dtype) for shape in (problem.a_shape(0), problem.b_shape(0))))
     names = [kernel.fn.__name__ for kernel, _ in launches]
     assert ("meet_kernel" in names) == (keep and case.world_size > 1)
     assert operator._num_programs(operator.config.num_sms) == operator.config.num_sms - left

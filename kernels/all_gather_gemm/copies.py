@@ -28,6 +28,7 @@ import triton.language as tl
 from ..common.config import programs_beside_another
 from ..common.handshake import begin_call, wait_ready
 from .operator import AllGatherGemm
+from .schedule import cut_into_parts
 
 
 @triton.jit
@@ -53,11 +54,9 @@ class PushedByCopyEngines(AllGatherGemm):
     def _open_buffers(self) -> None:
         super()._open_buffers()
         rank, world_size, config = self.rank, self.problem.world_size, self.config
-        # Parts are whole groups of the tile order: so tiles come in the order of parts, and some program awaits each.
         row_tiles = -(-self.problem.a_shape(0)[0] // config.block_m)
-        groups = -(-row_tiles // config.group_m)
-        self._part_rows = max(1, -(-groups // self._most_parts())) * config.group_m * config.block_m
-        self._num_parts = max(1, -(-row_tiles * config.block_m // self._part_rows))
+        part_tiles, self._num_parts = cut_into_parts(row_tiles, config.group_m, self._most_parts())
+        self._part_rows = part_tiles * config.block_m
         self._came = self._flags_by_sender(self._num_parts, "part", "shard", a_call=None)
         shards = self.ctx.peer_view(self.gathered)[:, self._own_rows]
         flags = self.ctx.peer_view(self._came)[:, rank]
@@ -72,10 +71,14 @@ class PushedByCopyEngines(AllGatherGemm):
         """Return into how many parts a shard is cut at most."""
         return 1
 
+    @property
+    def _meets(self) -> bool:
+        """Whether the ranks meet before they copy."""
+        return self.keep_gathered and self.problem.world_size > 1
+
     def _num_programs(self, num_sms: int) -> int:
         """Return how many programs multiply: one an SM, unless other kernels need one."""
-        meets = self.keep_gathered and self.problem.world_size > 1
-        needs_one = meets or self.ctx.ranks_on_device > 1 or self.ctx.backend.streams_need_a_unit
+        needs_one = self._meets or self.ctx.ranks_on_device > 1 or self.ctx.backend.streams_need_a_unit
         return programs_beside_another(num_sms) if needs_one else num_sms
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -88,7 +91,7 @@ class PushedByCopyEngines(AllGatherGemm):
             if not self.keep_gathered:
                 self._calls.copy(source, a)
         self._copy_stream.wait_for_current()
-        if self.keep_gathered and self._copies:
+        if self._meets:
             with self._copy_stream.as_current():
                 self._run(meet_kernel, 1, num_warps=1, **handshake)
         for copy in self._copies:

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, EXCHANGE_US, TFLOPS, Cut, is_possible
+from ..common.hopper.plan import BLOCK_M, EXCHANGE_US, TFLOPS, Cut, possible_cuts
 
 TEAMS = (1, 2, 4)
 PARTS = (1, 2, 4, 8)
@@ -24,6 +24,16 @@ _LINK_GBPS = 387.0  # a copy engine, H200 and NVLink 4
 _START_US = 10.0  # until the first byte is copied, and from the last one until it is seen
 _NEXT_US = 7.0  # between copies
 _BESIDE_US = 6.0  # a launch, the last tile's way out, and the meeting at the end
+
+
+def cut_into_parts(row_tiles: int, group: int, most: int) -> tuple[int, int]:
+    """Return how many rows of tiles a part of a shard has, and how many parts, `most` at most, the shard.
+
+    Parts are whole groups of the tile order: so tiles come in the order of parts, and some program awaits each.
+    """
+    groups = -(-row_tiles // group)
+    part_rows = -(-groups // most) * group
+    return part_rows, -(-row_tiles // part_rows)
 
 
 @dataclass(frozen=True)
@@ -55,10 +65,8 @@ class Gathering:
 
     def quickest(self) -> Schedule:
         """Return the schedule that is predicted to end first."""
-        cuts = [Cut(width, team) for width, team in product(_WIDTHS, TEAMS)]
-        cuts = [cut for cut in cuts if is_possible(cut, self.k) and (cut.team == 1 or cut.team < self.num_programs)]
-        shard_bytes = self.rows * self.k * self.itemsize
-        counts = [parts for parts in PARTS if parts == 1 or shard_bytes >= parts * LEAST_PART_BYTES]
+        cuts = possible_cuts(self.k, num_programs=self.num_programs, teams=TEAMS)
+        counts = [parts for parts in PARTS if parts == 1 or self._shard_bytes >= parts * LEAST_PART_BYTES]
         schedules = [Schedule(cut, parts, self._group(parts)) for cut, parts in product(cuts, counts)]
         return min(schedules, key=self.predicted_us)
 
@@ -91,15 +99,18 @@ class Gathering:
         row = np.concatenate(
             [start + np.tile(np.arange(high), columns) for start, high in zip(first, heights, strict=True)]
         )
-        part_rows = -(-len(first) // schedule.parts) * schedule.group
-        parts = -(-rows // part_rows)
-        part_us = 1e-3 * self.rows * self.k * self.itemsize / parts / _LINK_GBPS
+        part_rows, parts = cut_into_parts(rows, schedule.group, schedule.parts)
+        part_us = 1e-3 * self._shard_bytes / parts / _LINK_GBPS
         part = row // part_rows + 1
         shards = [np.zeros(len(row))]
         for distance in range(1, self.world_size):
             copies = (distance - 1) * parts + part
             shards.append(_START_US + copies * part_us + (copies - 1) * _NEXT_US)
         return np.concatenate(shards)
+
+    @property
+    def _shard_bytes(self) -> int:
+        return self.rows * self.k * self.itemsize
 
     @property
     def _row_tiles(self) -> int:

@@ -143,11 +143,12 @@ def choose(
     times = {name: one.us for name, one in estimates.items()}
     vendor, best = candidates[0], fastest(times, 0.0)
     is_near = machine.is_measured and estimates[vendor].is_near and estimates[best].is_near
-    margin = SHORT_MARGIN if times[vendor] < SHORT_US else MODEL_MARGIN
     if is_near:
         margin = NEAR_MARGIN
     elif not machine.is_measured:
         margin = PREDICTION_MARGIN
+    else:
+        margin = SHORT_MARGIN if times[vendor] < SHORT_US else MODEL_MARGIN
     return Choice(fastest(times, margin), None, "predicted by problems like it" if is_near else "predicted")
 
 

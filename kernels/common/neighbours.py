@@ -58,8 +58,7 @@ def estimate(machine: Machine, work: Work, names: Collection[str], table: Table)
 def _corrected(machine: Machine, name: str, us: float, neighbours: list[tuple[float, Work, Measured]]) -> Estimate:
     total, off = 0.0, 0.0
     for weight, work, measured in neighbours:
-        predicted = predict_us(machine, name, work)
-        if predicted is not None and name in measured.times_us:
+        if name in measured.times_us and (predicted := predict_us(machine, name, work)) is not None:
             total += weight
             off += weight * math.log(measured.times_us[name] / predicted)
     return Estimate(us * math.exp(off / (total + _DOUBT)), total >= _ENOUGH)

@@ -57,9 +57,14 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
 
 def quickest_cut(m: int, n: int, k: int, *, num_programs: int, peers: int, teams: Iterable[int]) -> Cut:
     """Return the cut that is predicted to end first, of those with teams of these sizes; see `predicted_us`."""
-    cuts = [Cut(block_n, team) for block_n, team in product(WIDTHS, teams) if is_possible(Cut(block_n, team), k)]
-    cuts = [cut for cut in cuts if cut.team == 1 or cut.team < num_programs]
+    cuts = possible_cuts(k, num_programs=num_programs, teams=teams)
     return min(cuts, key=lambda cut: predicted_us(cut, m, n, k, num_programs=num_programs, peers=peers))
+
+
+def possible_cuts(k: int, *, num_programs: int, teams: Iterable[int]) -> list[Cut]:
+    """Return the cuts with teams of these sizes, of so many programs, for an inner size."""
+    cuts = [Cut(block_n, team) for block_n, team in product(WIDTHS, teams)]
+    return [cut for cut in cuts if is_possible(cut, k) and (cut.team == 1 or cut.team < num_programs)]
 
 
 def is_possible(cut: Cut, k: int) -> bool:
