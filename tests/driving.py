@@ -29,7 +29,12 @@ class Log:
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
-        self.graphs = 0  # launched
+        self.graph_streams: list[int] = []  # of the graphs launched
+
+    @property
+    def graphs(self) -> int:
+        """The number of graphs launched."""
+        return len(self.graph_streams)
 
     def __call__(self, *arguments: Any) -> None:
         """Write down a launch: Triton's launch hooks are left out, and tensors are their addresses."""
@@ -104,7 +109,7 @@ class StubGraph:
 
     def launch(self, stream: int) -> None:
         assert self.is_open
-        self._log.graphs += 1
+        self._log.graph_streams.append(stream)
         self._log.entries += [on_stream(entry, stream) for entry in self._captured]
 
     def close(self) -> None:
@@ -133,7 +138,7 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     ctx.backend.name = "cuda"
     ctx.backend.current_stream = lambda: streams[-1]
     ctx.backend.is_capturing = lambda: False
-    ctx.backend.capture = lambda steps: StubGraph(steps, log, streams)
+    ctx.backend.capture = lambda steps, stream: StubGraph(steps, log, streams)
     ctx.make_stream = lambda: LoggedStream(log, streams)  # type: ignore[method-assign]
     built = mock.patch.object(nvidia, "compile_module_from_src", return_value=SimpleNamespace(launch=log))
     found = mock.patch.object(nvidia, "library_dirs", return_value=[])

@@ -85,12 +85,14 @@ def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_
     assert ranks(world_size).call(run_cases, variant.family, variant.name, cases) == [[]] * world_size
 
 
-def make_operator(rank: int, world_size: int, family: str, variant: str, size: int) -> tuple[Operator, list[Data]]:
+def make_operator(
+    rank: int, world_size: int, family: str, variant: str, size: int, **options: bool
+) -> tuple[Operator, list[Data]]:
     """Return a square operator and several calls' data."""
     ctx = context()
     problem = make_problem(family, size, size, size, world_size, torch.bfloat16)
     data = [make_data(family, problem, rank, seed, ctx.get_device()) for seed in range(8)]
-    return get_variant(family, variant).build(ctx, problem), data
+    return get_variant(family, variant).build(ctx, problem, **options), data
 
 
 def check(operator: Operator, outputs: list[torch.Tensor], expected: list[Data]) -> list[str]:
@@ -216,3 +218,43 @@ def call_at_other_addresses(rank: int, world_size: int, family: str, variant: st
 @pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
 def test_operands_may_move_and_streams_may_differ(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     assert ranks(MOST).call(call_at_other_addresses, variant.family, variant.name) == [[]] * MOST
+
+
+# The sequential one reads A where its owner has it.
+GATHERS = [one for one in GPU_FUSED if one.family == "all_gather_gemm" and one.name != "fused_sequential"]
+
+
+def gather_often(rank: int, world_size: int, variant: str, captured: bool, seed: int) -> list[str]:
+    """Read what was gathered behind each call, on a device that is held up before some reads while its peers go on."""
+    operator, data = make_operator(rank, world_size, "all_gather_gemm", variant, 512, keep_gathered=True)
+    problem = make_problem("all_gather_gemm", 512, 512, 512, 1, torch.bfloat16)
+    device = context().get_device()
+    whole = [make_data("all_gather_gemm", problem, 0, number, device).a for number in range(len(data))]
+    a, b = data[0].a.clone(), data[0].b.t().clone().t()
+    graph = capture(operator, a, b)[0] if captured else None
+    late = random.Random(seed)  # the same on every rank: who is late
+    off = torch.zeros(CALLS, dtype=torch.int64, device=device)
+    outputs = []
+    for call in range(CALLS):
+        a.copy_(data[call % len(data)].a)
+        b.copy_(data[call % len(data)].b)
+        if graph:
+            graph.replay()
+        else:
+            operator(a, b)
+        if late.randrange(world_size) == rank:
+            torch.cuda._sleep(LONGEST_DELAY)
+        off[call].copy_((operator.gathered != whole[call % len(data)]).sum())
+        outputs.append(operator.output.clone())
+    faults = [f"call {call}: {count} elements of A are off" for call, count in enumerate(off.tolist()) if count]
+    return faults + check(operator, outputs, [data[call % len(data)] for call in range(CALLS)])
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("variant", GATHERS, ids=name)
+def test_what_was_gathered_stays_until_the_next_call(
+    ranks: Callable[[int], Ranks], variant: Variant, captured: bool
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    assert ranks(MOST).call(gather_often, variant.name, captured, seed) == [[]] * MOST

@@ -8,11 +8,11 @@ from unittest import mock
 import pytest
 import torch
 from compiling import Case, make_problem
-from driving import Log, driven, on_stream
+from driving import SIDE_STREAM, Log, driven, on_stream
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from iris_kernels.common import launching
+from iris_kernels.common import graphs, launching
 from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import Variant, get_variant, list_variants
 
@@ -126,14 +126,15 @@ def test_a_call_of_many_steps_becomes_a_graph() -> None:
         operator(*data)
         assert log.graphs == 3
         assert len(log.take()) >= 8
-        captured = [call.graph for call in operator._calls._calls.values()]
+        captured = list(operator._calls._graphs._graphs)
+        assert len(captured) == 2
         operator.close()
         assert not any(graph.is_open for graph in captured)
 
 
 def test_no_more_graphs_are_kept_than_the_limit() -> None:
     case = case_of(PUSHES)
-    with driven(case) as (ctx, log, _), mock.patch.object(launching, "_MOST_GRAPHS", 1):
+    with driven(case) as (ctx, log, _), mock.patch.object(graphs, "_MOST_GRAPHS", 1):
         operator = build(case, ctx)
         data, others = operands(case), operands(case)
         for _ in range(2):
@@ -146,21 +147,56 @@ def test_no_more_graphs_are_kept_than_the_limit() -> None:
         assert steps == through_triton(operator, log, *others)
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("gemm_all_scatter", "fused_sequential"),  # one kernel
-        ("gemm_all_scatter", "copy_engine"),  # a stream waits for a word that a kernel counts
-        ("gemm_reduce_scatter", "copy_engine"),
-    ],
-)
-def test_of_other_calls_there_is_no_graph(family: str, name: str) -> None:
-    assert graphs_of_three_calls(get_variant(family, name)) == 0
+def test_of_other_calls_there_is_no_graph() -> None:
+    assert graphs_of_three_calls(get_variant("gemm_all_scatter", "fused_sequential")) == 0
 
 
-def test_where_streams_share_a_connection_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+WAITS = [COPY_ENGINE, get_variant("gemm_reduce_scatter", "copy_engine")]  # a stream, for words that a kernel counts
+
+
+@pytest.mark.parametrize("variant", WAITS, ids=name)
+def test_where_a_stream_waits_for_a_kernel_only_what_is_behind_the_kernel_is_a_graph(variant: Variant) -> None:
+    case = case_of(variant)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx)
+        data, others = operands(case), operands(case)
+        operator(*data)
+        steps = log.take()
+        operator(*others)  # the graph is of what is the same in every call: one for all
+        operator(*data)
+        assert log.graphs == 2
+        assert len(operator._calls._graphs._graphs) == 1
+        log.take()
+        operator(*data)
+        assert log.take() == steps
+        (captured,) = (graph._captured for graph in operator._calls._graphs._graphs)
+        assert log.graph_streams == [SIDE_STREAM] * 3
+        assert {entry[0] for entry in captured} <= {"wait", "copy", "launch"}
+        launched = [steps.index(entry) for entry in steps if entry[0] == "launch"]
+        assert launched[0] < steps.index(captured[0]), "the kernel that counts is queued first"
+
+
+@pytest.mark.parametrize("variant", [PUSHES, *WAITS], ids=name)
+def test_where_streams_share_a_connection_there_are_no_graphs(
+    variant: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    assert graphs_of_three_calls(PUSHES) == 0
+    assert graphs_of_three_calls(variant) == 0
+
+
+@pytest.mark.parametrize("variant", [PUSHES, *WAITS], ids=name)
+def test_prepared_calls_past_the_limit_are_forgotten_with_their_graphs(variant: Variant) -> None:
+    case = case_of(variant)
+    with driven(case) as (ctx, log, _), mock.patch.object(launching, "_MOST_CALLS", 2):
+        operator = build(case, ctx)
+        places = [operands(case) for _ in range(3)]
+        expected = [through_triton(operator, log, *data) for data in places]
+        for _ in range(2):
+            for data, steps in zip(places, expected, strict=True):
+                for _ in range(2):
+                    operator(*data)  # a graph that was closed is not launched: StubGraph
+                    assert log.take() == steps
+                assert len(operator._calls._calls) <= 2
 
 
 def graphs_of_three_calls(variant: Variant) -> int:
@@ -278,8 +314,7 @@ def test_a_prepared_call_keeps_no_operand() -> None:
         a, b = operands(case)
         operator(a, b)
         with mock.patch.object(torch.Tensor, "data_ptr", side_effect=AssertionError):
-            for step in next(iter(operator._calls._calls.values())).steps:
-                step()  # addresses are numbers
+            next(iter(operator._calls._calls.values())).sequence()  # addresses are numbers
 
 
 def test_another_launcher_is_refused() -> None:

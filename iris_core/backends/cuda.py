@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -117,24 +118,30 @@ class CudaBackend(VmmBackend):
         """Return whether somebody captures the current stream in a graph."""
         return torch.cuda.is_current_stream_capturing()
 
-    def capture(self, steps: Iterable[Step]) -> CudaGraph:
-        """Make a graph of what steps queue on the current stream, and on side streams that join it; nothing runs.
+    def capture(self, steps: Iterable[Step], stream: int | None = None) -> CudaGraph:
+        """Make a graph of what steps queue; nothing runs.
+
+        Args:
+            steps: what is called.
+            stream: the handle of the stream that all of them queue on; None: they queue on the current stream, and on
+                side streams that join it.
 
         Raises:
             RuntimeError: the driver cannot make one of it.
         """
-        stream = self._capturing.cuda_stream
-        with torch.cuda.stream(self._capturing):
-            _check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        captured = self._capturing.cuda_stream if stream is None else stream
+        current = torch.cuda.stream(self._capturing) if stream is None else contextlib.nullcontext()
+        with current:
+            _check(cu.cuStreamBeginCapture(captured, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
             try:
                 for step in steps:
                     step()
             except BaseException:
-                error, graph = cu.cuStreamEndCapture(stream)  # which the failed step may have ended already
+                error, graph = cu.cuStreamEndCapture(captured)  # which the failed step may have ended already
                 if error == cu.CUresult.CUDA_SUCCESS:
                     cu.cuGraphDestroy(graph)
                 raise
-            graph = _check(cu.cuStreamEndCapture(stream))
+            graph = _check(cu.cuStreamEndCapture(captured))
         try:
             flags = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
             return CudaGraph(_check(cu.cuGraphInstantiate(graph, flags)))

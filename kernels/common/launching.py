@@ -9,10 +9,10 @@ An operator's calls differ in where A and B lie and in nothing else:
 | elsewhere, with the strides and on the 16 bytes' boundaries of an earlier call | makes steps for that call's kernels |
 | otherwise | first asks Triton for the kernels, which specialises them as for any launch |
 
-A call of many steps, such as copies and waits between streams, becomes a graph when it is made again: then it costs the
-host one launch. Where the caller captures the stream, his graph gets the steps. No graph is made of a call in which a
-stream waits for a word that a kernel counts: streams take work in the order in which it was queued, the kernel first,
-and a graph's branches in any order. For the same reason none is made where streams share one connection to the device.
+A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then
+it costs the host one launch. No graph is made of a call in which a stream waits for a word that a kernel counts:
+streams take work in the order in which it was queued, the kernel first, and a graph's branches in any order. There what
+the stream does, which is the same in every call, is a graph of its own, queued behind the kernel (`SideStream.in_one`).
 
 A step hands a compiled kernel's launcher what Triton would hand it: Triton's own code expands the descriptors, and
 addresses are passed as numbers. No step keeps an operand. All kernels of a call are loaded before the first is queued.
@@ -26,8 +26,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,10 +37,11 @@ from triton import knobs
 from iris_core.backends.base import Backend, PreparedStream, Step, Stream
 
 from .config import GemmConfig
+from .graphs import Graphs, Sequence
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
-_MOST_GRAPHS = 64  # that an operator keeps: the driver sets memory of the device aside for each
+_STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
 _ALIGNMENT_BYTES = 16  # what Triton specialises addresses for
 _ANY_GRID_AND_STREAM = (0, 0, 0, 0)
 _LAUNCHER_FORMAT = "iiiKKppOOOOOO"  # of what Triton's launcher takes before the kernel's arguments (Triton 3.6)
@@ -50,17 +49,11 @@ _LAUNCHER_FORMAT = "iiiKKppOOOOOO"  # of what Triton's launcher takes before the
 
 @dataclass
 class PreparedCall:
-    """What a call queues: copies of A to `copies`, then `steps`; and the configuration it runs with.
+    """What a call queues: copies of A to `copies`, then `sequence`; and the configuration it runs with."""
 
-    `graph` is of the steps, from the second time on, if `may_be_graph`.
-    """
-
+    sequence: Sequence
     copies: list[torch.Tensor] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
     config: GemmConfig | None = None
-    is_new: bool = True
-    may_be_graph: bool = True
-    graph: Any = None
 
 
 class Calls:
@@ -74,12 +67,13 @@ class Calls:
         self._backend: Any = backend
         self._can_prepare = backend.name == "cuda"
         self._calls: dict[Any, PreparedCall] = {}
-        # With one connection to the device, branches of a graph may wait for each other's end.
-        self._may_make_graphs = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
-        self._num_graphs = 0
+        self._graphs = Graphs(backend)
         self._kernels: dict[Any, LoadedKernel] = {}  # by strides and alignment, and the place in the call
+        self._sequences: dict[int, Sequence] = {}  # the same in every call, by the stream
         self._alignment: Any = None  # of the call that is being prepared
-        self.recording: PreparedCall | None = None
+        self._num_launches = 0  # in it
+        self._call: PreparedCall | None = None  # that one
+        self.recording: Sequence | None = None  # what its operations are added to
         self.stream: PreparedStream | None = None  # that launches are being prepared for; None: the current one
 
     @property
@@ -94,48 +88,45 @@ class Calls:
     @contextlib.contextmanager
     def preparing(self, a: torch.Tensor, b: torch.Tensor) -> Iterator[PreparedCall]:
         """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps."""
+        if len(self._calls) == _MOST_CALLS:
+            self._forget_calls()
         place = _place(a, b)
         self._alignment = (place[0] % _ALIGNMENT_BYTES, place[1] % _ALIGNMENT_BYTES, *place[2:])
-        self.recording = call = PreparedCall()
+        self._num_launches = 0
+        self.recording = Sequence(self._graphs, _STEPS_OF_A_GRAPH)
+        self._call = call = PreparedCall(self.recording)
         try:
             yield call
         finally:
-            self.recording = self.stream = None
-        call.may_be_graph &= self._may_make_graphs and len(call.steps) >= _STEPS_OF_A_GRAPH
-        if len(self._calls) == _MOST_CALLS:
-            self._forget_calls()
+            self._call = self.recording = self.stream = None
         self._calls[place] = call
+
+    @contextlib.contextmanager
+    def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
+        """Within the block, what is added is all on one stream, and the same in every call; together it is one step."""
+        around = self.recording
+        assert around is not None
+        around.may_be_graph = False
+        self.recording = Sequence(self._graphs, _STEPS_OF_ONE_STREAM, stream.handle)
+        try:
+            yield
+            around.steps.append(self._sequences.setdefault(stream.handle, self.recording))
+        finally:
+            self.recording = around
 
     def queue(self, call: PreparedCall, a: torch.Tensor) -> None:
         """Queue a call on the current stream; `a` lies where it lay when the call was prepared."""
         for destination in call.copies:
             destination.copy_(a)
-        is_due = call.may_be_graph and not call.is_new and not self._backend.is_capturing()
-        if is_due and (graph := self._graph_of(call)):
-            graph.launch(self._backend.current_stream())
-            return
-        call.is_new = False
-        for step in call.steps:
-            step()
-
-    def _graph_of(self, call: PreparedCall) -> Any:
-        """Return the call's graph, made if there is none yet; None if there is to be none."""
-        if call.graph is None and self._num_graphs < _MOST_GRAPHS:
-            try:
-                call.graph = self._backend.capture(call.steps)
-            except RuntimeError as error:
-                call.may_be_graph = False
-                warnings.warn(f"calls are queued step by step, as no graph could be made of one: {error}", stacklevel=3)
-                return None
-            self._num_graphs += 1
-        return call.graph
+        call.sequence()
 
     def launch(self, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
         """Launch a kernel, through Triton or as a step of the call that is being prepared."""
         if self.recording is None:
             kernel[(num_programs,)](**arguments, **options)
             return
-        key = (self._alignment, len(self.recording.steps))
+        key = (self._alignment, self._num_launches)
+        self._num_launches += 1
         if key not in self._kernels:
             compiled = kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
             self._kernels[key] = LoadedKernel(compiled.result() if hasattr(compiled, "result") else compiled)
@@ -145,11 +136,11 @@ class Calls:
 
     def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
         """Copy A, before anything else that the call queues."""
-        if self.recording is None:
+        if self._call is None:
             destination.copy_(a)
         else:
-            assert not self.recording.steps, "copies of A come first"
-            self.recording.copies.append(destination)
+            assert not self._call.sequence.steps, "copies of A come first"
+            self._call.copies.append(destination)
 
     def clear(self) -> None:
         """Forget the prepared calls."""
@@ -157,11 +148,9 @@ class Calls:
         self._kernels.clear()
 
     def _forget_calls(self) -> None:
-        for call in self._calls.values():
-            if call.graph is not None:
-                call.graph.close()
         self._calls.clear()
-        self._num_graphs = 0
+        self._sequences.clear()
+        self._graphs.close()
 
 
 class SideStream(Stream):
@@ -193,11 +182,23 @@ class SideStream(Stream):
             yield
             self._calls.stream = None
 
+    @contextlib.contextmanager
+    def in_one(self) -> Iterator[None]:
+        """Within the block, all is queued on this stream, and is the same in every call: the host queues it as one.
+
+        Waits for what the call's kernels count are allowed, of those queued before: this comes behind them.
+        """
+        if self._calls.recording is None:
+            yield
+        else:
+            with self._calls.preparing_once(self._stream):
+                yield
+
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         if self._calls.recording is None:
             self._stream.wait_value(flag, value)
         else:
-            self._calls.recording.may_be_graph = False
+            self._calls.recording.may_be_graph &= self._calls.recording.is_of_one_stream
             self._calls.recording.steps.append(self._stream.waiting_for_value(flag, value))
 
     def write_value(self, flag: torch.Tensor, value: int) -> None:

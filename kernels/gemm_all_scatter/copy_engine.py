@@ -74,10 +74,11 @@ class CopyEngine(GemmAllScatter):
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._copy_stream.wait_for_current()
         self._run(gemm_kernel, self.config.num_sms, **self._compute_arguments(a, b), counts_ptr=self._counts)
-        for panel, (tiles, source, destinations) in enumerate(self._panels):
-            self._copy_stream.wait_value(self._counts[panel], tiles)
-            for destination in destinations:
-                self._copy_stream.copy_2d(destination, source)
+        with self._copy_stream.in_one():
+            for panel, (tiles, source, destinations) in enumerate(self._panels):
+                self._copy_stream.wait_value(self._counts[panel], tiles)
+                for destination in destinations:
+                    self._copy_stream.copy_2d(destination, source)
         self._copy_stream.current_waits()
         self._run(
             finish_kernel,

@@ -96,7 +96,7 @@ class CopyEngine(GemmReduceScatter):
         multiply = self._multiply_arguments(a, b)
         self._copy_stream.wait_for_current()
         self._run(gemm_kernel, self.config.num_sms, **multiply, counts_ptr=self._counts)
-        with self._copy_stream.as_current():
+        with self._copy_stream.in_one(), self._copy_stream.as_current():
             for panel, (owner, tiles, source, destination) in enumerate(self._panels):
                 self._copy_stream.wait_value(self._counts[panel], tiles)
                 if len(source):

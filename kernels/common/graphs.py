@@ -1,0 +1,102 @@
+"""Steps that are queued again and again, which from the second time on are one graph: one launch for the host."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from iris_core.backends.base import Backend, Step
+
+_MOST_GRAPHS = 64  # that an operator keeps: the driver sets memory of the device aside for each
+
+
+class Sequence:
+    """Steps in their order, and the graph that is made of them.
+
+    No graph is made of few steps, of the first time, where the caller captures the stream (his graph gets the steps),
+    nor where streams share one connection to the device: there a graph's branches may wait for each other's end.
+
+    Args:
+        graphs: keeps the graph.
+        fewest: steps from which on a graph is less work for the host.
+        stream: the driver's handle of the stream that all the steps are queued on; None: they are queued on the
+            current stream, and on others that it forks and joins.
+
+    Attributes:
+        steps: what is queued.
+        may_be_graph: False if the steps must be taken in the order in which they are queued. A graph's branches are
+            taken in any order.
+    """
+
+    def __init__(self, graphs: Graphs, fewest: int, stream: int | None = None) -> None:
+        self.steps: list[Step] = []
+        self.may_be_graph = True
+        self._graphs = graphs
+        self._fewest = fewest
+        self._stream = stream
+        self._is_new = True
+        self._graph: Any = None
+
+    @property
+    def is_of_one_stream(self) -> bool:
+        """Whether the graph has no branches."""
+        return self._stream is not None
+
+    def __call__(self) -> None:
+        """Queue the steps."""
+        is_due = self.may_be_graph and not self._is_new and len(self.steps) >= self._fewest
+        if is_due and self._graphs.may_launch() and (graph := self._made()):
+            graph.launch(self._graphs.current_stream() if self._stream is None else self._stream)
+            return
+        self._is_new = False
+        for step in self.steps:
+            step()
+
+    def _made(self) -> Any:
+        """Return the graph, made if there is none yet; None if there is to be none."""
+        if self._graph is None:
+            try:
+                self._graph = self._graphs.make(self.steps, self._stream)
+            except RuntimeError as error:
+                self.may_be_graph = False
+                warnings.warn(f"calls are queued step by step, as no graph could be made of one: {error}", stacklevel=5)
+        return self._graph
+
+
+class Graphs:
+    """An operator's graphs.
+
+    Args:
+        backend: whose driver makes them.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend: Any = backend
+        self._are_allowed = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
+        self._graphs: list[Any] = []
+
+    def may_launch(self) -> bool:
+        """Return whether what is queued now may be a graph."""
+        return self._are_allowed and not self._backend.is_capturing()
+
+    def current_stream(self) -> int:
+        """Return the driver's handle of the current stream."""
+        return self._backend.current_stream()
+
+    def make(self, steps: list[Step], stream: int | None) -> Any:
+        """Make a graph of steps, or return None: no more are kept.
+
+        Raises:
+            RuntimeError: the driver cannot make one of these.
+        """
+        if len(self._graphs) == _MOST_GRAPHS:
+            return None
+        self._graphs.append(self._backend.capture(steps, stream))
+        return self._graphs[-1]
+
+    def close(self) -> None:
+        """Release all of them; no sequence is called after this."""
+        for graph in self._graphs:
+            graph.close()
+        self._graphs = []
