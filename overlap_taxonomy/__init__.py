@@ -3,7 +3,7 @@
 from .axes import Agent, Arrangement, Sync
 from .cost import Work
 from .machine import MACHINES, Machine, machine_for
-from .model import predict_us
+from .model import copies_operands, predict_us
 from .registry import get_variant, list_families, list_variants, register
 from .variant import Variant
 
@@ -15,6 +15,7 @@ __all__ = [
     "Sync",
     "Variant",
     "Work",
+    "copies_operands",
     "get_variant",
     "list_families",
     "list_variants",

@@ -82,15 +82,19 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
         machine, work: where, and of what dtype.
         m, n, k: of the rank's own GEMM.
         sms: that multiply; 0 for all.
-        kind: "library", "portable" (our kernels in Triton) or "specialized" (warps with roles).
+        kind: "library", "portable" (our kernels in Triton), "pointers" (those that have no descriptors anywhere) or
+            "specialized" (warps with roles).
     """
     sms = sms or machine.num_sms
-    is_library = kind == "library"
+    is_library, is_portable = kind == "library", kind in ("portable", "pointers")
     tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
-    if kind == "portable":
+    if is_portable:
         tflops *= machine.portable_rate
     if work.is_narrow(k):
-        tflops /= machine.library_narrow_slowdown if is_library else machine.narrow_slowdown
+        if is_library:
+            tflops /= machine.library_narrow_slowdown
+        elif kind == "pointers" or not machine.is_hopper:  # with descriptors, operands are copied first: `aligned_us`
+            tflops /= machine.narrow_slowdown
     sm_flops_a_us = tflops * 1e6 / machine.num_sms
     sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
     rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
@@ -101,9 +105,8 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
         tiles = -(-m // tile_m) * -(-n // tile_n)
         waves = -(-tiles // sms)
         beside_us = machine.tile_us
-        if kind == "portable":
-            is_narrow = work.is_narrow(n) or work.is_narrow(k)
-            beside_us = machine.narrow_tile_us if is_narrow else machine.portable_tile_us
+        if is_portable:
+            beside_us = machine.narrow_tile_us if work.is_narrow(n) else machine.portable_tile_us
             beside_us *= tile_m * tile_n / (128 * 256)
         wave_us = 2.0 * tile_m * tile_n * k / (sm_flops_a_us * rate) + beside_us
         tile_bytes = tile_m * tile_n * work.element_bytes
@@ -140,6 +143,11 @@ def push_us(
         sm_gbps = piece_bytes / (piece_bytes / sm_gbps + machine.announce_us * 1e3)
     gbps = min(machine.peer_gbps if to_one else machine.link_gbps, (sms or machine.num_sms) * sm_gbps)
     return size / (gbps * (machine.narrow_link_gbps / machine.link_gbps if narrow else 1.0)) / 1e3
+
+
+def aligned_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
+    """Return the time in which a rank's operands (m, k) and (k, n), B by columns, are copied to rows on 16 bytes."""
+    return 2 * (m + n) * k * work.element_bytes / machine.layout_gbps / 1e3 + machine.launch_us
 
 
 def copy_us(machine: Machine, size: float, row_bytes: int) -> float:

@@ -26,9 +26,9 @@ class Machine:
         tile_us: what a tile costs beside its multiplications, in a kernel that overlaps its epilogue.
         portable_tile_us: the same for a 128x256 tile in our portable kernels, which do not.
         spare_power: what fewer SMs gain in clock, as a power of how many fewer: all of them reach the power limit.
-        narrow_slowdown: how much slower our kernels multiply where rows are not on 16 bytes.
-        narrow_tile_us: `portable_tile_us` there.
-        library_narrow_slowdown: the same for the vendor's.
+        narrow_slowdown: how much slower our kernels multiply through pointers where A's rows are not on 16 bytes.
+        narrow_tile_us: `portable_tile_us` where the output's are not.
+        library_narrow_slowdown: how much slower the vendor's multiply where A's rows are not.
         launch_us: from one kernel to the next on a stream.
         handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
         split_us: in `one_shot`, from the last split of a tile computed to the sum of all of them.

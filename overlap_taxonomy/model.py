@@ -7,7 +7,7 @@ work and the communication, and what neither hides; docs/performance.md has the 
 
 from __future__ import annotations
 
-from .cost import Work
+from .cost import Work, aligned_us
 from .machine import Machine
 from .patterns import all_gather, all_scatter, reductions
 from .patterns.common import Pattern
@@ -18,6 +18,9 @@ FAMILIES: dict[str, dict[str, Pattern]] = {
     "gemm_reduce_scatter": reductions.REDUCE_SCATTER,
     "gemm_all_reduce": reductions.ALL_REDUCE,
 }
+
+
+_READ_THROUGH_POINTERS = {("all_gather_gemm", "fused_sequential")}
 
 
 def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
@@ -31,4 +34,19 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
     pattern = FAMILIES[work.family].get(variant)
     if pattern is None or (variant.startswith("warp_specialized") and not machine.is_hopper):
         return None
-    return pattern(machine, work)
+    us = pattern(machine, work)
+    return us + aligned_us(machine, work, *_operands(work)) if copies_operands(machine, variant, work) else us
+
+
+def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
+    """Return whether a call of one of our variants begins with a copy of A and B, whose rows are not on 16 bytes."""
+    is_ours = variant in FAMILIES[work.family] and not variant.startswith("library")
+    has_descriptors = machine.is_hopper and (work.family, variant) not in _READ_THROUGH_POINTERS
+    return is_ours and has_descriptors and work.is_narrow(_operands(work)[2])
+
+
+def _operands(work: Work) -> tuple[int, int, int]:
+    """Return rows, columns and the sum's length of what a rank is given."""
+    if work.family in ("gemm_reduce_scatter", "gemm_all_reduce"):
+        return work.m, work.n, work.share(work.k)
+    return work.share(work.m) if work.family == "all_gather_gemm" else work.m, work.share(work.n), work.k

@@ -119,9 +119,13 @@ def test_a_short_call_has_the_wider_margin_too() -> None:
 
 
 @pytest.mark.parametrize("narrow", [{"k": 8191}, {"n": 8191}])
-def test_rows_that_are_not_on_16_bytes_are_left_to_the_vendor(narrow: dict[str, int]) -> None:
-    assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant != "library_layout"
-    assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "library_layout"
+def test_where_rows_are_not_on_16_bytes_the_margin_is_wider(narrow: dict[str, int]) -> None:
+    times = {"library_layout": 1000, "fused_sequential": 760, "copy_engine": 1000}
+    with mock.patch.object(neighbours, "predict_us", side_effect=lambda machine, name, work: times[name]):
+        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
+        assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "library_layout"
+        times["fused_sequential"] = 740
+        assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "fused_sequential"
 
 
 def test_an_unknown_gpu_gets_the_vendors() -> None:
@@ -167,7 +171,7 @@ def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either() -
         assert choice.why != "measured"
         slower += measured.times_us[choice.variant] > vendor
         assert measured.times_us[choice.variant] <= 1.14 * vendor
-        if "not on 16 bytes" not in choice.why and key.world_size > 1:  # no constants are of one GPU
+        if key.world_size > 1:  # no constants are of one GPU
             assert measured.times_us[choice.variant] <= 1.55 * best
     assert slower <= len(table) // 50
 
@@ -185,7 +189,7 @@ def test_by_problems_like_it_it_is_nearly_as_good_as_by_the_problems_own_times(h
         us = measured.times_us[choice.variant]
         slower += us > 1.02 * measured.times_us[names[0]]
         good += us <= 1.03 * min(measured.times_us[name] for name in names)
-    assert slower <= len(several) // 80
+    assert slower <= len(several) // 75
     assert good >= 0.8 * len(several)
 
 

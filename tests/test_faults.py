@@ -16,7 +16,7 @@ from ranks import Ranks, close_context, context, raised
 
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.operator import FusedOperator
+from iris_kernels.common.fused_operator import FusedOperator
 from overlap_taxonomy import Variant, get_variant
 
 # Faults are put into interpreted kernels.

@@ -43,7 +43,7 @@ def test_the_model_of_two_is_close_to_their_sweeps() -> None:
     machine = MACHINES["h200x2"]
     files = [RESULTS / f"h200x2-{name}-bf16.csv" for name in ("large", "decode")]
     errors = [abs(error) for one in measured(files, machine) if (error := error_of(machine, one)) is not None]
-    assert len(errors) > 700
+    assert len(errors) > 680
     assert statistics.median(errors) < 0.10
 
 

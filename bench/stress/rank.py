@@ -11,7 +11,7 @@ import torch
 
 import iris_core
 from iris_core import Context
-from iris_kernels.common.operator import FusedOperator
+from iris_kernels.common.fused_operator import FusedOperator
 from overlap_taxonomy import get_variant
 
 from .. import environment

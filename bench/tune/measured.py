@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from iris_kernels.common.measured import Key, Measured, Table
-from overlap_taxonomy import Machine, Work, list_variants
+from overlap_taxonomy import Machine, Work, copies_operands, get_variant, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
 
 from ..record import LIBRARY, YARDSTICKS, Record, latest
@@ -17,11 +17,7 @@ _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
     """Return the times that were measured on a machine."""
     return [
-        Measurement(
-            record.variant,
-            Work(record.family, record.m, record.n, record.k, record.world_size, _ELEMENT_BYTES[record.dtype]),
-            record.time_us,
-        )
+        Measurement(record.variant, _work_of(record), record.time_us)
         for record in _timed(records)
         if record.time_us and machine.gpu in record.device_name and record.world_size == machine.world_size
     ]
@@ -30,7 +26,7 @@ def measurements(records: Iterable[Record], machine: Machine) -> list[Measuremen
 def tables(records: Iterable[Record]) -> dict[str, Table]:
     """Return a table of times for each kind of GPU; of what was measured twice, the later time.
 
-    Problems for which the vendor's is not among them are left out: nothing can be chosen by the others' alone.
+    Problems for which the vendor's, or any of ours, is not among them are left out: there is nothing to choose by.
     """
     delegating = {(variant.family, variant.name) for variant in list_variants() if variant.delegates}
     found: dict[str, dict[Key, dict[str, float]]] = {}
@@ -41,8 +37,13 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
         key = Key(record.family, record.m, record.n, record.k, record.world_size, dtype)
         found.setdefault(record.device_name, {}).setdefault(key, {})[record.variant] = record.time_us
     return {
-        gpu: {key: Measured(times) for key, times in table.items() if LIBRARY in times} for gpu, table in found.items()
+        gpu: {key: Measured(times) for key, times in table.items() if LIBRARY in times and _has_ours(key.family, times)}
+        for gpu, table in found.items()
     }
+
+
+def _has_ours(family: str, names: Iterable[str]) -> bool:
+    return any(get_variant(family, name).has_kernels for name in names)
 
 
 def _timed(records: Iterable[Record]) -> list[Record]:
@@ -50,4 +51,16 @@ def _timed(records: Iterable[Record]) -> list[Record]:
         record
         for record in latest(records)
         if record.device == "cuda" and record.status == "ok" and record.time_us and record.variant not in YARDSTICKS
+        if not _is_outdated(record)
     ]
+
+
+def _is_outdated(record: Record) -> bool:
+    """Whether a row is of a kernel that read operands through pointers which are copied first today."""
+    machine = machine_for(record.device_name, record.world_size)
+    copies = machine and copies_operands(machine, record.variant, _work_of(record))
+    return bool(copies) and "copied=" not in record.config
+
+
+def _work_of(record: Record) -> Work:
+    return Work(record.family, record.m, record.n, record.k, record.world_size, _ELEMENT_BYTES[record.dtype])

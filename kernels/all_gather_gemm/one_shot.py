@@ -129,7 +129,7 @@ class OneShot(Splitting, AllGatherGemm):
     def _open_buffers(self) -> None:
         problem, config = self.problem, self.config
         self._buffers_of_a = 1 if self.keep_gathered else 2
-        self._all = self._on_heap((self._buffers_of_a * problem.m, problem.k), problem.dtype)
+        self._all = self._gathered_on_heap(self._buffers_of_a * problem.m)
         self.gathered = self._all[: problem.m]
         self._own_rows = slice(*problem.rows(self.rank))
         pieces = -(-problem.a_shape(0)[0] // config.comm_rows) * -(-problem.k // COLS)

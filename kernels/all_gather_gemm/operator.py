@@ -10,7 +10,8 @@ from iris_core import Context
 
 from ..common.arguments import Block, Gemm
 from ..common.config import GemmConfig
-from ..common.operator import FusedOperator
+from ..common.fused_operator import FusedOperator
+from ..common.operands import padded
 from .problem import AllGatherGemmProblem
 from .shards import Shard
 
@@ -27,7 +28,7 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
             change as soon as the call has ended.
 
     Attributes:
-        gathered: A (m, k) on the heap, overwritten by the next call.
+        gathered: A (m, k) on the heap, overwritten by the next call; its rows may lie further apart than they are long.
     """
 
     family = FAMILY
@@ -49,9 +50,14 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
 
     def _open_buffers(self) -> None:
         problem = self.problem
-        self.gathered = self._on_heap((problem.m, problem.k), problem.dtype)
+        self.gathered = self._gathered_on_heap(problem.m)
         self._own_rows = slice(*problem.rows(self.rank))
         self._open_output()
+
+    def _gathered_on_heap(self, rows: int) -> torch.Tensor:
+        """Return room for gathered rows, so far apart that descriptors can name them."""
+        problem = self.problem
+        return self._on_heap((rows, padded(problem.k, problem.dtype)), problem.dtype)[:, : problem.k]
 
     def _open_output(self) -> None:
         """Make `output`."""
@@ -62,8 +68,12 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
         self._block = Block(room, m, n, room.stride(0))
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if self.keep_gathered:
-            self._calls.copy(self.gathered[self._own_rows], a)
+        own = self.gathered[self._own_rows]
+        has_descriptors = self.config.descriptors
+        if self.keep_gathered and not (has_descriptors and self._operand_copies.are_needed("A", a)):
+            self._calls.copy(own, a)
+        if has_descriptors:
+            a, b = self._operand_copies.readable(a, b, room_of_a=own)
         self._overlap(a, b)
         return self.output
 

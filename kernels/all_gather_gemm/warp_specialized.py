@@ -36,6 +36,7 @@ from ..common.hopper.operator import STAGES, WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import gated, open_ring
 from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
+from ..common.operands import padded
 from .courier import Consignment, count_parts, gate_of, send_shard, wait_all
 from .operator import FAMILY, AllGatherGemm
 from .problem import AllGatherGemmProblem
@@ -172,9 +173,8 @@ class StoresShards(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm)
         shard_rows = problem.a_shape(0)[0]
         m, n = problem.c_shape(self.rank)
         # The rows of each shard are a matrix of their own.
-        room = torch.zeros(
-            problem.world_size, shard_rows, self._padded(n), dtype=problem.dtype, device=self.ctx.get_device()
-        )
+        shape = (problem.world_size, shard_rows, padded(n, problem.dtype))
+        room = torch.zeros(shape, dtype=problem.dtype, device=self.ctx.get_device())
         self.output = room.flatten(0, 1)[:m, :n]
         self._out = self._pieces_of(room)
         self._sizes = Sizes(shard_rows, n, problem.k)

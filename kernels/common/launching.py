@@ -49,11 +49,12 @@ _LAUNCHER_FORMAT = "iiiKKppOOOOOO"  # of what Triton's launcher takes before the
 
 @dataclass
 class PreparedCall:
-    """What a call queues: copies of A to `copies`, then `sequence`; and the configuration it runs with."""
+    """What a call queues: copies of A to `copies`, then `sequence`; and what it runs with."""
 
     sequence: Sequence
     copies: list[torch.Tensor] = field(default_factory=list)
     config: GemmConfig | None = None
+    copied: tuple[str, ...] = ()
 
 
 class Calls:

@@ -49,7 +49,7 @@ def estimate(machine: Machine, work: Work, names: Collection[str], table: Table)
         if like == (work.family, work.world_size, work.element_bytes):
             other = Work(key.family, key.m, key.n, key.k, key.world_size, work.element_bytes)
             weight = _likeness(work, other)
-            if weight >= _LEAST_WEIGHT and not is_narrow(other):
+            if weight >= _LEAST_WEIGHT and is_narrow(other) == is_narrow(work):
                 neighbours.append((weight, other, measured))
     predicted = {name: us for name in names if (us := predict_us(machine, name, work)) is not None}
     return {name: _corrected(machine, name, us, neighbours) for name, us in predicted.items()}
@@ -75,6 +75,6 @@ def _sizes(work: Work) -> tuple[int, int, int]:
 
 
 def is_narrow(work: Work) -> bool:
-    """Whether rows of A or of the output are not on 16 bytes, where the model is far off and our kernels are slow."""
+    """Whether rows of A or of the output are not on 16 bytes: the model is off otherwise than where they are."""
     k = work.share(work.k) if work.family in ("gemm_reduce_scatter", "gemm_all_reduce") else work.k
     return work.is_narrow(k) or work.is_narrow(work.n)

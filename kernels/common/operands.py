@@ -1,12 +1,136 @@
-"""How kernels read A and B: by tensor descriptors where strides and addresses allow them, else through pointers."""
+"""How kernels read A and B: by tensor descriptors, or where the GPU or the configuration has none, through pointers.
+
+A descriptor names a matrix whose rows are contiguous and start on 16 bytes. An operand that it cannot name is copied
+in every call, by one kernel ahead of the call's others: twice its bytes at the memory's rate, where pointers would load
+its elements one by one, in every tile again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
+import triton
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from iris_core import wait_for_earlier_kernels
 
 from .config import GemmConfig
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
+
+ROW_BYTES = 16  # what descriptors ask of addresses, and of the distance between rows
+LINE_BYTES = 128  # of the L2 cache
+COPY_WARPS = 4
+_ROWS, _COLUMNS = 16, 256  # of what a program copies
+
+
+class Copied(NamedTuple):
+    """A matrix (rows, columns), where it is copied to, by rows, and in how many tiles; strides are in elements.
+
+    Behind each row, up to the next, the room is this matrix's alone.
+    """
+
+    src_ptr: Any
+    dst_ptr: Any
+    rows: int
+    columns: int
+    stride_src_m: int
+    stride_src_k: int
+    stride_dst_m: int
+    tiles: int
+
+
+@triton.jit
+def copy_operands_kernel(a, b, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Copy the tiles of A, then those of B, a tile a program."""
+    wait_for_earlier_kernels()  # what is overwritten may be read until then
+    pid = tl.program_id(0)
+    if pid < a.tiles:
+        copy_tile(pid, a, ROWS, COLUMNS)
+    else:
+        copy_tile(pid - a.tiles, b, ROWS, COLUMNS)
+
+
+@triton.jit
+def copy_tile(tile, copied, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Copy one tile of a matrix, and zeroes behind its rows: so far it is stored 16 bytes at a time."""
+    across = tl.cdiv(copied.columns, COLUMNS)
+    rows = (tile // across) * ROWS + tl.arange(0, ROWS)
+    columns = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (rows < copied.rows)[:, None]
+    src = rows.to(tl.int64)[:, None] * copied.stride_src_m + columns.to(tl.int64)[None, :] * copied.stride_src_k
+    dst = rows.to(tl.int64)[:, None] * copied.stride_dst_m + columns[None, :]
+    value = tl.load(copied.src_ptr + src, mask=inside & (columns < copied.columns)[None, :], other=0)
+    tl.store(copied.dst_ptr + dst, value, mask=inside & (columns < copied.stride_dst_m)[None, :])
+
+
+class OperandCopies:
+    """An operator's copies of operands that its descriptors cannot name.
+
+    Args:
+        run: queues a kernel, as `FusedOperator._run` does.
+        can_describe: whether the descriptors can name a matrix, by rows.
+
+    Attributes:
+        made: of which operands, "A" or "B", since the caller emptied it.
+    """
+
+    def __init__(self, run: Callable[..., None], can_describe: Callable[[torch.Tensor], bool]) -> None:
+        self.made: tuple[str, ...] = ()
+        self._run = run
+        self._can_describe = can_describe
+        self._rooms: dict[Any, torch.Tensor] = {}
+
+    def are_needed(self, name: str, matrix: torch.Tensor) -> bool:
+        """Return whether an operand must be copied; of B the columns may be what is contiguous."""
+        ways = (matrix,) if name == "A" else (matrix, matrix.t())
+        return matrix.numel() > 0 and not any(self._can_describe(way) for way in ways)
+
+    def readable(
+        self, a: torch.Tensor, b: torch.Tensor, room_of_a: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the operands as descriptors can name them: themselves, or copies, which are queued.
+
+        Args:
+            a, b: the call's; an empty one is returned as it is.
+            room_of_a: where A is copied to; None for room of this object's own.
+        """
+        parts: dict[str, Copied] = {}
+        found = {"A": a, "B": b}
+        for name, matrix in (("A", a), ("B", b)):
+            if self.are_needed(name, matrix):
+                room = room_of_a if name == "A" and room_of_a is not None else self._room_of(name, matrix)
+                parts[name] = copied_to(*((matrix, room) if room.stride(1) == 1 else (matrix.t(), room.t())))
+                found[name] = room
+        self.made += tuple(parts)
+        if parts:
+            none = next(iter(parts.values()))._replace(tiles=0)
+            of_a, of_b = parts.get("A", none), parts.get("B", none)
+            tile = {"ROWS": _ROWS, "COLUMNS": _COLUMNS}
+            self._run(
+                copy_operands_kernel, of_a.tiles + of_b.tiles, num_warps=COPY_WARPS, early=True, a=of_a, b=of_b, **tile
+            )
+        return found["A"], found["B"]
+
+    def clear(self) -> None:
+        """Give the room back."""
+        self._rooms.clear()
+
+    def _room_of(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
+        """Return where an operand is copied to; B lies there by columns, unless it does by rows where it is."""
+        key = (name, name == "B" and matrix.stride(1) != 1)
+        if key not in self._rooms:
+            self._rooms[key] = room_for(matrix.t()).t() if key[1] else room_for(matrix)
+        return self._rooms[key]
+
+
+def copied_to(matrix: torch.Tensor, room: torch.Tensor) -> Copied:
+    """Return what the kernel takes to copy a matrix, by rows, to a room of its shape."""
+    rows, columns = matrix.shape
+    tiles = -(-rows // _ROWS) * -(-columns // _COLUMNS)
+    return Copied(matrix, room, rows, columns, matrix.stride(0), matrix.stride(1), room.stride(0), tiles)
 
 
 def loads_of(operands: dict[str, torch.Tensor]) -> int:
@@ -30,4 +154,19 @@ def descriptor_of(name: str, matrix: torch.Tensor, loads: int, config: GemmConfi
 def describable(matrix: torch.Tensor) -> bool:
     """Whether a tensor descriptor can name this matrix: rows contiguous, everything on 16 bytes, not empty."""
     row_bytes = matrix.stride(0) * matrix.element_size()
-    return matrix.numel() > 0 and matrix.stride(1) == 1 and row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0
+    is_on_boundaries = row_bytes % ROW_BYTES == 0 and matrix.data_ptr() % ROW_BYTES == 0
+    return matrix.numel() > 0 and matrix.stride(1) == 1 and is_on_boundaries
+
+
+def padded(columns: int, dtype: torch.dtype) -> int:
+    """Return the distance of rows, in elements, at which all are on 16 bytes: rows end to end, or else whole lines."""
+    if columns and columns * dtype.itemsize % ROW_BYTES == 0:
+        return columns
+    line = LINE_BYTES // dtype.itemsize
+    return max(1, -(-columns // line)) * line
+
+
+def room_for(matrix: torch.Tensor) -> torch.Tensor:
+    """Return an empty matrix of the same shape and device, by rows, that a tensor descriptor can name."""
+    rows, columns = matrix.shape
+    return matrix.new_empty(rows, padded(columns, matrix.dtype))[:, :columns]

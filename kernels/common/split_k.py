@@ -9,7 +9,7 @@ import torch
 
 from .config import GemmConfig, is_hopper_or_later, warps_of
 from .cuts import GROUP_M, LOW_ROWS, Cut, Plan, best_cut, cut_us, known_parts, plan_of_cut
-from .operator import FusedOperator
+from .fused_operator import FusedOperator
 from .shared_tiles import Sharing
 
 _OPERAND_BYTES = 220 << 10  # of shared memory, for operands, from sm_90 on

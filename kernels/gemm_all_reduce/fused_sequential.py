@@ -20,9 +20,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
+from ..common.fused_operator import FusedOperator
 from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
-from ..common.operator import FusedOperator
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem

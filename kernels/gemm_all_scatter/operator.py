@@ -8,7 +8,7 @@ import torch
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
-from ..common.operator import FusedOperator
+from ..common.fused_operator import FusedOperator
 from .problem import GemmAllScatterProblem
 
 FAMILY = "gemm_all_scatter"

@@ -24,11 +24,12 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
 from ..common.hopper.arguments import Parcel, Sizes
-from ..common.hopper.operator import ROW_BYTES, WarpSpecializedOperator
+from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import open_ring
 from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
 from ..common.hopper.team import kept_columns, shared_turns, trace_number, whole_turns, work_of
+from ..common.operands import ROW_BYTES, padded
 from ..common.trace import SEND_WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmAllScatter
 from .problem import GemmAllScatterProblem
@@ -107,7 +108,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
 
     def _open_buffers(self) -> None:
         problem = self.problem
-        rows = self._on_heap((problem.m, self._padded(problem.n)), problem.dtype)
+        rows = self._on_heap((problem.m, padded(problem.n, problem.dtype)), problem.dtype)
         self.output = rows[:, : problem.n]
         start, stop = problem.columns(self.rank)
         self._sizes = Sizes(problem.m, stop - start, problem.k)

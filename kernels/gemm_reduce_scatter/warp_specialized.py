@@ -45,6 +45,7 @@ from ..common.hopper.outbox import (
 from ..common.hopper.ring import load_steps, multiply_tile, open_ring, trace_first_step
 from ..common.hopper.roles import LOADER_REGISTERS
 from ..common.hopper.team import num_turns, trace_number
+from ..common.operands import padded
 from ..common.partials import announce_position
 from ..common.trace import COLLECT, COLLECT_WAIT, MULTIPLY, SEND_WAIT, SUM, WAIT, trace_span, trace_time, trace_until
 from .operator import FAMILY, GemmReduceScatter
@@ -225,7 +226,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
     def _open_buffers(self) -> None:
         problem = self.problem
         shard_rows, n = problem.shard_shape(0)
-        room = self._on_heap((problem.world_size, shard_rows, self._padded(n)), problem.dtype)
+        room = self._on_heap((problem.world_size, shard_rows, padded(n, problem.dtype)), problem.dtype)
         self._flags = self._open_flags()
         self.output = room[self.rank, : problem.shard_shape(self.rank)[0], :n]
         at_owners = self.ctx.peer_view(room)[:, self.rank, :, :n]

@@ -25,7 +25,7 @@ def _bulk_gather(machine: Machine, work: Work) -> float:
 
 
 def _fused_gather(machine: Machine, work: Work) -> float:
-    own = _gather_gemm(machine, work)
+    own = _gather_gemm(machine, work, kind="pointers")
     columns_of_tiles = -(-work.share(work.n) // own.tile_n)
     pull = work.peers * _shard_bytes(work) * columns_of_tiles / machine.pull_gbps / 1e3
     return max(own.us, pull) + own.wave_us + ends(machine, kernels=1)

@@ -12,9 +12,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from iris_core import interpreter
 
 from ..config import GemmConfig
+from ..fused_operator import FusedOperator
 from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
-from ..operands import describable
-from ..operator import FusedOperator
+from ..operands import describable, padded
 from ..problem import Problem
 from .arguments import Team, WarpTile
 from .outbox import PIECE_COLS
@@ -23,7 +23,6 @@ from .plan import BLOCK_M, STEP_K, WIDTHS, Cut, quickest_cut
 P = TypeVar("P", bound=Problem)
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-ROW_BYTES = 16  # what TMA asks of addresses and of rows' lengths
 SHARED_BYTES = 227 << 10  # of an SM, for one program
 BARRIER_BYTES = 1 << 10  # more than the barriers take
 NUM_WARPS = 8  # that multiply: two warp groups of 64 rows each
@@ -101,12 +100,9 @@ class WarpSpecializedOperator(FusedOperator[P]):
 
     @classmethod
     def _sizes_reason(cls, problem: P) -> str | None:
-        """Return why TMA cannot move this problem's matrices, or None. A's rows are taken to be contiguous."""
-        for rank in range(problem.world_size):
-            k = problem.a_shape(rank)[1]
-            if k == 0 or k * problem.dtype.itemsize % ROW_BYTES:
-                return f"rank {rank}'s A has {k} columns; TMA moves rows of a multiple of {ROW_BYTES} bytes"
-        return None
+        """Return why TMA cannot move this problem's matrices, or None."""
+        empty = [rank for rank in range(problem.world_size) if problem.a_shape(rank)[1] == 0]
+        return f"rank {empty[0]}'s A has no columns; TMA moves rows that are not empty" if empty else None
 
     def _config_for(self, m: int, n: int) -> GemmConfig:
         num_sms = self.ctx.get_cu_count()
@@ -141,28 +137,14 @@ class WarpSpecializedOperator(FusedOperator[P]):
         sums = torch.empty(elements, dtype=torch.float32, device=self.ctx.get_device())
         return Team(sums, self._local_flags(most_rounds * num_programs, "round and program"))
 
-    def _padded(self, columns: int) -> int:
-        """Return the length of rows, in elements, that TMA can move."""
-        row = ROW_BYTES // self.problem.dtype.itemsize
-        return max(1, -(-columns // row)) * row
-
     def _operands(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
-        """Return the operands' descriptors, and the compile-time shape of the work.
-
-        Raises:
-            ValueError: an operand that TMA cannot read.
-        """
+        """Return the operands' descriptors, and the compile-time shape of the work."""
+        a, b = self._operand_copies.readable(a, b)
         if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
             b = a.t()
-        a_rows, b_rows, b_columns = self._rows(a), self._rows(b), self._rows(b.t())
-        if describable(b_columns):
-            loads, b_lines = DESCRIPTORS_B_NK.value, b_columns
-        elif describable(b_rows):
-            loads, b_lines = DESCRIPTORS_B_KN.value, b_rows
-        else:
-            raise ValueError(self._undescribable("B", b, "rows or columns"))
-        if not describable(a_rows):
-            raise ValueError(self._undescribable("A", a, "rows"))
+        b_rows, b_columns = self._rows(b), self._rows(b.t())
+        is_by_columns = describable(b_columns)
+        loads, b_lines = (DESCRIPTORS_B_NK.value, b_columns) if is_by_columns else (DESCRIPTORS_B_KN.value, b_rows)
         config = self.config
         b_block = (config.block_n, 64) if loads == DESCRIPTORS_B_NK.value else (64, config.block_n)
         tile = WarpTile(
@@ -177,7 +159,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             self.operands_arrive,
         )
         return {
-            "a": self._descriptor(a_rows, (config.block_m, 64)),
+            "a": self._descriptor(self._rows(a), (config.block_m, 64)),
             "b": self._descriptor(b_lines, b_block),
             "TILE": tile,
         }
@@ -186,14 +168,10 @@ class WarpSpecializedOperator(FusedOperator[P]):
         """Return a matrix; one of a single row, between whose rows there is no distance, with one that TMA takes."""
         if matrix.shape[0] != 1:
             return matrix
-        return matrix.as_strided(matrix.shape, (self._padded(matrix.shape[1]), matrix.stride(1)))
+        return matrix.as_strided(matrix.shape, (padded(matrix.shape[1], matrix.dtype), matrix.stride(1)))
 
-    def _undescribable(self, name: str, matrix: torch.Tensor, lines: str) -> str:
-        return (
-            f"{self}: {name} is {tuple(matrix.shape)} with strides {tuple(matrix.stride())}, starting at "
-            f"{matrix.data_ptr():#x}; TMA reads {lines} that are contiguous and start on {ROW_BYTES} bytes. Make it "
-            "contiguous, or use a variant that reads any strides, such as copy_engine"
-        )
+    def _can_describe(self, matrix: torch.Tensor) -> bool:
+        return describable(self._rows(matrix))
 
     def _pieces_of(self, out: torch.Tensor) -> TensorDescriptor:
         """Return the descriptor of a (rank, row, column) tensor that pieces of tiles are sent to."""

@@ -1,0 +1,147 @@
+"""Operands that descriptors cannot name are copied to where they can, ahead of the call's kernels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks, context
+
+from iris_kernels.common.operands import (
+    OperandCopies,
+    copied_to,
+    copy_operands_kernel,
+    describable,
+    padded,
+    room_for,
+)
+
+NAN = float("nan")
+
+
+def laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
+    """Return a random matrix whose elements lie as said."""
+    if how == "by columns":
+        return torch.randn(columns, rows).t().half()
+    if how == "apart":
+        return torch.randn(rows, 2 * columns).half()[:, ::2]
+    if how == "off":  # where a row of two bytes less begins
+        return torch.randn(rows * columns + 1).half()[1:].view(rows, columns)
+    if how == "reversed":
+        return torch.randn(columns, rows + 3).half()[:, 3:].t()
+    return torch.randn(rows, columns).half()
+
+
+def copy(rank: int, world_size: int, cases: list[tuple[int, int, str]], seed: int) -> list[str]:
+    """Copy pairs of matrices, one of them perhaps not; return what is wrong."""
+    torch.manual_seed(seed)
+    chance = random.Random(seed)
+    with context().get_device():
+        return [wrong for case in cases for wrong in copy_pair(*case, left_out=chance.choice([None, 0, 1]))]
+
+
+def copy_pair(rows: int, columns: int, how: str, *, left_out: int | None) -> list[str]:
+    """Copy two matrices, but the one that is left out; return what is wrong."""
+    matrices = [laid_out(rows, columns, how), laid_out(columns, rows, how)]
+    rooms = [room_for(matrix) for matrix in matrices]
+    whole = [torch.as_strided(room, (len(room), room.stride(0)), (room.stride(0), 1)).fill_(NAN) for room in rooms]
+    parts = [copied_to(matrix, room) for matrix, room in zip(matrices, rooms, strict=True)]
+    a, b = (part._replace(tiles=0) if left_out == index else part for index, part in enumerate(parts))
+    copy_operands_kernel[(a.tiles + b.tiles,)](a, b, ROWS=16, COLUMNS=256)
+    faults = []
+    for index, (matrix, room) in enumerate(zip(matrices, whole, strict=True)):
+        expected = torch.nn.functional.pad(matrix, (0, room.shape[1] - matrix.shape[1]))
+        if left_out == index:
+            expected = torch.full_like(room, NAN)
+        if not torch.equal(room.nan_to_num(9), expected.nan_to_num(9)):
+            faults.append(f"{rows} x {columns} {how}, operand {index}, left out: {left_out}")
+    return faults
+
+
+def test_every_element_is_copied_with_zeroes_behind_the_rows(ranks: Callable[[int], Ranks]) -> None:
+    ways = ("by rows", "by columns", "apart", "off", "reversed")
+    sizes = [(1, 1), (1, 300), (300, 1), (16, 256), (17, 257), (40, 7)]
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    cases = [(rows, columns, how) for rows, columns in sizes for how in ways]
+    assert ranks(1).call(copy, cases, seed) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "distance"),
+    [
+        (8, torch.bfloat16, 8),
+        (1032, torch.bfloat16, 1032),
+        (1031, torch.bfloat16, 1088),
+        (1, torch.float16, 64),
+        (0, torch.bfloat16, 64),
+        (4, torch.float32, 4),
+        (33, torch.float32, 64),
+    ],
+)
+def test_rows_are_end_to_end_or_whole_lines(columns: int, dtype: torch.dtype, distance: int) -> None:
+    assert padded(columns, dtype) == distance
+
+
+class Runs:
+    """Keeps what was queued."""
+
+    def __init__(self) -> None:
+        self.queued: list[Any] = []
+
+    def __call__(self, kernel: Any, num_programs: int, **arguments: Any) -> None:
+        self.queued.append((kernel, num_programs, arguments))
+
+
+def by_columns(k: int, n: int) -> torch.Tensor:
+    return torch.empty(n, k, dtype=torch.bfloat16).t()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "copied", "contiguous"),
+    [
+        ((64, 64), by_columns(64, 40), "", None),
+        ((64, 64), torch.empty(64, 40, dtype=torch.bfloat16), "", None),
+        ((64, 41), by_columns(41, 40), "AB", 0),
+        ((64, 41), torch.empty(41, 40, dtype=torch.bfloat16), "A", None),
+        ((64, 64), torch.empty(64, 41, dtype=torch.bfloat16), "B", 1),
+        ((64, 64), torch.empty(64, 80, dtype=torch.bfloat16)[:, ::2], "B", 0),
+        ((0, 41), by_columns(41, 40), "B", 0),
+        ((64, 64), by_columns(64, 0), "", None),
+    ],
+)
+def test_only_what_descriptors_cannot_name_is_copied(
+    a: tuple[int, int], b: torch.Tensor, copied: str, contiguous: int | None
+) -> None:
+    runs = Runs()
+    copies = OperandCopies(runs, describable)
+    given = {"A": torch.empty(a, dtype=torch.bfloat16), "B": b}
+    for _ in range(2):
+        copies.made = ()
+        readable = dict(zip("AB", copies.readable(given["A"], given["B"]), strict=True))
+        assert "".join(copies.made) == copied
+        for name, matrix in given.items():
+            assert (readable[name] is not matrix) == (name in copied)
+            if matrix.numel():
+                assert not copies.are_needed(name, readable[name])
+    assert len(runs.queued) == (2 if copied else 0)
+    if contiguous is not None:
+        assert readable["B"].stride(contiguous) == 1
+    if copied:
+        (_, num_programs, first), (_, _, second) = runs.queued
+        assert num_programs == first["a"].tiles + first["b"].tiles
+        rooms = [{argument.dst_ptr.data_ptr() for argument in (one["a"], one["b"])} for one in (first, second)]
+        assert rooms[0] == rooms[1], "the room is kept"
+        assert len(rooms[0]) == len(copied)
+
+
+def test_a_is_copied_to_the_room_that_is_given() -> None:
+    runs = Runs()
+    a, b = torch.empty(8, 41, dtype=torch.bfloat16), by_columns(41, 40)
+    room = room_for(a)
+    readable, _ = OperandCopies(runs, describable).readable(a, b, room)
+    assert readable is room
+    assert runs.queued[0][2]["a"].dst_ptr is room
