@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from .machine import Machine
 
 LIBRARY_TILE_RATES = {(128, 192): 0.97}  # the vendor has tiles that our kernels do not
+SUMMING_FAMILIES = ("gemm_reduce_scatter", "gemm_all_reduce")  # whose ranks have parts of K
 WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
 
 
@@ -43,6 +44,14 @@ class Work:
     def is_narrow(self, elements: int) -> bool:
         """Whether rows of so many elements are not on 16 bytes."""
         return elements * self.element_bytes % WIDE_BYTES != 0
+
+    @property
+    def reads_narrow_rows(self) -> bool:
+        """Whether rows of A, and columns of B, are not on 16 bytes, on any rank."""
+        if self.family not in SUMMING_FAMILIES:
+            return self.is_narrow(self.k)
+        share = self.share(self.k)
+        return any(self.is_narrow(max(0, min(share, self.k - rank * share))) for rank in range(self.world_size))
 
 
 @dataclass(frozen=True)
@@ -90,16 +99,16 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
     tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
     if is_portable:
         tflops *= machine.portable_rate
-    if work.is_narrow(k):
+    if work.reads_narrow_rows:
         if is_library:
-            tflops /= machine.library_narrow_slowdown
+            tflops /= machine.library_narrow_slowdown if m > 1 else 1.0  # a single row has a kernel of its own
         elif kind == "pointers" or not machine.is_hopper:  # with descriptors, operands are copied first: `aligned_us`
             tflops /= machine.narrow_slowdown
     sm_flops_a_us = tflops * 1e6 / machine.num_sms
     sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
     rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
     if is_library:
-        rates |= LIBRARY_TILE_RATES
+        rates = dict.fromkeys(rates, 1.0) if work.reads_narrow_rows and m > 1 else rates | LIBRARY_TILE_RATES
     best: Gemm | None = None
     for (tile_m, tile_n), rate in rates.items():
         tiles = -(-m // tile_m) * -(-n // tile_n)
@@ -147,7 +156,7 @@ def push_us(
 
 def aligned_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
     """Return the time in which a rank's operands (m, k) and (k, n), B by columns, are copied to rows on 16 bytes."""
-    return 2 * (m + n) * k * work.element_bytes / machine.layout_gbps / 1e3 + machine.launch_us
+    return 2 * (m + n) * k * work.element_bytes / machine.align_gbps / 1e3 + machine.launch_us
 
 
 def copy_us(machine: Machine, size: float, row_bytes: int) -> float:

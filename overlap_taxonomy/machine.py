@@ -35,6 +35,7 @@ class Machine:
         hop_us: in `one_shot`, from the first store of something small to a peer to the peer's knowing of it.
         memory_gbps: a kernel streaming its own memory.
         layout_gbps: a copy that changes the layout: bytes read and written.
+        align_gbps: a copy of operands to rows on 16 bytes, read and written.
         sum_gbps: partial sums read and added in an epilogue.
         link_gbps: SMs storing to all peers at once.
         peer_gbps: SMs storing to one peer; less where each peer has a link of its own.
@@ -74,6 +75,7 @@ class Machine:
     hop_us: float
     memory_gbps: float
     layout_gbps: float
+    align_gbps: float
     sum_gbps: float
     link_gbps: float
     peer_gbps: float
@@ -113,7 +115,7 @@ H200X4 = Machine(
     portable_tile_us=4.8,
     spare_power=0.111,
     narrow_slowdown=28.6,
-    narrow_tile_us=83.8,
+    narrow_tile_us=15.0,
     library_narrow_slowdown=6.93,
     launch_us=3.74,
     handshake_us=11.6,
@@ -121,6 +123,7 @@ H200X4 = Machine(
     hop_us=3.0,
     memory_gbps=3660.0,
     layout_gbps=1730.0,
+    align_gbps=4000.0,
     sum_gbps=3190.0,
     link_gbps=361.0,
     peer_gbps=332.0,
@@ -153,7 +156,7 @@ H200X2 = replace(
     portable_tile_us=2.9,
     spare_power=0.0649,
     narrow_slowdown=27.4,
-    narrow_tile_us=63.2,
+    narrow_tile_us=15.0,
     library_narrow_slowdown=7.14,
     launch_us=5.36,
     handshake_us=9.52,

@@ -7,7 +7,7 @@ work and the communication, and what neither hides; docs/performance.md has the 
 
 from __future__ import annotations
 
-from .cost import Work, aligned_us
+from .cost import SUMMING_FAMILIES, Work, aligned_us
 from .machine import Machine
 from .patterns import all_gather, all_scatter, reductions
 from .patterns.common import Pattern
@@ -42,11 +42,11 @@ def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
     """Return whether a call of one of our variants begins with a copy of A and B, whose rows are not on 16 bytes."""
     is_ours = variant in FAMILIES[work.family] and not variant.startswith("library")
     has_descriptors = machine.is_hopper and (work.family, variant) not in _READ_THROUGH_POINTERS
-    return is_ours and has_descriptors and work.is_narrow(_operands(work)[2])
+    return is_ours and has_descriptors and work.reads_narrow_rows
 
 
 def _operands(work: Work) -> tuple[int, int, int]:
     """Return rows, columns and the sum's length of what a rank is given."""
-    if work.family in ("gemm_reduce_scatter", "gemm_all_reduce"):
+    if work.family in SUMMING_FAMILIES:
         return work.m, work.n, work.share(work.k)
     return work.share(work.m) if work.family == "all_gather_gemm" else work.m, work.share(work.n), work.k

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from compiling import Case, StubContext
+from families import make_problem, name
 from ranks import Ranks, context
 
 from iris_kernels.common.operands import (
@@ -18,6 +21,7 @@ from iris_kernels.common.operands import (
     padded,
     room_for,
 )
+from overlap_taxonomy import Variant, list_variants
 
 NAN = float("nan")
 
@@ -123,10 +127,10 @@ def test_only_what_descriptors_cannot_name_is_copied(
         copies.made = ()
         readable = dict(zip("AB", copies.readable(given["A"], given["B"]), strict=True))
         assert "".join(copies.made) == copied
-        for name, matrix in given.items():
-            assert (readable[name] is not matrix) == (name in copied)
+        for operand, matrix in given.items():
+            assert (readable[operand] is not matrix) == (operand in copied)
             if matrix.numel():
-                assert not copies.are_needed(name, readable[name])
+                assert not copies.are_needed(operand, readable[operand])
     assert len(runs.queued) == (2 if copied else 0)
     if contiguous is not None:
         assert readable["B"].stride(contiguous) == 1
@@ -145,3 +149,23 @@ def test_a_is_copied_to_the_room_that_is_given() -> None:
     readable, _ = OperandCopies(runs, describable).readable(a, b, room)
     assert readable is room
     assert runs.queued[0][2]["a"].dst_ptr is room
+
+
+PADS = [
+    variant
+    for variant in list_variants()
+    if variant.family in ("gemm_reduce_scatter", "gemm_all_reduce") and variant.has_kernels
+    if variant.name != "warp_specialized"  # which has descriptors only
+]
+
+
+@pytest.mark.parametrize("descriptors", [True, False])
+@pytest.mark.parametrize("variant", PADS, ids=name)
+def test_rows_of_products_are_longer_where_descriptors_read_zeroes(variant: Variant, descriptors: bool) -> None:
+    case = Case(variant.name, "sm_90", family=variant.family, rank=1)
+    problem = make_problem(variant.family, 301, 317, 1088, case.world_size, torch.bfloat16)
+    config = replace(variant.build(StubContext(case), problem).config, descriptors=descriptors)
+    operator: Any = variant.build(StubContext(case), problem, config)
+    assert operator.output.shape == problem.c_shape(1)
+    assert operator.output.stride() == (320 if descriptors else 317, 1)
+    assert operator._slots.shape[-1] == operator.output.stride(0)

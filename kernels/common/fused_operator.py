@@ -13,7 +13,7 @@ from .config import GemmConfig, default_config, is_hopper_or_later
 from .gemm import POINTERS
 from .handshake import call_of_state, describe_state, number_of_call, state_words
 from .launching import Calls, SideStream
-from .operands import OperandCopies, describable, descriptor_of, loads_of
+from .operands import OperandCopies, describable, descriptor_of, loads_of, padded
 from .operator import Operator, P
 
 
@@ -158,6 +158,13 @@ class FusedOperator(Operator[P]):
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
         return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
+
+    def _width(self, columns: int) -> int:
+        """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.
+
+        Descriptors read zeroes past B's columns; pointers would read what is there.
+        """
+        return padded(columns, self.problem.dtype) if self.config.descriptors else columns
 
     def _can_describe(self, matrix: torch.Tensor) -> bool:
         """Return whether this operator's descriptors can name a matrix, by rows."""

@@ -76,5 +76,4 @@ def _sizes(work: Work) -> tuple[int, int, int]:
 
 def is_narrow(work: Work) -> bool:
     """Whether rows of A or of the output are not on 16 bytes: the model is off otherwise than where they are."""
-    k = work.share(work.k) if work.family in ("gemm_reduce_scatter", "gemm_all_reduce") else work.k
-    return work.is_narrow(k) or work.is_narrow(work.n)
+    return work.reads_narrow_rows or work.is_narrow(work.n)

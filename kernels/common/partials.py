@@ -36,7 +36,7 @@ class Staging(NamedTuple):
 
     `slots_ptr` points at (world_size, shard_rows, n), `flags_ptr` at (world_size, tiles of a shard) int64; the first
     index is the sender. `partial_ptr` is this rank's own (world_size, shard_rows, n), where variants that send from
-    memory put what they send; the first index is the owner.
+    memory put what they send; the first index is the owner. The last of the n columns may belong to no column of C.
     """
 
     slots_ptr: Any

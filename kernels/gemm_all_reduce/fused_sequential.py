@@ -83,18 +83,20 @@ class FusedSequential(FusedOperator[GemmAllReduceProblem]):
     def _open_buffers(self) -> None:
         problem = self.problem
         m, n = problem.c_shape(self.rank)
+        width = self._width(n)
         tiles = -(-m // self.config.block_m) * -(-n // self.config.block_n)
-        self._slots = self._on_heap((problem.world_size, m, n), problem.dtype)
+        self._slots = self._on_heap((problem.world_size, m, width), problem.dtype)
         self._flags = self._flags_by_sender(tiles, "tile", "partial sum")
-        self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
+        room = torch.zeros(m, width, dtype=problem.dtype, device=self.ctx.get_device())
+        self.output = room[:, :n]
+        self._out = Block(room, m, width, width)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        m, n = self.output.shape
         self._run(
             one_shot_kernel,
             self.config.num_sms,
             **self._main_loop(a, b),
-            out=Block(self.output, m, n, n),
+            out=self._out,
             slots_ptr=self._slots,
             flags_ptr=self._flags,
             peers=self._peers(),

@@ -101,21 +101,22 @@ class OneShot(Splitting):
     def _open_buffers(self) -> None:
         problem = self.problem
         m, n = problem.c_shape(self.rank)
-        self._slots = self._on_heap((2 * problem.world_size, m, n), problem.dtype)
+        width = self._width(n)
+        self._slots = self._on_heap((2 * problem.world_size, m, width), problem.dtype)
         self._flags = self._flags_by_sender(self._all_tiles, "tile", "partial sum")
-        self.output = torch.zeros(m, n, dtype=problem.dtype, device=self.ctx.get_device())
+        room = torch.zeros(m, width, dtype=problem.dtype, device=self.ctx.get_device())
+        self.output = room[:, :n]
+        self._out = Block(room, m, width, width)
         self._open_sharing()
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        m, n = self.output.shape
         arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
-        out = Block(self.output, m, n, n)
         self._run(
             one_shot_kernel,
             self._num_programs,
             early=self._is_short,
             **arguments,
-            out=out,
+            out=self._out,
             slots_ptr=self._slots,
             flags_ptr=self._flags,
         )

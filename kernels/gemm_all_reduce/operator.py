@@ -24,7 +24,8 @@ class TwoShot(GemmReduceScatter):
         return self.problem.world_size
 
     def _open_output(self) -> tuple[torch.Tensor, Block]:
-        output = self._on_heap((self.problem.m, self.problem.n), self.problem.dtype)
+        width = self._width(self.problem.n)
+        room = self._on_heap((self.problem.m, width), self.problem.dtype)
         start, stop = self.problem.rows(self.rank)
-        corner = output[start:] if stop > start else output  # a rank without rows stores nothing
-        return output, Block(corner, stop - start, self.problem.n, self.problem.n)
+        corner = room[start:] if stop > start else room  # a rank without rows stores nothing
+        return room[:, : self.problem.n], Block(corner, stop - start, width, width)

@@ -16,7 +16,10 @@ FAMILY = "gemm_reduce_scatter"
 
 
 class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
-    """An operator whose output is this rank's rows of the sum of all ranks' products."""
+    """An operator whose output is this rank's rows of the sum of all ranks' products.
+
+    Where rows of n elements are not on 16 bytes, partials and output have longer ones (`_width`), `output` is a view.
+    """
 
     family = FAMILY
     keeps_partials = True  # whether partial tiles are stored here before they are sent
@@ -28,7 +31,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
 
     def _open_buffers(self) -> None:
         problem, device = self.problem, self.ctx.get_device()
-        shard = problem.shard_shape(0)
+        shard = (problem.shard_shape(0)[0], self._width(problem.n))
         slots = (problem.world_size, *shard)
         self._slots = self._on_heap((self.slot_sets * slots[0], *shard), problem.dtype)
         self._flags = self._open_flags()
@@ -42,9 +45,10 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
     def _open_output(self) -> tuple[torch.Tensor, Block]:
         """Return the output, and where in it this rank stores its sums."""
         rows, n = self.problem.shard_shape(self.rank)
+        width = self._width(n)
         # A rank without rows still takes part: it computes nothing of its own, into room for one row.
-        room = torch.zeros(max(rows, 1), n, dtype=self.problem.dtype, device=self.ctx.get_device())
-        return room[:rows], Block(room, rows, n, n)
+        room = torch.zeros(max(rows, 1), width, dtype=self.problem.dtype, device=self.ctx.get_device())
+        return room[:rows, :n], Block(room, rows, width, width)
 
     def _tiles(self, shape: tuple[int, int]) -> int:
         return -(-shape[0] // self.config.block_m) * -(-shape[1] // self.config.block_n)
@@ -55,8 +59,8 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
         return self._flags.numel() // self.problem.world_size * (self.problem.world_size - 1)
 
     def _staging(self) -> Staging:
-        problem = self.problem
-        return Staging(self._slots, self._flags, self._partials, problem.shard_shape(0)[0], problem.m, problem.n)
+        shard_rows, width = self._slots.shape[1:]
+        return Staging(self._slots, self._flags, self._partials, shard_rows, self.problem.m, width)
 
     def _multiply_arguments(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return what a kernel that multiplies takes."""
