@@ -107,8 +107,10 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
     sm_flops_a_us = tflops * 1e6 / machine.num_sms
     sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
     rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
-    if is_library:
-        rates = dict.fromkeys(rates, 1.0) if work.reads_narrow_rows and m > 1 else rates | LIBRARY_TILE_RATES
+    if is_library and work.reads_narrow_rows and m > 1:
+        rates = {tile: rate**0.5 for tile, rate in rates.items()}  # what is slow is the same for small tiles
+    elif is_library:
+        rates |= LIBRARY_TILE_RATES
     best: Gemm | None = None
     for (tile_m, tile_n), rate in rates.items():
         tiles = -(-m // tile_m) * -(-n // tile_n)
