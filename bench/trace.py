@@ -128,7 +128,7 @@ def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, 
     ]
     lost = sum(ctx.group.all_gather(lost))
     described = f"{job.shape}, {job.dtype}, {world_size} ranks"
-    config = str(operator.ran_config)
+    config = operator.describe_config()
     operator.close()
     ctx.close()
     return Traced(job.family, variant, described, config, ranks, accuracy_ns, lost)

@@ -100,14 +100,15 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
     if is_portable:
         tflops *= machine.portable_rate
     if work.reads_narrow_rows:
-        if is_library:
-            tflops /= machine.library_narrow_slowdown if m > 1 else 1.0  # a single row has a kernel of its own
-        elif kind == "pointers" or not machine.is_hopper:  # with descriptors, operands are copied first: `aligned_us`
-            tflops /= machine.narrow_slowdown
+        has_descriptors = machine.has_descriptors(work.element_bytes)  # then operands are copied first: `aligned_us`
+        if not is_library:
+            tflops /= 1.0 if has_descriptors and kind != "pointers" else machine.narrow_slowdown
+        elif m > 1 and work.element_bytes <= 2:  # a single row has a kernel of its own; of fp32 nothing is known
+            tflops /= machine.library_narrow_slowdown
     sm_flops_a_us = tflops * 1e6 / machine.num_sms
     sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
     rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
-    if is_library and work.reads_narrow_rows and m > 1:
+    if is_library and work.reads_narrow_rows and m > 1 and work.element_bytes <= 2:
         rates = {tile: rate**0.5 for tile, rate in rates.items()}  # what is slow is the same for small tiles
     elif is_library:
         rates |= LIBRARY_TILE_RATES

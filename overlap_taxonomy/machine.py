@@ -96,6 +96,10 @@ class Machine:
         default_factory=lambda: {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
     )
 
+    def has_descriptors(self, element_bytes: int) -> bool:
+        """Return whether our kernels read elements of that size by tensor descriptors; fp32 goes through pointers."""
+        return self.is_hopper and element_bytes <= 2
+
 
 # Fitted to results/h200x4-large-bf16.csv, h200x4-decode-bf16.csv and h200x4-bf16.csv, from starting points measured one
 # by one.

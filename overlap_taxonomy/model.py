@@ -40,8 +40,10 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
 
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
     """Return whether a call of one of our variants begins with a copy of A and B, whose rows are not on 16 bytes."""
-    is_ours = variant in FAMILIES[work.family] and not variant.startswith("library")
-    has_descriptors = machine.is_hopper and (work.family, variant) not in _READ_THROUGH_POINTERS
+    is_ours = variant in FAMILIES.get(work.family, {}) and not variant.startswith("library")
+    has_descriptors = (
+        machine.has_descriptors(work.element_bytes) and (work.family, variant) not in _READ_THROUGH_POINTERS
+    )
     return is_ours and has_descriptors and work.reads_narrow_rows
 
 

@@ -19,6 +19,7 @@ from iris_kernels.common.auto import Choice, choose, fastest
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.common.measured import Key, Measured, key_of, shipped_table
+from iris_kernels.common.neighbours import is_narrow
 from iris_kernels.common.problem import Problem
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import MACHINES, Work, get_variant, list_families, predict_us
@@ -173,7 +174,8 @@ def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either() -
         assert measured.times_us[choice.variant] <= 1.14 * vendor
         if key.world_size > 1:  # no constants are of one GPU
             # Of rows that are not on 16 bytes it is careful: what the vendor's lose by them is modelled roughly.
-            off = 1.55 if key.n % 8 == 0 and key.k % (8 * key.world_size) == 0 else 2.1
+            work = Work(key.family, key.m, key.n, key.k, key.world_size)
+            off = 2.1 if is_narrow(work) else 1.55
             assert measured.times_us[choice.variant] <= off * best
     assert slower <= len(table) // 50
 
@@ -191,8 +193,8 @@ def test_by_problems_like_it_it_is_nearly_as_good_as_by_the_problems_own_times(h
         us = measured.times_us[choice.variant]
         slower += us > 1.02 * measured.times_us[names[0]]
         good += us <= 1.03 * min(measured.times_us[name] for name in names)
-    assert slower <= len(several) // 75
-    assert good >= 0.79 * len(several)
+    assert slower <= len(several) // 80
+    assert good >= 0.8 * len(several)
 
 
 def is_hidden(other: Key, key: Key, hidden: str) -> bool:

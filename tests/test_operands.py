@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from compiling import Case, StubContext
-from families import make_problem, name
+from checking import fault, make_data, poison
+from compiling import Case, StubContext, compile_kernel
+from families import VARIANTS, make_problem, name
 from ranks import Ranks, context
 
+from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.operands import (
+    COPY_WARPS,
     OperandCopies,
     copied_to,
     copy_operands_kernel,
@@ -21,7 +26,7 @@ from iris_kernels.common.operands import (
     padded,
     room_for,
 )
-from overlap_taxonomy import Variant, list_variants
+from overlap_taxonomy import Variant, get_variant, list_variants
 
 NAN = float("nan")
 
@@ -115,13 +120,14 @@ def by_columns(k: int, n: int) -> torch.Tensor:
         ((64, 64), torch.empty(64, 80, dtype=torch.bfloat16)[:, ::2], "B", 0),
         ((0, 41), by_columns(41, 40), "B", 0),
         ((64, 64), by_columns(64, 0), "", None),
+        ((1, 64), torch.empty(64, dtype=torch.bfloat16).expand(40, 64).t(), "B", 0),  # rows that overlap
     ],
 )
 def test_only_what_descriptors_cannot_name_is_copied(
     a: tuple[int, int], b: torch.Tensor, copied: str, contiguous: int | None
 ) -> None:
     runs = Runs()
-    copies = OperandCopies(runs, describable)
+    copies = OperandCopies("all_gather_gemm/one_shot", runs, describable)
     given = {"A": torch.empty(a, dtype=torch.bfloat16), "B": b}
     for _ in range(2):
         copies.made = ()
@@ -142,11 +148,32 @@ def test_only_what_descriptors_cannot_name_is_copied(
         assert len(rooms[0]) == len(copied)
 
 
+def test_where_there_is_no_memory_for_a_copy_the_error_says_of_what() -> None:
+    copies = OperandCopies("all_gather_gemm/one_shot", Runs(), describable)
+    no_memory = mock.patch.object(torch.Tensor, "new_empty", side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    said = r"all_gather_gemm/one_shot: no memory for a copy of B, \(41, 40\) with .*CUDA out of memory"
+    with no_memory, pytest.raises(torch.OutOfMemoryError, match=said):
+        copies.readable(torch.empty(8, 48, dtype=torch.bfloat16), by_columns(41, 40))
+
+
+def test_a_copy_waits_before_it_touches_memory_and_stores_whole_words() -> None:
+    a = torch.empty(8191, 1031, dtype=torch.bfloat16)
+    part = copied_to(a, room_for(a))
+    arguments = {"a": part, "b": part, "ROWS": 16, "COLUMNS": 256, "num_warps": COPY_WARPS, "launch_pdl": True}
+    code = compile_kernel(copy_operands_kernel, arguments, "sm_90").code
+    touched = re.search(r"\b(?:ld|st)\.\S*global", code)
+    assert touched
+    assert 0 < code.find("griddepcontrol.wait") < touched.start()
+    stores = re.findall(r"st\.global\S*", code)
+    assert stores
+    assert set(stores) == {"st.global.v4.b32"}
+
+
 def test_a_is_copied_to_the_room_that_is_given() -> None:
     runs = Runs()
     a, b = torch.empty(8, 41, dtype=torch.bfloat16), by_columns(41, 40)
     room = room_for(a)
-    readable, _ = OperandCopies(runs, describable).readable(a, b, room)
+    readable, _ = OperandCopies("all_gather_gemm/one_shot", runs, describable).readable(a, b, room)
     assert readable is room
     assert runs.queued[0][2]["a"].dst_ptr is room
 
@@ -169,3 +196,38 @@ def test_rows_of_products_are_longer_where_descriptors_read_zeroes(variant: Vari
     assert operator.output.shape == problem.c_shape(1)
     assert operator.output.stride() == (320 if descriptors else 317, 1)
     assert operator._slots.shape[-1] == operator.output.stride(0)
+
+
+def call_with_descriptors(rank: int, world_size: int, family: str, variant: str, seed: int) -> list[str]:
+    """Call an operator of narrow tiles, with descriptors, on sizes that divide nothing; return what was wrong."""
+    ctx = context()
+    build = get_variant(family, variant).build
+    faults = []
+    for m, n, k, layout in ((37, 71, 41, "nk"), (2, 3, 2, "kn"), (5, 2, 7, "strided"), (40, 65, 33, "kn")):
+        problem = make_problem(family, m, n, k, world_size, torch.float16)
+        config = GemmConfig(16, 32, 16, num_stages=1, num_sms=4, comm_sms=1, comm_rows=8, panels=2, splits=2)
+        if get_variant(family, variant).unsupported_reason(problem, config):
+            continue
+        operator = build(ctx, problem, config)
+        guard = ctx.zeros(64, dtype=torch.int64)  # behind the operator's buffers
+        for call in range(2):
+            data = make_data(family, problem, rank, seed + call, ctx.get_device(), layout=layout)
+            poison(operator)
+            ctx.barrier()
+            if wrong := fault(operator(data.a, data.b), data, torch.float16):
+                faults.append(f"{m} x {n} x {k} {layout}, rank {rank}, call {call}: {wrong}")
+        ctx.barrier()
+        if guard.any():
+            faults.append(f"{m} x {n} x {k}: {int((guard != 0).sum())} words behind the buffers were written")
+        ctx.free(guard)
+        operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("variant", [one for one in VARIANTS if one.has_kernels], ids=name)
+def test_with_descriptors_every_size_is_right_and_nothing_else_written(
+    ranks: Callable[[int], Ranks], variant: Variant
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    assert ranks(3).call(call_with_descriptors, variant.family, variant.name, seed) == [[]] * 3

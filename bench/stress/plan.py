@@ -36,7 +36,7 @@ class Size:
 # Kernels are compiled for the divisibility of the sizes, the tile and the dtype: 180 kernels a rank with these.
 _GPU_SIZES = (
     Size(1, 3, 7, 4),  # one row and fewer columns than four ranks: some have nothing
-    Size(37, 71, 42, 4),  # smaller than a tile; rows not on 16 bytes, so read through pointers
+    Size(37, 71, 42, 4),  # smaller than a tile; rows not on 16 bytes, so copied first, or read through pointers
     Size(250, 331, 187, 4),
     Size(601, 697, 517, 1),
     Size(1, 512, 256, 4),  # one row, as in decoding
@@ -48,7 +48,7 @@ _GPU_SIZES = (
 _GPU_MORE_DTYPES = (Size(256, 512, 256, 2), Size(512, 768, 512, 1))
 _CPU_SIZES = (Size(1, 3, 7, 2), Size(5, 9, 4, 2), Size(37, 41, 33, 1))
 _CPU_MORE_DTYPES = (Size(5, 9, 4, 1),)
-# Through pointers, and by descriptors; neither fills its tiles.
+# Rows off 16 bytes, and on them; neither fills its tiles.
 _ONCE_SIZES = (Size(37, 71, 42, 1), Size(72, 160, 96, 1))
 
 

@@ -55,9 +55,10 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
         self._open_output()
 
     def _gathered_on_heap(self, rows: int) -> torch.Tensor:
-        """Return room for gathered rows, so far apart that descriptors can name them."""
+        """Return room for gathered rows, so far apart that descriptors, if there are any, can name them."""
         problem = self.problem
-        return self._on_heap((rows, padded(problem.k, problem.dtype)), problem.dtype)[:, : problem.k]
+        distance = padded(problem.k, problem.dtype) if self.config.descriptors else problem.k
+        return self._on_heap((rows, distance), problem.dtype)[:, : problem.k]
 
     def _open_output(self) -> None:
         """Make `output`."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from .arguments import Gemm, Peers, Tile
-from .config import GemmConfig, default_config, is_hopper_or_later
+from .config import LEAST_TILE, GemmConfig, default_config, is_hopper_or_later
 from .gemm import POINTERS
 from .handshake import call_of_state, describe_state, number_of_call, state_words
 from .launching import Calls, SideStream
-from .operands import OperandCopies, describable, descriptor_of, loads_of, padded
+from .operands import ROW_BYTES, OperandCopies, describable, descriptor_of, loads_of
 from .operator import Operator, P
 
 
@@ -51,7 +51,7 @@ class FusedOperator(Operator[P]):
     def _open(self) -> None:
         world_size = self.problem.world_size
         self._calls = Calls(self.ctx.backend)
-        self._operand_copies = OperandCopies(self._run, self._can_describe)
+        self._operand_copies = OperandCopies(str(self), self._run, self._can_describe)
         self._trace: torch.Tensor | None = None
         self._buffers: list[torch.Tensor] = []  # on the heap
         self._watched: list[torch.Tensor] = []  # elsewhere
@@ -162,9 +162,11 @@ class FusedOperator(Operator[P]):
     def _width(self, columns: int) -> int:
         """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.
 
-        Descriptors read zeroes past B's columns; pointers would read what is there.
+        Descriptors read zeroes past B's columns; pointers would read what is there. No row is so much longer that it
+        reaches into another tile, of which the narrowest have 16 columns.
         """
-        return padded(columns, self.problem.dtype) if self.config.descriptors else columns
+        is_on_boundaries = columns * self.problem.dtype.itemsize % ROW_BYTES == 0
+        return columns if is_on_boundaries or not self.config.descriptors else -(-columns // LEAST_TILE) * LEAST_TILE
 
     def _can_describe(self, matrix: torch.Tensor) -> bool:
         """Return whether this operator's descriptors can name a matrix, by rows."""

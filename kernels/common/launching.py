@@ -70,7 +70,7 @@ class Calls:
         self._calls: dict[Any, PreparedCall] = {}
         self._graphs = Graphs(backend)
         self._kernels: dict[Any, LoadedKernel] = {}  # by strides and alignment, and the place in the call
-        self._sequences: dict[int, Sequence] = {}  # the same in every call, by the stream
+        self._sequences: dict[Any, Sequence] = {}  # the same in every call, by the stream and the place in the call
         self._alignment: Any = None  # of the call that is being prepared
         self._num_launches = 0  # in it
         self._call: PreparedCall | None = None  # that one
@@ -111,7 +111,8 @@ class Calls:
         self.recording = Sequence(self._graphs, _STEPS_OF_ONE_STREAM, stream.handle)
         try:
             yield
-            around.steps.append(self._sequences.setdefault(stream.handle, self.recording))
+            place = (stream.handle, len(around.steps))
+            around.steps.append(self._sequences.setdefault(place, self.recording))
         finally:
             self.recording = around
 

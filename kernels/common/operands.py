@@ -70,6 +70,7 @@ class OperandCopies:
     """An operator's copies of operands that its descriptors cannot name.
 
     Args:
+        owner: the operator, as errors name it.
         run: queues a kernel, as `FusedOperator._run` does.
         can_describe: whether the descriptors can name a matrix, by rows.
 
@@ -77,8 +78,9 @@ class OperandCopies:
         made: of which operands, "A" or "B", since the caller emptied it.
     """
 
-    def __init__(self, run: Callable[..., None], can_describe: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, owner: str, run: Callable[..., None], can_describe: Callable[[torch.Tensor], bool]) -> None:
         self.made: tuple[str, ...] = ()
+        self._owner = owner
         self._run = run
         self._can_describe = can_describe
         self._rooms: dict[Any, torch.Tensor] = {}
@@ -95,7 +97,10 @@ class OperandCopies:
 
         Args:
             a, b: the call's; an empty one is returned as it is.
-            room_of_a: where A is copied to; None for room of this object's own.
+            room_of_a: where A is copied to; None for room of this object's own, made when it is first needed.
+
+        Raises:
+            torch.OutOfMemoryError: there is none.
         """
         parts: dict[str, Copied] = {}
         found = {"A": a, "B": b}
@@ -122,7 +127,14 @@ class OperandCopies:
         """Return where an operand is copied to; B lies there by columns, unless it does by rows where it is."""
         key = (name, name == "B" and matrix.stride(1) != 1)
         if key not in self._rooms:
-            self._rooms[key] = room_for(matrix.t()).t() if key[1] else room_for(matrix)
+            try:
+                self._rooms[key] = room_for(matrix.t()).t() if key[1] else room_for(matrix)
+            except torch.OutOfMemoryError as error:
+                raise torch.OutOfMemoryError(
+                    f"{self._owner}: no memory for a copy of {name}, {tuple(matrix.shape)} with strides "
+                    f"{matrix.stride()}, which tensor descriptors cannot name; rows that are contiguous and start on "
+                    f"{ROW_BYTES} bytes need no copy: {error}"
+                ) from error
         return self._rooms[key]
 
 
@@ -152,10 +164,11 @@ def descriptor_of(name: str, matrix: torch.Tensor, loads: int, config: GemmConfi
 
 
 def describable(matrix: torch.Tensor) -> bool:
-    """Whether a tensor descriptor can name this matrix: rows contiguous, everything on 16 bytes, not empty."""
+    """Whether a tensor descriptor can name this matrix: rows contiguous, apart, and all on 16 bytes; not empty."""
     row_bytes = matrix.stride(0) * matrix.element_size()
     is_on_boundaries = row_bytes % ROW_BYTES == 0 and matrix.data_ptr() % ROW_BYTES == 0
-    return matrix.numel() > 0 and matrix.stride(1) == 1 and is_on_boundaries
+    is_apart = len(matrix) == 1 or matrix.stride(0) >= matrix.shape[1]
+    return matrix.numel() > 0 and matrix.stride(1) == 1 and is_on_boundaries and is_apart
 
 
 def padded(columns: int, dtype: torch.dtype) -> int:

@@ -48,7 +48,8 @@ def _warp_gather(machine: Machine, work: Work) -> float:
 
 def _engine_gather(machine: Machine, work: Work, kind: str = "portable") -> float:
     own = _gather_gemm(machine, work, kind=kind)
-    arrival = copy_us(machine, _shard_bytes(work), 512)  # a shard is contiguous
+    row_bytes = work.k * work.element_bytes if work.reads_narrow_rows else 512  # others are contiguous
+    arrival = copy_us(machine, _shard_bytes(work), row_bytes)
     return as_shards_come(own, work, arrival) + ends(machine, kernels=1)
 
 

@@ -38,7 +38,7 @@ def one_shot(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
     tflops = machine.boost_tflops * min(machine.tile_rates.values())
     if work.element_bytes > 2:
         tflops = machine.fp32_tflops
-    if work.reads_narrow_rows and not machine.is_hopper:
+    if work.reads_narrow_rows and not machine.has_descriptors(work.element_bytes):
         tflops /= machine.narrow_slowdown
     read_us = work.element_bytes * (m * k + k * n + m * n) / machine.memory_gbps / 1e3
     multiply_us = 2.0 * rows * n * k / tflops / 1e6
