@@ -13,13 +13,17 @@ from typing import Any
 from unittest import mock
 
 import torch
-from compiling import TARGETS, Case, StubContext
+from compiling import TARGETS, Case, StubContext, make_problem
+from triton import knobs
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from iris_core.backends.base import PreparedStream, Step
+from iris_kernels.common.hopper import operator as hopper
+from overlap_taxonomy import Variant, get_variant
 
 SIDE_STREAM, GRAPH_STREAM = 7, 9
+SIZE = 1024
 
 _numbering = itertools.count()
 
@@ -149,3 +153,36 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
             yield ctx, log, streams
     finally:
         driver._active = before
+
+
+def case_of(variant: Variant, **changes: Any) -> Case:
+    return Case(variant.name, "sm_90", family=variant.family, size=SIZE, rank=1, **changes)
+
+
+def matrix(shape: tuple[int, int], *, by_columns: bool = False, shift: int = 0) -> torch.Tensor:
+    """Return a matrix, `shift` elements behind where its memory starts."""
+    rows, columns = shape[::-1] if by_columns else shape
+    lines = torch.empty(rows * columns + shift, dtype=torch.bfloat16)[shift:].view(rows, columns)
+    return lines.t() if by_columns else lines
+
+
+def operands(case: Case, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    problem = make_problem(case)
+    return matrix(problem.a_shape(case.rank), **changes), matrix(problem.b_shape(case.rank), by_columns=True)
+
+
+def build(case: Case, ctx: Any, **options: Any) -> Any:
+    with mock.patch.object(hopper, "machine_reason", return_value=None):
+        return get_variant(case.family, case.variant).build(ctx, make_problem(case), None, **options)
+
+
+def flat(entry: Any) -> list[Any]:
+    """Return all that stands in an entry, in tuples too."""
+    return [one for part in entry for one in flat(part)] if isinstance(entry, tuple) else [entry]
+
+
+def through_triton(operator: Any, log: Log, *data: torch.Tensor) -> list[Any]:
+    """Return what a call queues while Triton has a hook; its launches on a side stream say so."""
+    with mock.patch.object(knobs.runtime, "launch_enter_hook", mock.Mock()):
+        operator(*data)
+    return log.take()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -39,6 +40,14 @@ def test_no_kernel_of_ours_has_a_race(variant: Variant) -> None:
 def test_nor_with_three_ranks(variant: Variant) -> None:
     report = run_case(case_of(variant, 3), schedules=1, seed=1)
     assert report.ok, report
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_nor_where_operands_are_copied_first(variant: Variant) -> None:
+    case = replace(case_of(variant, 2), descriptors=True)
+    if not case.unsupported_reason():
+        report = run_case(case, schedules=1, seed=0, calls=2)
+        assert report.ok, report
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from iris_bench import cli
 from iris_bench.record import read_records
 from iris_bench.tune.measured import measurements
-from overlap_taxonomy import MACHINES, Work, list_families, list_variants, machine_for, predict_us
+from overlap_taxonomy import MACHINES, Work, copies_operands, list_families, list_variants, machine_for, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 from overlap_taxonomy.machine import Machine
 from overlap_taxonomy.model import FAMILIES
@@ -181,3 +181,37 @@ def test_the_command_refuses_in_one_line(arguments: list[object], says: str) -> 
     assert result.exit_code == 2
     assert says in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+H200X2 = MACHINES["h200x2"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "work", "copies"),
+    [
+        ("one_shot", Work("gemm_all_scatter", 8, 4096, 4097, 2), True),
+        ("one_shot", Work("gemm_all_scatter", 8, 4097, 4096, 2), False),  # B by columns, as weights are
+        ("one_shot", Work("gemm_all_scatter", 8, 4096, 4097, 2, element_bytes=4), False),  # read through pointers
+        ("library", Work("gemm_all_scatter", 8, 4096, 4097, 2), False),
+        ("fused_sequential", Work("all_gather_gemm", 8, 4096, 4097, 2), False),  # the same
+        ("copy_engine", Work("gemm_reduce_scatter", 8, 4096, 8191, 2), True),  # 4096 on one rank, 4095 on the other
+        ("copy_engine", Work("gemm_reduce_scatter", 8, 4096, 8192, 2), False),
+        ("copy_engine", Work("a family of others", 8, 4096, 4097, 2), False),
+    ],
+)
+def test_which_calls_begin_with_a_copy(variant: str, work: Work, copies: bool) -> None:
+    assert copies_operands(H200X2, variant, work) == copies
+    assert not copies_operands(MACHINES["mi300xx8"], variant, work)
+
+
+def test_narrow_rows_cost_ours_a_copy_and_the_vendors_much() -> None:
+    def us(variant: str, k: int, **options: int) -> float:
+        found = predict_us(H200X2, variant, Work("gemm_all_scatter", 8192, 8192, k, 2, **options))
+        assert found is not None
+        return found
+
+    assert us("library", 4097) > 4 * us("library", 4096)
+    assert us("warp_specialized", 4096) + 30 < us("warp_specialized", 4097) < 2 * us("warp_specialized", 4096)
+    # Of fp32, which is read through pointers, nothing is known of the vendor's.
+    assert us("library", 4098, element_bytes=4) < 1.1 * us("library", 4096, element_bytes=4)
+    assert us("copy_engine", 4098, element_bytes=4) > 4 * us("copy_engine", 4096, element_bytes=4)

@@ -16,10 +16,12 @@ from typer.testing import CliRunner, Result
 from iris_bench import cli, measure
 from iris_bench import ranks as bench_ranks
 from iris_bench.measure import Outcome
+from iris_bench.record import read_records
 from iris_bench.shapes import Shape
 from iris_bench.tune import candidates
 from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.candidates import Tuned, neighbours
+from iris_bench.tune.measured import tables
 from iris_kernels.common.config import default_config
 from iris_kernels.common.measured import Key, shipped_table
 from iris_kernels.common.split_k import default_split_config
@@ -215,3 +217,14 @@ def test_defaults_refuses_what_is_no_sweep(tmp_path: Path) -> None:
     result = invoke("defaults", tmp_path / "none.csv", "--out", tmp_path)
     assert result.exit_code == 2
     assert "none.csv" in result.stderr
+
+
+def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
+    """Those that read through pointers what is copied now; the copied ones stay, also where rank 0 copies none."""
+    rows = read_records(RESULTS / "h200x2-ragged-bf16.csv")
+    (table,) = tables(rows).values()
+    assert len(table) == 36
+    assert all("one_shot" in measured.times_us for measured in table.values())
+    old = [replace(row, config=row.config.replace("descriptors", "pointers").split(" copied")[0]) for row in rows]
+    (of_old,) = tables(old).values()
+    assert {(key.m, key.n, key.k) for key in of_old} == {(8182, 5120, 1024)}

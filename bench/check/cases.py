@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,18 +33,22 @@ _CONFIG = GemmConfig(
     comm_rows=8,
     panels=2,
     splits=2,
-    descriptors=False,
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """One variant on one problem."""
+    """One variant on one problem; with `descriptors`, operands that these cannot name are copied first."""
 
     variant: Variant
     shape: Shape
     world_size: int
     dtype: str  # as torch names it
+    descriptors: bool = False
+
+    def config(self) -> GemmConfig:
+        """Return the configuration to check with."""
+        return replace(_CONFIG, descriptors=self.descriptors)
 
     def problem(self) -> Any:
         """Return the family's problem; ValueError where the sizes make none."""
@@ -55,7 +59,7 @@ class Case:
 
     def unsupported_reason(self) -> str | None:
         """Return why the variant cannot be checked, or None."""
-        return self.variant.unsupported_reason(self.problem(), _CONFIG)
+        return self.variant.unsupported_reason(self.problem(), self.config())
 
 
 def make_cases(families: str, variants: str, *, world_size: int, dtype: str, shape: Shape | None = None) -> list[Case]:
@@ -94,7 +98,7 @@ def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> N
     """
     ctx = iris(_HEAP_BYTES, "cpu")
     family, problem = FAMILIES[case.variant.family], case.problem()
-    operator = case.variant.build(ctx, problem, _CONFIG)
+    operator = case.variant.build(ctx, problem, case.config())
     outputs = []
     for call in range(calls):
         operator.output.fill_(float("nan"))
