@@ -73,7 +73,8 @@ def all_gather_gemm(
         return_gathered: return all of A too, as training needs.
 
     Returns:
-        C (m, this rank's columns), of a's dtype; with `return_gathered` the pair of C and A (m, k).
+        C (m, this rank's columns), of a's dtype; with `return_gathered` the pair of C and A (m, k). Rows of both may lie
+        further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant

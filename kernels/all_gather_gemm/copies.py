@@ -82,7 +82,7 @@ class PushedByCopyEngines(AllGatherGemm):
         return programs_beside_another(num_sms) if needs_one else num_sms
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        kernel, multiply = self._multiplication(a, b)  # first: operands that it refuses leave nothing half done
+        kernel, multiply = self._multiplication(a, b)
         num_programs = self._num_programs(self.config.num_sms)
         handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
         source = a
@@ -105,8 +105,5 @@ class PushedByCopyEngines(AllGatherGemm):
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
         """Return the kernel that multiplies, and its arguments, but those that all these kernels share.
 
-        It waits for the flags at `came_ptr`, PARTS words a rank, and ends the call. Nothing is queued.
-
-        Raises:
-            ValueError: operands that it cannot read.
+        It waits for the flags at `came_ptr`, PARTS words a rank, and ends the call.
         """

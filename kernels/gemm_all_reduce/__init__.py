@@ -54,7 +54,7 @@ def gemm_all_reduce(
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
-        C (m, n), of a's dtype.
+        C (m, n), of a's dtype. Its rows may lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant

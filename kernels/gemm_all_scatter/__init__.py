@@ -62,7 +62,7 @@ def gemm_all_scatter(
         config: tunables; None for the defaults.
 
     Returns:
-        C (m, n), of a's dtype, on the heap.
+        C (m, n), of a's dtype, on the heap. Its rows may lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
