@@ -73,7 +73,7 @@ def all_gather_gemm(
         return_gathered: return all of A too, as training needs.
 
     Returns:
-        C (m, this rank's columns), of a's dtype; with `return_gathered` the pair of C and A (m, k). Rows of both may lie
+        C (m, this rank's columns), of a's dtype; with `return_gathered` the pair of C and A (m, k). Their rows may lie
         further apart than they are long.
 
     Raises:

@@ -69,8 +69,8 @@ def gemm_reduce_scatter(
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
-        C (this rank's rows of m, as torch.chunk cuts them, n), of a's dtype. Its rows may lie further apart than they are
-        long.
+        C (this rank's rows of m, as torch.chunk cuts them, n), of a's dtype. Its rows may lie further apart than they
+        are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
