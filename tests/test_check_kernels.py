@@ -98,6 +98,14 @@ def test_the_command_says_what_it_checked() -> None:
     assert "1 of 1 without a fault" in result.output
 
 
+def test_the_command_checks_kernels_that_read_by_descriptors() -> None:
+    arguments = ["--family", "gemm_all_scatter,all_gather_gemm", "--variant", "fused_sequential", "--schedules", "1"]
+    result = CliRunner().invoke(app, ["check", *arguments, "--descriptors"])
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 without a fault, 1 not checked" in result.output
+    assert "through pointers" in " ".join(result.output.split())
+
+
 def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     racy = next(planted for planted in PLANTED if "relaxed acquire" in planted.name)
     monkeypatch.setattr("iris_bench.check.show.run_case", lambda *_, **options: racy.run(schedules=1, seed=0))

@@ -62,7 +62,15 @@ class Case:
         return self.variant.unsupported_reason(self.problem(), self.config())
 
 
-def make_cases(families: str, variants: str, *, world_size: int, dtype: str, shape: Shape | None = None) -> list[Case]:
+def make_cases(
+    families: str,
+    variants: str,
+    *,
+    world_size: int,
+    dtype: str,
+    shape: Shape | None = None,
+    descriptors: bool = False,
+) -> list[Case]:
     """Return what the command line asks for; what has no kernels of its own is left out.
 
     Raises:
@@ -82,7 +90,7 @@ def make_cases(families: str, variants: str, *, world_size: int, dtype: str, sha
         raise ValueError(f"--variant {variants}: only our kernels can be checked, and those are behind other names")
     # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
     shape = shape or Shape(20 * world_size + 5, 20 * world_size + 2, 17 * world_size)
-    return [Case(variant, shape, world_size, DTYPES[dtype]) for variant in ours]
+    return [Case(variant, shape, world_size, DTYPES[dtype], descriptors) for variant in ours]
 
 
 def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Report:

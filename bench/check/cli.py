@@ -19,6 +19,9 @@ def check(
     world_size: Annotated[int, typer.Option(help="Ranks, all in this process.")] = 2,
     shape: Annotated[str, typer.Option(help="MxNxK [default: a small ragged one].")] = "",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    descriptors: Annotated[
+        bool, typer.Option("--descriptors", help="Read operands by tensor descriptors, copied first where need be.")
+    ] = False,
     calls: Annotated[int, typer.Option(help="Calls of each operator, one after the other.")] = CALLS,
     schedules: Annotated[int, typer.Option(help="Orders of turns: in order, reversed, then random.")] = SCHEDULES,
     seed: Annotated[int, typer.Option(help="Of the operands and of the random orders.")] = 0,
@@ -45,7 +48,9 @@ def check(
         cases = [
             case
             for one in shapes
-            for case in show.make_cases(family, variant, world_size=world_size, dtype=dtype, shape=one)
+            for case in show.make_cases(
+                family, variant, world_size=world_size, dtype=dtype, shape=one, descriptors=descriptors
+            )
         ]
     except ValueError as error:
         refuse(error)
