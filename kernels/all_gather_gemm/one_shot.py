@@ -71,6 +71,7 @@ def one_shot_kernel(
     columns,
     shard,
     parts,
+    buffer_rows,
     sharing,
     peers,
     BUFFERS: tl.constexpr,
@@ -89,7 +90,7 @@ def one_shot_kernel(
         buffer_row = 0
     else:
         epoch = current_call(peers, WORLD_SIZE)
-        buffer_row = tl.cast(turn_of_call(epoch, BUFFERS), tl.int32) * block.m
+        buffer_row = tl.cast(turn_of_call(epoch, BUFFERS), tl.int32) * buffer_rows
     began = trace_time(peers)
     if pid < parts:
         if BUFFERS == 1:
@@ -129,7 +130,9 @@ class OneShot(Splitting, AllGatherGemm):
     def _open_buffers(self) -> None:
         problem, config = self.problem, self.config
         self._buffers_of_a = 1 if self.keep_gathered else 2
-        self._all = self._gathered_on_heap(self._buffers_of_a * problem.m)
+        # Whole tiles: one that reaches past the end of A reads nothing that a peer a call ahead may be storing.
+        self._buffer_rows = -(-problem.m // config.block_m) * config.block_m
+        self._all = self._gathered_on_heap(self._buffers_of_a * self._buffer_rows)
         self.gathered = self._all[: problem.m]
         self._own_rows = slice(*problem.rows(self.rank))
         pieces = -(-problem.a_shape(0)[0] // config.comm_rows) * -(-problem.k // COLS)
@@ -151,6 +154,7 @@ class OneShot(Splitting, AllGatherGemm):
             block=self._block,
             columns=self._columns,
             parts=self._num_parts,
+            buffer_rows=self._buffer_rows,
             BUFFERS=self._buffers_of_a,
         )
         return self.output
