@@ -118,7 +118,8 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
         waves = -(-tiles // sms)
         beside_us = machine.tile_us
         if is_portable:
-            beside_us = machine.narrow_tile_us if work.is_narrow(n) else machine.portable_tile_us
+            is_narrow = stores_narrow_rows(machine, work)
+            beside_us = machine.narrow_tile_us if is_narrow else machine.portable_tile_us
             beside_us *= tile_m * tile_n / (128 * 256)
         wave_us = 2.0 * tile_m * tile_n * k / (sm_flops_a_us * rate) + beside_us
         tile_bytes = tile_m * tile_n * work.element_bytes
@@ -155,6 +156,12 @@ def push_us(
         sm_gbps = piece_bytes / (piece_bytes / sm_gbps + machine.announce_us * 1e3)
     gbps = min(machine.peer_gbps if to_one else machine.link_gbps, (sms or machine.num_sms) * sm_gbps)
     return size / (gbps * (machine.narrow_link_gbps / machine.link_gbps if narrow else 1.0)) / 1e3
+
+
+def stores_narrow_rows(machine: Machine, work: Work) -> bool:
+    """Return whether kernels store rows off 16 bytes: with descriptors, those of partials and sums are longer."""
+    is_longer = work.family in SUMMING_FAMILIES and machine.has_descriptors(work.element_bytes)
+    return work.is_narrow(work.n) and not is_longer
 
 
 def aligned_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cost import Gemm, Work, collective_us, copy_us, gemm, push_us
+from ..cost import Gemm, Work, collective_us, copy_us, gemm, push_us, stores_narrow_rows
 from ..machine import Machine
 from .common import Pattern, comm_sms, ends, library, named, num_panels, one_shot, rows_in_tiles
 
@@ -30,7 +30,7 @@ def _split_reduce(machine: Machine, work: Work, variant: str) -> float:
 
 def _fused_reduce(machine: Machine, work: Work) -> float:
     own = _partial_gemm(machine, work)
-    push = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n), to_one=True)
+    push = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work), to_one=True)
     sent = max(own.us, own.wave_us + push + own.wave_us)
     return sent + _sum_us(machine, work) + ends(machine, kernels=1)
 
@@ -51,7 +51,7 @@ def _warp_reduce(machine: Machine, work: Work) -> float:
 
 
 def _one_shot_reduce(machine: Machine, work: Work) -> float:
-    push = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n))
+    push = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work))
     return one_shot(machine, work, work.m, work.n, work.share(work.k)) + push + _sum_us(machine, work)
 
 
@@ -61,13 +61,13 @@ def _library_all_reduce(machine: Machine, work: Work) -> float:
 
 
 def _bulk_all_reduce(machine: Machine, work: Work) -> float:
-    sums = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n))
+    sums = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work))
     return _bulk_reduce(machine, work) + sums
 
 
 def _split_all_reduce(machine: Machine, work: Work, variant: str) -> float:
     own, push = _split_partials(machine, work, variant)
-    sums = push_us(machine, _reduced(work), narrow=work.is_narrow(work.n))
+    sums = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work))
     sent = max(own.us * work.peers / work.world_size, own.wave_us + push)
     summed = max(own.us / work.world_size, own.wave_us + sums)
     return sent + summed + _sum_us(machine, work) + ends(machine, kernels=1)
@@ -84,7 +84,7 @@ def _one_shot_all_reduce(machine: Machine, work: Work) -> float:
 def _exchange_us(machine: Machine, work: Work) -> float:
     """Partial sums of all of C to every peer, and those of all ranks added."""
     whole = work.m * work.n * work.element_bytes
-    push = push_us(machine, work.peers * whole, narrow=work.is_narrow(work.n))
+    push = push_us(machine, work.peers * whole, narrow=stores_narrow_rows(machine, work))
     return push + work.world_size * whole / machine.sum_gbps / 1e3
 
 
@@ -92,7 +92,7 @@ def _split_partials(machine: Machine, work: Work, variant: str) -> tuple[Gemm, f
     """The GEMM on the SMs that multiply, and what the others take to send and announce the peers' partial tiles."""
     sms = comm_sms(machine, work, variant)
     own = _partial_gemm(machine, work, sms=machine.num_sms - sms)
-    narrow = work.is_narrow(work.n)
+    narrow = stores_narrow_rows(machine, work)
     return own, push_us(machine, _reduced(work), narrow=narrow, sms=sms, piece_bytes=own.tile_bytes, to_one=True)
 
 
@@ -102,7 +102,7 @@ def _sum_us(machine: Machine, work: Work) -> float:
 
 
 def _pull_us(machine: Machine, work: Work) -> float:
-    slower = machine.link_gbps / machine.narrow_link_gbps if work.is_narrow(work.n) else 1.0
+    slower = machine.link_gbps / machine.narrow_link_gbps if stores_narrow_rows(machine, work) else 1.0
     return _reduced(work) * slower / machine.pull_gbps / 1e3
 
 
