@@ -112,15 +112,14 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
         rates = {tile: rate**0.5 for tile, rate in rates.items()}  # what is slow is the same for small tiles
     elif is_library:
         rates |= LIBRARY_TILE_RATES
+    full_tile_us = machine.narrow_tile_us if stores_narrow_rows(machine, work) else machine.portable_tile_us
     best: Gemm | None = None
     for (tile_m, tile_n), rate in rates.items():
         tiles = -(-m // tile_m) * -(-n // tile_n)
         waves = -(-tiles // sms)
         beside_us = machine.tile_us
         if is_portable:
-            is_narrow = stores_narrow_rows(machine, work)
-            beside_us = machine.narrow_tile_us if is_narrow else machine.portable_tile_us
-            beside_us *= tile_m * tile_n / (128 * 256)
+            beside_us = full_tile_us * tile_m * tile_n / (128 * 256)
         wave_us = 2.0 * tile_m * tile_n * k / (sm_flops_a_us * rate) + beside_us
         tile_bytes = tile_m * tile_n * work.element_bytes
         candidate = Gemm(tiles, waves, wave_us, tile_n, tile_bytes, tiles - (waves - 1) * sms)

@@ -27,6 +27,7 @@ import triton.language as tl
 
 from ..common.config import programs_beside_another
 from ..common.handshake import begin_call, wait_ready
+from ..common.operands import rows_lie_apart
 from .operator import AllGatherGemm
 from .schedule import cut_into_parts
 
@@ -86,7 +87,7 @@ class PushedByCopyEngines(AllGatherGemm):
         num_programs = self._num_programs(self.config.num_sms)
         handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
         source = a
-        if a.stride(1) != 1 or (len(a) > 1 and a.stride(0) < a.shape[1]):  # a copy engine copies rows that lie apart
+        if not rows_lie_apart(a):  # as a copy engine needs them
             source = self.gathered[self._own_rows]
             if not self.keep_gathered:
                 self._calls.copy(source, a)

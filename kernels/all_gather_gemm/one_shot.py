@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from iris_core import fence_before_descriptor_loads, translate, wait_for_earlier_kernels
+from iris_core.backends.base import round_up
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.gemm import store_tile
@@ -131,7 +132,7 @@ class OneShot(Splitting, AllGatherGemm):
         problem, config = self.problem, self.config
         self._buffers_of_a = 1 if self.keep_gathered else 2
         # Whole tiles: one that reaches past the end of A reads nothing that a peer a call ahead may be storing.
-        self._buffer_rows = -(-problem.m // config.block_m) * config.block_m
+        self._buffer_rows = round_up(problem.m, config.block_m)
         self._all = self._gathered_on_heap(self._buffers_of_a * self._buffer_rows)
         self.gathered = self._all[: problem.m]
         self._own_rows = slice(*problem.rows(self.rank))

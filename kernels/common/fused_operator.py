@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from iris_core.backends.base import round_up
+
 from .arguments import Gemm, Peers, Tile
 from .config import LEAST_TILE, GemmConfig, default_config, is_hopper_or_later
 from .gemm import POINTERS
 from .handshake import call_of_state, describe_state, number_of_call, state_words
 from .launching import Calls, SideStream
-from .operands import ROW_BYTES, OperandCopies, describable, descriptor_of, loads_of
+from .operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
 from .operator import Operator, P
 
 
@@ -29,14 +31,13 @@ class FusedOperator(Operator[P]):
     def default_config(self) -> GemmConfig: ...
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._operand_copies.made = ()
         if self.ctx.debug or not self._calls.are_prepared:
-            self._operand_copies.made = ()
             return super().__call__(a, b)
         self.ctx.check()
         call = self._calls.find(a, b)
         if call is None:
             self._check_operands(a, b)
-            self._operand_copies.made = ()
             with self._calls.preparing(a, b) as call:
                 self._launch(a, b)
             call.config, call.copied = self.ran_config, self._operand_copies.made
@@ -165,8 +166,8 @@ class FusedOperator(Operator[P]):
         Descriptors read zeroes past B's columns; pointers would read what is there. No row is so much longer that it
         reaches into another tile, of which the narrowest have 16 columns.
         """
-        is_on_boundaries = columns * self.problem.dtype.itemsize % ROW_BYTES == 0
-        return columns if is_on_boundaries or not self.config.descriptors else -(-columns // LEAST_TILE) * LEAST_TILE
+        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.dtype)
+        return columns if is_long_enough else round_up(columns, LEAST_TILE)
 
     def _can_describe(self, matrix: torch.Tensor) -> bool:
         """Return whether this operator's descriptors can name a matrix, by rows."""

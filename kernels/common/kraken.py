@@ -19,12 +19,12 @@ from iris_core import interpreter
 
 from .config import GemmConfig
 from .library import LibraryOperator
+from .operands import ROW_BYTES
 from .problem import Problem
 
 P = TypeVar("P", bound=Problem)
 
 HOW_TO_INSTALL = "pip install git+https://github.com/meta-pytorch/kraken"
-ROW_BYTES = 16  # what tensor descriptors ask of addresses and of rows' lengths
 
 
 class KrakenOperator(LibraryOperator[P]):
@@ -101,8 +101,3 @@ def rows_on_16_bytes(matrix: torch.Tensor) -> torch.Tensor:
     if matrix.is_contiguous() and matrix.data_ptr() % ROW_BYTES == 0:
         return matrix
     return matrix.clone(memory_format=torch.contiguous_format)
-
-
-def fill_rows(columns: int, dtype: torch.dtype) -> bool:
-    """Whether rows of so many elements are on 16 bytes, one behind the other."""
-    return columns > 0 and columns * dtype.itemsize % ROW_BYTES == 0

@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core import wait_for_earlier_kernels
+from iris_core.backends.base import round_up
 
 from .config import GemmConfig
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
@@ -167,16 +168,22 @@ def describable(matrix: torch.Tensor) -> bool:
     """Whether a tensor descriptor can name this matrix: rows contiguous, apart, and all on 16 bytes; not empty."""
     row_bytes = matrix.stride(0) * matrix.element_size()
     is_on_boundaries = row_bytes % ROW_BYTES == 0 and matrix.data_ptr() % ROW_BYTES == 0
-    is_apart = len(matrix) == 1 or matrix.stride(0) >= matrix.shape[1]
-    return matrix.numel() > 0 and matrix.stride(1) == 1 and is_on_boundaries and is_apart
+    return matrix.numel() > 0 and rows_lie_apart(matrix) and is_on_boundaries
+
+
+def rows_lie_apart(matrix: torch.Tensor) -> bool:
+    """Whether rows are contiguous and none overlaps another."""
+    return matrix.stride(1) == 1 and (len(matrix) <= 1 or matrix.stride(0) >= matrix.shape[1])
+
+
+def fill_rows(columns: int, dtype: torch.dtype) -> bool:
+    """Whether rows of so many elements are on 16 bytes, one behind the other."""
+    return columns > 0 and columns * dtype.itemsize % ROW_BYTES == 0
 
 
 def padded(columns: int, dtype: torch.dtype) -> int:
     """Return the distance of rows, in elements, at which all are on 16 bytes: rows end to end, or else whole lines."""
-    if columns and columns * dtype.itemsize % ROW_BYTES == 0:
-        return columns
-    line = LINE_BYTES // dtype.itemsize
-    return max(1, -(-columns // line)) * line
+    return columns if fill_rows(columns, dtype) else round_up(max(1, columns), LINE_BYTES // dtype.itemsize)
 
 
 def room_for(matrix: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ import torch
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.kraken import KrakenOperator, fill_rows, rows_on_16_bytes
+from ..common.kraken import KrakenOperator, rows_on_16_bytes
+from ..common.operands import fill_rows
 from .operator import FAMILY
 from .problem import GemmReduceScatterProblem
 
