@@ -52,7 +52,7 @@ class Ranks:
         )
 
     def wait_until_ready(self) -> None:
-        """Return when all ranks have met and are about to meet again."""
+        """Return when all ranks have met; they stand by until `go_on`."""
         ready = [self.folder / f"ready{rank}" for rank in range(self.world_size)]
         deadline = time.monotonic() + START_S
         while not all(file.exists() and file.read_text().endswith("\n") for file in ready):
@@ -60,6 +60,10 @@ class Ranks:
             assert self.parent.poll() is None
             time.sleep(0.05)
         self.pids = [int(file.read_text()) for file in ready]
+
+    def go_on(self) -> None:
+        """Let rank 1 fail, and its peers wait for it."""
+        (self.folder / "go").touch()
 
     def running(self) -> set[int]:
         """Return the process ids of those that have not ended."""
@@ -103,6 +107,7 @@ def test_the_peers_of_a_rank_that_is_gone_hear_of_it(tmp_path: Path, fault: str,
         ranks.wait_until_ready()
         pids = ranks.running()
         sockets, files = names_of_sockets(pids), shared_files(pids)
+        ranks.go_on()
         for rank in (0, 2):
             said = ranks.said(rank)
             print(fault, place, rank, said)

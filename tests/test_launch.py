@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -86,25 +87,26 @@ def test_no_rank_outlives_a_failed_call(killed: str) -> None:
             pool.call(pids_then_wait)
 
 
+def opened(pid: int) -> set[str]:
+    """Return what a process's file descriptors name, but for those that it closes in the meantime."""
+    names = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names.add(os.readlink(descriptor))
+    return names
+
+
 def names_of_sockets(pids: set[int]) -> set[str]:
     """Return the names of the Unix sockets that these processes hold."""
-    inodes = set()
-    for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
-                inodes.add(found.group(1))
+    names = set().union(*map(opened, pids))
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    return {row[7] for row in rows if row[6] in inodes and len(row) > 7}
+    return {row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in names}
 
 
 def shared_files(pids: set[int]) -> set[str]:
     """Return the files in shared memory that these processes have mapped or open."""
-    found = set()
-    for pid in pids:
-        found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
-        links = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
-        found |= {link for link in links if link.startswith("/dev/shm/")}
-    return found
+    mapped = (re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()) for pid in pids)
+    return {name for name in set().union(*map(opened, pids), *mapped) if name.startswith("/dev/shm/")}
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:

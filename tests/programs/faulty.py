@@ -1,7 +1,8 @@
 """Ranks of which rank 1 dies, raises or stands still while its peers wait for it; they write down what they met with.
 
 Arguments: the fault ("killed", "raises", "stopped"), where the peers wait ("barrier", "operator"), a folder, and the
-number of ranks. They are forks of one process, which imports for all of them and then stands by.
+number of ranks. They are forks of one process, which imports for all of them and then stands by. A rank that has met
+its peers says so in a file, and goes on when it finds the file "go".
 """
 
 import json
@@ -32,6 +33,11 @@ operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, proble
 a, b = torch.ones(16, 16), torch.ones(problem.b_shape(rank))
 ctx.barrier()
 Path(folder, f"ready{rank}").write_text(f"{os.getpid()}\n")
+given_up = time.monotonic() + 60
+while not Path(folder, "go").exists():
+    if time.monotonic() > given_up:
+        os._exit(1)
+    time.sleep(0.01)
 if rank == 1:
     time.sleep(0.5)  # the peers wait
     if fault == "raises":
