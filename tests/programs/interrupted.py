@@ -1,5 +1,6 @@
 """Ranks that never end by themselves: two meet, say so, and wait for ever; the rest is up to who started this."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,4 +20,5 @@ def meet_and_wait(rank, world_size, folder):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     iris_core.launch(meet_and_wait, 2, device="cpu", args=(sys.argv[1],))
