@@ -54,7 +54,7 @@ TARGETS = {
 
 
 HEAP_SIZE = 3 << 30  # bytes a rank; addresses only
-_NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
+NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class StubContext(HeapTensors):
 
     def _open_window(self, group: Any, size: int) -> tuple[torch.Tensor, int]:
         smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window
-        memory = mmap.mmap(-1, max(size * group.world_size, smallest), flags=mmap.MAP_PRIVATE | _NO_RESERVE)
+        memory = mmap.mmap(-1, max(size * group.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
         return torch.frombuffer(memory, dtype=torch.uint8), size
 
     def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:

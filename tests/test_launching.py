@@ -12,6 +12,8 @@ from driving import build, case_of, driven, flat, matrix, on_stream, operands, t
 from families import name
 from triton.runtime.jit import JITFunction
 
+from iris_kernels.all_gather_gemm import Problem
+from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 FUSED = [variant for variant in list_variants() if variant.has_kernels]
@@ -113,6 +115,19 @@ def test_rows_that_overlap_are_copied_ahead_of_the_rest(name: str) -> None:
         operator(a, b)
         assert operator.describe_config().endswith("copied=A,B")
         assert log.take() == through_triton(operator, log, a, b)
+
+
+@pytest.mark.parametrize("name", ["copy_engine", "warp_specialized_copies"])
+def test_a_rank_without_rows_copies_none(name: str) -> None:
+    case = replace(case_of(get_variant("all_gather_gemm", name)), rank=3)
+    problem = Problem(9, 516, 129, 4, torch.bfloat16)
+    with driven(case) as (ctx, log, _):
+        with mock.patch.object(hopper, "machine_reason", return_value=None):
+            operator = get_variant("all_gather_gemm", name).build(ctx, problem)
+        a = torch.empty(problem.k, problem.m, dtype=problem.dtype).t()[slice(*problem.rows(case.rank))]
+        operator(a, torch.empty(problem.b_shape(case.rank), dtype=problem.dtype))
+        assert operator.describe_config().endswith("copied=B")
+        assert "copy" not in {entry[0] for entry in log.take()}
 
 
 @pytest.mark.parametrize("descriptors", [True, False])

@@ -45,7 +45,8 @@ def push_part(first, step, shard, offset, peers, ROWS: tl.constexpr, COLS: tl.co
         rows = (piece // pieces_k) * ROWS + tl.arange(0, ROWS)
         columns = (piece % pieces_k) * COLS + tl.arange(0, COLS)
         mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
-        src = rows.to(tl.int64)[:, None] * shard.stride_src_m + columns[None, :] * shard.stride_src_k
+        src = rows.to(tl.int64)[:, None] * shard.stride_src_m
+        src += columns.to(tl.int64)[None, :] * shard.stride_src_k
         dst = offset + rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
         value = tl.load(shard.src_ptr + src, mask=mask)
         tl.store(shard.dst_ptr + dst, value, mask=mask)

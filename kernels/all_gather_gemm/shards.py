@@ -55,7 +55,8 @@ def push_shard(
             rows = (part // parts_k) * ROWS + tl.arange(0, ROWS)
             columns = (part % parts_k) * COLS + tl.arange(0, COLS)
             mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
-            src = rows.to(tl.int64)[:, None] * shard.stride_src_m + columns[None, :] * shard.stride_src_k
+            src = rows.to(tl.int64)[:, None] * shard.stride_src_m
+            src += columns.to(tl.int64)[None, :] * shard.stride_src_k
             dst = rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
             tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
         if ANNOUNCE:

@@ -66,7 +66,7 @@ def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.c
         rows = row + tl.arange(0, BLOCK_M)
         cols = col + tl.arange(0, BLOCK_N)
         ks = tl.arange(0, BLOCK_K)
-        first_ks = first_k + ks
+        first_ks = (first_k + ks).to(tl.int64)
         a_ptrs = a + (a_row - row + rows).to(tl.int64)[:, None] * gemm.stride_am + first_ks[None, :] * gemm.stride_ak
         b_ptrs = b + first_ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
         for start in range(first_k, stop_k, BLOCK_K):
@@ -74,8 +74,8 @@ def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.c
             a_tile = tl.load(a_ptrs, mask=(rows < block.m)[:, None] & in_k[None, :], other=0.0)
             b_tile = tl.load(b_ptrs, mask=in_k[:, None] & (cols < block.n)[None, :], other=0.0)
             acc = _dot(a_tile, b_tile, acc)
-            a_ptrs += BLOCK_K * gemm.stride_ak
-            b_ptrs += BLOCK_K * gemm.stride_bk
+            a_ptrs += tl.cast(gemm.stride_ak, tl.int64) * BLOCK_K
+            b_ptrs += tl.cast(gemm.stride_bk, tl.int64) * BLOCK_K
     else:
         for start in range(first_k, stop_k, BLOCK_K):
             a_tile = a.load([a_row, start])

@@ -172,8 +172,9 @@ def describable(matrix: torch.Tensor) -> bool:
 
 
 def rows_lie_apart(matrix: torch.Tensor) -> bool:
-    """Whether rows are contiguous and none overlaps another."""
-    return matrix.stride(1) == 1 and (len(matrix) <= 1 or matrix.stride(0) >= matrix.shape[1])
+    """Whether rows are contiguous and none overlaps another, as those of an empty matrix are."""
+    are_apart = len(matrix) <= 1 or matrix.stride(0) >= matrix.shape[1]
+    return matrix.numel() == 0 or (matrix.stride(1) == 1 and are_apart)
 
 
 def fill_rows(columns: int, dtype: torch.dtype) -> bool:

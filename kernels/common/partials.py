@@ -48,9 +48,15 @@ class Staging(NamedTuple):
 
 
 @triton.jit
+def largest_shard(staging):
+    """Return a block as large as any rank's shard, by which all ranks' tiles are numbered."""
+    return _slot(staging, staging.slots_ptr, 0, 0)
+
+
+@triton.jit
 def shard_tiles(staging, TILE: tl.constexpr):
     """Return the number of tiles of a shard; the same for all, what reaches past the end of a smaller one is masked."""
-    return num_tiles(_slot(staging, staging.slots_ptr, 0, 0), TILE)
+    return num_tiles(largest_shard(staging), TILE)
 
 
 @triton.jit
@@ -104,7 +110,7 @@ def announce_last(first, step, staging, peers, sent, tiles, epoch, WORLD_SIZE: t
 def partial_tile(a, b, gemm, staging, shard, tile, TILE: tl.constexpr):
     """Return this rank's partial of a tile of a shard in fp32, and the tile's row and column in the shard."""
     block = _slot(staging, staging.slots_ptr, 0, shard)
-    row, col = tile_origin(tile, _slot(staging, staging.slots_ptr, 0, 0), TILE)
+    row, col = tile_origin(tile, largest_shard(staging), TILE)
     return matmul_tile(a, b, gemm, block, row, col, shard * staging.shard_rows + row, TILE), row, col
 
 
@@ -198,7 +204,7 @@ def push_partial_tiles(
             announce_position(staging, peers, position - step, tiles, epoch, WORLD_SIZE)
         source = own_partial(staging, owner)
         destination = slot_at_owner(staging, peers, owner)
-        row, col = tile_origin(position % tiles, _slot(staging, staging.slots_ptr, 0, 0), TILE)
+        row, col = tile_origin(position % tiles, largest_shard(staging), TILE)
         for part in range(TILE.BLOCK_M // ROWS):
             offsets, mask = part_offsets(source, row + part * ROWS, col, ROWS, TILE.BLOCK_N)
             # .cg: another SM wrote it, this SM's L1 may hold an older call's.

@@ -19,7 +19,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.config import GemmConfig
 from ..common.gemm import part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
-from ..common.partials import own_partial, partial_tile, shard_tiles
+from ..common.partials import largest_shard, own_partial, partial_tile, shard_tiles
 from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 
@@ -49,7 +49,7 @@ def pull_kernel(
     parts: tl.constexpr = TILE.BLOCK_M // ROWS
     mine = own_partial(staging, peers.rank)
     for piece in range(tl.program_id(0), shard_tiles(staging, TILE) * parts, tl.num_programs(0)):
-        row, col = tile_origin(piece // parts, mine, TILE)
+        row, col = tile_origin(piece // parts, largest_shard(staging), TILE)
         row += (piece % parts) * ROWS
         offsets, mask = part_offsets(out, row, col, ROWS, TILE.BLOCK_N)
         total = tl.load(mine.c_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
