@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import bootstrap, interpreter
-from .backends import make_backend
-from .backends.base import Backend, Stream
+from . import bootstrap
+from .backends.base import Stream
+from .backends.choice import choose_backend, ranks_on_one_device
 from .creation import Device, HeapTensors
 from .heap import SymmetricHeap
 from .kernels import barrier_kernel
 from .meeting import Meeting
+from .modes import plain_tensors
 from .process_group import make_process_group
 from .watchdog import Watchdog
 
@@ -50,17 +51,18 @@ class Context(HeapTensors, Meeting):
         self._owns_distributed = False
         self.timeout_s = timeout_s
         self.group = bootstrap.connect(self._origin, timeout_s)
-        try:
-            self._open(heap_size, device)
-        except BaseException:
-            self.group.close()
-            raise
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.group.close)
+            with plain_tensors():
+                self._open(heap_size, device, opened)
+            self._opened = opened.pop_all()
 
-    def _open(self, heap_size: int, device: str) -> None:
+    def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
         with self.group.together("choose a device"):
-            self.backend = _make_backend(device, self._origin)
+            self.backend = choose_backend(device, self._origin)
+            opened.callback(self.backend.close_window)
             ranks_per_gpu = bootstrap.ranks_per_gpu()
-        self.ranks_on_device = self._count_ranks_on_device(ranks_per_gpu)
+        self.ranks_on_device = ranks_on_one_device(self.group, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
             "device": self.backend.name,
@@ -212,38 +214,39 @@ class Context(HeapTensors, Meeting):
             self._process_group, self._owns_distributed = make_process_group(self.group, device)
         return self._process_group
 
+    def release_operators(self) -> None:
+        """Close the operators that calls with operands alone have made, and give their memory back; collective.
+
+        Their outputs must not be used after this. The next such call makes its operator again.
+
+        Raises:
+            TimeoutError, PeerError: see `check`.
+        """
+        self.check()
+        while self.operators:
+            self.operators.popitem()[1].close()
+
     def close(self) -> None:
         """Leave: release the heap. Its tensors must not be used after this. Collective, unless `check` raises.
+
+        What else is asked of a closed context raises RuntimeError; to close it again does nothing.
 
         Raises:
             What `barrier` raises, if a rank fails at this; the heap is released all the same.
         """
-        try:
-            if self.watchdog.failure is None and self.group.failure is None:
-                self.barrier()
-            else:
-                self.watchdog.abort()
-        finally:
+        if self.is_closed:
+            return
+        with self._opened:
+            self._opened.callback(_contexts().pop, self.get_rank(), None)
             if self._owns_distributed:
-                dist.destroy_process_group()
-            self.backend.close_window()
-            self.group.close()
-            _contexts().pop(self.get_rank(), None)
-
-    # ------------------------------------------------------------------------------------------------------------
-
-    def _count_ranks_on_device(self, ranks_per_gpu: int) -> int:
-        said = self.group.all_gather([self.backend.identity(), ranks_per_gpu])
-        if not all(name for name, _ in said):  # what is asked of the context is compared below
-            return 1
-        ranks = Counter(name for name, _ in said)
-        most, found = min(allowed for _, allowed in said), max(ranks.values())
-        if found > most:
-            raise ValueError(
-                f"world size {self.get_num_ranks()} is larger than the number of GPUs the ranks see ({len(ranks)}); "
-                f"start at most {most * len(ranks)} ranks, {bootstrap.advice_to_share(found)}"
-            )
-        return found
+                self._opened.callback(_leave_distributed)
+            try:
+                if self.watchdog.failure is None and self.group.failure is None:
+                    self.barrier()
+                else:
+                    self.watchdog.abort()
+            finally:
+                self.is_closed = True
 
 
 def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s: float | None = None) -> Context:
@@ -286,25 +289,9 @@ def _contexts() -> dict[int, Context]:
     return _of_process if node is None else node.contexts
 
 
-def _make_backend(device: str, origin: bootstrap.Origin) -> Backend:
-    if origin.node is not None:
-        return origin.node.backend(origin.rank)
-    return make_backend(*_choose_backend(device, origin))
-
-
-def _choose_backend(device: str, origin: bootstrap.Origin) -> tuple[str, int]:
-    device = bootstrap.asked_device(device)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() and not interpreter.is_enabled() else "cpu"
-    if device == "cpu":
-        interpreter.enable()
-        return "shm", 0
-    if interpreter.is_enabled():
-        raise RuntimeError("device='cuda' with TRITON_INTERPRET=1: interpreted kernels cannot reach a GPU's memory")
-    count = torch.cuda.device_count()
-    if count == 0:
-        raise RuntimeError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
-    return ("hip" if torch.version.hip else "cuda"), origin.local_rank % count
+def _leave_distributed() -> None:
+    if dist.is_initialized():  # else its user has done so
+        dist.destroy_process_group()
 
 
 def _same_device(asked: torch.device, own: torch.device) -> bool:

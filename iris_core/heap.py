@@ -9,7 +9,9 @@ import torch
 
 from .allocator import OffsetAllocator
 from .backends.base import Backend
+from .errors import PeerError
 from .host_group import HostGroup
+from .modes import plain_tensors
 
 
 class SymmetricHeap:
@@ -24,18 +26,30 @@ class SymmetricHeap:
     def __init__(self, group: HostGroup, backend: Backend, size: int) -> None:
         self.rank = group.rank
         self.world_size = group.world_size
-        self.window, self.stride = backend.open_window(group, size)
+        try:
+            self.window, self.stride = backend.open_window(group, size)
+        except PeerError:
+            raise
+        except (OSError, RuntimeError) as error:
+            asked = f"no heap of {size:,} bytes a rank, which iris(heap_size=...) asks for"
+            raise type(error)(f"{asked}: {error}") from error
         self.base = self.window.data_ptr() + self.rank * self.stride
         self.allocator = OffsetAllocator(self.stride)
         bases = [self.window.data_ptr() + rank * self.stride for rank in range(self.world_size)]
         self.bases = torch.tensor(bases, dtype=torch.uint64, device=backend.device)
 
+    @plain_tensors()
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a contiguous buffer with whatever is in it; every rank must make the same call.
 
         Raises:
             HeapExhausted: there is no room; the message says how much was asked, is in use, and is free.
+            ValueError: there is no such shape or dtype.
         """
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"dtype is {dtype!r}; it takes one of torch's, such as torch.bfloat16")
+        if any(length < 0 for length in shape):
+            raise ValueError(f"shape is {tuple(shape)}; no length may be negative")
         size = math.prod(shape) * dtype.itemsize
         offset = self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
         return self._typed(dtype).as_strided(
@@ -67,6 +81,7 @@ class SymmetricHeap:
             )
         return address_of(tensor) - self.base
 
+    @plain_tensors()
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one tensor, shape ``(world_size, *tensor.shape)``.
 

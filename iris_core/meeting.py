@@ -21,6 +21,7 @@ class Meeting:
     backend: Backend
     heap: SymmetricHeap
     watchdog: Watchdog
+    is_closed = False
 
     def barrier(self) -> None:
         """Wait for this rank's device, then for all ranks.
@@ -42,7 +43,9 @@ class Meeting:
         Raises:
             TimeoutError: the wait that failed first, on whatever rank; `reset` makes the context usable again.
             PeerError: a rank did not come to something collective, which `reset` mends; or has gone, which it cannot.
+            RuntimeError: it is closed.
         """
+        self._check_open()
         if not self.group.is_lost:
             try:
                 self.watchdog.check()
@@ -64,6 +67,7 @@ class Meeting:
             PeerError: a rank has gone, which is final, or did not come within the limit: call this again.
             AllocationMismatch: the ranks allocated or freed in different orders.
         """
+        self._check_open()
         self.watchdog.abort()
         self.backend.synchronize()
         try:
@@ -81,6 +85,7 @@ class Meeting:
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Do something with `group`; where it fails because a wait has failed, that is what is raised."""
+        self._check_open()
         try:
             yield
         except PeerError:
@@ -120,6 +125,10 @@ class Meeting:
         """
         with self.explained():
             self.group.agree(what, value)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("this context is closed; iris_core.iris makes another")
 
     def _compare_allocations(self) -> None:
         allocator = self.heap.allocator

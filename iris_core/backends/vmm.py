@@ -7,6 +7,7 @@ addresses, maps all ranks' memory into it side by side, and opens the whole to i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable
@@ -35,7 +36,9 @@ class VmmBackend(Backend):
         self._writing = torch.cuda.ExternalStream(self._create_stream(), self.device)
         self._written = torch.zeros(1, dtype=torch.int64).pin_memory()
         self.write_words(torch.zeros(1, dtype=torch.int64, device=self.device), 0)
+        # What `close_window` gives back, as far as `open_window` got.
         self._handles: list[Any] = []
+        self._mapped: list[int] = []  # addresses
         self._shared: list[torch.Tensor] = []
         self._base = 0
         self._stride = 0
@@ -44,35 +47,41 @@ class VmmBackend(Backend):
     def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
         granularity = max(self._granularity(), STRIDE_ALIGNMENT)
         stride = round_up(heap_size, granularity)
-        with group.together(f"reserve a heap of {stride:,} bytes on its device"):
-            own = self._create(stride)
-            exported = self._export(own)
-        fds = group.exchange_fds(exported)
-        os.close(exported)
-        with group.together("map the peers' heaps"):
-            self._handles = [own if peer == group.rank else self._import(fd) for peer, fd in enumerate(fds)]
-            self._stride = stride
-            self._window_size = max(stride * group.world_size, self.smallest_window)
-            self._base = self._reserve(self._window_size, granularity)
-            for peer, handle in enumerate(self._handles):
-                self._map(self._base + peer * stride, stride, handle)
-            self._open_access(self._base, stride * group.world_size)
-        for fd in fds:
-            os.close(fd)
+        self._stride = stride
+        with contextlib.ExitStack() as descriptors:
+            with group.together(f"reserve a heap of {stride:,} bytes on its device"):
+                own = self._create(stride)
+                self._handles.append(own)
+                exported = self._export(own)
+                descriptors.callback(os.close, exported)
+            fds = group.exchange_fds(exported)
+            for fd in fds:
+                descriptors.callback(os.close, fd)
+            with group.together("map the peers' heaps"):
+                self._window_size = max(stride * group.world_size, self.smallest_window)
+                self._base = self._reserve(self._window_size, granularity)
+                for peer, fd in enumerate(fds):
+                    handle = own
+                    if peer != group.rank:
+                        handle = self._import(fd)
+                        self._handles.append(handle)
+                    self._map(self._base + peer * stride, stride, handle)
+                    self._mapped.append(self._base + peer * stride)
+                self._open_access(self._base, stride * group.world_size)
         window = torch.as_tensor(_Exported(self._base, self._window_size), device=self.device)
         return window, stride
 
     def close_window(self) -> None:
         self.synchronize()
-        for peer, handle in enumerate(self._handles):
-            self._unmap(self._base + peer * self._stride, self._stride)
-            self._release(handle)
-        if self._handles:
+        while self._mapped:
+            self._unmap(self._mapped.pop(), self._stride)
+        while self._handles:
+            self._release(self._handles.pop())
+        if self._base:
             self._free_range(self._base, self._window_size)
-        self._handles = []
-        for memory in self._shared:
-            self._unregister(memory.data_ptr())
-        self._shared = []
+        self._base = 0
+        while self._shared:
+            self._unregister(self._shared.pop().data_ptr())
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

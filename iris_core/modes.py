@@ -1,0 +1,18 @@
+"""torch's modes: what outlives a call is made in none of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Within the block, torch makes tensors that may be written later, in whatever mode the caller is now.
+
+    One made under ``torch.inference_mode`` could not be written outside it.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
