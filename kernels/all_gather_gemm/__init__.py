@@ -55,6 +55,8 @@ def all_gather_gemm(
     *,
     variant: str = "copy_engine",
     config: GemmConfig | None = None,
+    m: int | None = None,
+    n: int | None = None,
     return_gathered: bool = False,
 ) -> Any:
     """Return this rank's columns of A @ B, from a shard of A's rows and a block of B's columns on each rank.
@@ -70,6 +72,8 @@ def all_gather_gemm(
         b: (k, this rank's columns), likewise cut by columns.
         variant: the overlap pattern; "auto" chooses the fastest.
         config: tunables; None for the defaults.
+        m, n: rows of A and columns of B of all ranks together. Needed where ranks hold as many of another m or n: by
+            its own 3 of 9 a rank on four cannot tell that there are now 10.
         return_gathered: return all of A too, as training needs.
 
     Returns:
@@ -89,6 +93,7 @@ def all_gather_gemm(
         variant=variant,
         problem_type=AllGatherGemmProblem,
         config=config,
+        sizes={"m": m, "n": n},
         keep_gathered=return_gathered,
     )
     output = operator(a, b)

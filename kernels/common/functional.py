@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from iris_core import Context
+from iris_core import Context, HeapExhausted
 from overlap_taxonomy import get_variant
 
 from .config import GemmConfig
@@ -23,16 +23,25 @@ def operator_for(
     variant: str,
     problem_type: type[Problem],
     config: GemmConfig | None = None,
+    sizes: dict[str, int | None],
     accumulation_dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Operator[Any]:
     """Return the context's operator for these operands; the first time, make it, which is collective.
 
+    Args:
+        sizes: of the whole problem, by the name of the dimension, where the caller gives them. A rank cannot tell 9
+            rows of all ranks from 10 by its own 3: without them, it takes the operator that it has for its shapes.
+
     Raises:
-        ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what it cannot do.
+        ValueError: operands that do not fit each other, the other ranks' or `sizes`, an unknown variant, or what it
+            cannot do.
         HeapExhausted: the heap has no room for the operator's buffers.
     """
-    asked = (config, accumulation_dtype, *sorted(options.items()))
+    for name, given, kind in (("A", a, torch.Tensor), ("B", b, torch.Tensor), ("config", config, GemmConfig | None)):
+        if not isinstance(given, kind):
+            raise ValueError(f"{name} is a {type(given).__name__}; it must be a {getattr(kind, '__name__', kind)}")
+    asked = (config, accumulation_dtype, *sorted(sizes.items()), *sorted(options.items()))
     key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, asked)
     if ctx.debug:
         ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])
@@ -44,7 +53,13 @@ def operator_for(
                 raise ValueError(
                     f"accumulation_dtype is {accumulation_dtype}; partial sums are accumulated in {torch.float32} alone"
                 )
-        ctx.operators[key] = build(ctx, _problem(ctx, a, b, problem_type), config, **options)
+        try:
+            ctx.operators[key] = build(ctx, _problem(ctx, a, b, problem_type, sizes), config, **options)
+        except HeapExhausted as error:
+            raise HeapExhausted(
+                f"{error}; {len(ctx.operators)} operators are kept for calls with other shapes: "
+                "ctx.release_operators() gives their memory back"
+            ) from error
     return ctx.operators[key]
 
 
@@ -56,8 +71,11 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
         raise ValueError(f"A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
 
 
-def _problem(ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem]) -> Problem:
+def _problem(
+    ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem], sizes: dict[str, int | None]
+) -> Problem:
     ctx.agree("A's dtype", str(a.dtype))
+    ctx.agree("the sizes of the whole that the ranks give", sizes)
     with ctx.explained():
         shapes = ctx.group.all_gather([list(a.shape), list(b.shape)], "compare shapes")
     a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]
@@ -69,4 +87,7 @@ def _problem(ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[
                 f"the ranks' {name} are {given}; for M={problem.m}, N={problem.n}, K={problem.k} over "
                 f"{problem.world_size} ranks they must be {expected}, as torch.chunk cuts them"
             )
+    for name, size in sizes.items():
+        if size is not None and size != getattr(problem, name):
+            raise ValueError(f"{name} is {size}; the ranks' operands make {getattr(problem, name)}")
     return problem

@@ -35,6 +35,7 @@ class FusedOperator(Operator[P]):
         if self.ctx.debug or not self._calls.are_prepared:
             return super().__call__(a, b)
         self.ctx.check()
+        self._check_kinds(a, b)
         call = self._calls.find(a, b)
         if call is None:
             self._check_operands(a, b)

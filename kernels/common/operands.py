@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core import wait_for_earlier_kernels
 from iris_core.backends.base import round_up
+from iris_core.modes import plain_tensors
 
 from .config import GemmConfig
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
@@ -129,7 +130,8 @@ class OperandCopies:
         key = (name, name == "B" and matrix.stride(1) != 1)
         if key not in self._rooms:
             try:
-                self._rooms[key] = room_for(matrix.t()).t() if key[1] else room_for(matrix)
+                with plain_tensors():
+                    self._rooms[key] = room_for(matrix.t()).t() if key[1] else room_for(matrix)
             except torch.OutOfMemoryError as error:
                 raise torch.OutOfMemoryError(
                     f"{self._owner}: no memory for a copy of {name}, {tuple(matrix.shape)} with strides "

@@ -9,11 +9,14 @@ from typing import Generic, TypeVar
 import torch
 
 from iris_core import Context
+from iris_core.modes import plain_tensors
 
 from .config import GemmConfig, invalid_reason
 from .problem import Problem
 
 P = TypeVar("P", bound=Problem)
+
+_DENSE = (torch.Tensor, torch.nn.Parameter)
 
 
 class Operator(ABC, Generic[P]):
@@ -58,7 +61,7 @@ class Operator(ABC, Generic[P]):
         asked = {name: str(value) for name, value in asdict(problem).items()}
         asked |= {name: str(getattr(self, name)) for name in self.options}
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
-        with ctx.all_or_nothing(f"make {self}"):
+        with ctx.all_or_nothing(f"make {self}"), plain_tensors():
             self._open()
         self.ran_config = self.config
         ctx.barrier()
@@ -85,13 +88,14 @@ class Operator(ABC, Generic[P]):
 
         Args:
             a, b: this rank's operands, of the shapes the problem gives, its dtype, and on the context's device; any
-                strides. They need not be on the heap.
+                strides. They need not be on the heap, and have no gradient: call with those that require one under
+                ``torch.no_grad()``.
 
         Returns:
             This rank's output, complete when the stream gets there.
 
         Raises:
-            ValueError: an operand does not fit the problem.
+            ValueError: an operand does not fit the problem, is no dense tensor, or requires a gradient.
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
         self.ctx.check()
@@ -119,7 +123,29 @@ class Operator(ABC, Generic[P]):
         chosen = f" (chosen by {self.chosen_by})" if self.chosen_by else ""
         return f"{self.family}/{self.variant}{chosen}"
 
+    def _check_kinds(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Raise for operands whose memory does not say all; part of every call, wherever the operands lie."""
+        for name, tensor in (("A", a), ("B", b)):
+            if type(tensor) in _DENSE and tensor.layout is torch.strided:
+                if not (tensor.requires_grad or tensor.is_neg()):
+                    continue
+                if tensor.is_neg():
+                    raise ValueError(f"{self}: {name} is a negated view of its memory; give it as resolve_neg()")
+                if torch.is_grad_enabled():
+                    raise ValueError(
+                        f"{self}: {name} requires a gradient, which an operator does not compute; call it under "
+                        "torch.no_grad(), in a torch.autograd.Function, or with detach()"
+                    )
+            elif not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{self}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+            elif tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
+                raise ValueError(
+                    f"{self}: {name} is a {type(tensor).__name__} of layout {tensor.layout}; it must be dense, of a "
+                    "DTensor the to_local()"
+                )
+
     def _check_operands(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self._check_kinds(a, b)
         problem, device = self.problem, self.ctx.get_device()
         if a.ndim == 2 and b.ndim == 2 and a.shape[1] != b.shape[0]:
             raise ValueError(f"{self}: A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")

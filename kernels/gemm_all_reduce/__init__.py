@@ -35,6 +35,7 @@ def gemm_all_reduce(
     *,
     variant: str = "workgroup_specialized",
     config: GemmConfig | None = None,
+    k: int | None = None,
     accumulation_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
@@ -51,6 +52,8 @@ def gemm_all_reduce(
         b: (this rank's slice of k, n).
         variant: the overlap pattern; "fused_sequential" is one-shot, for small m; "auto" chooses the fastest.
         config: tunables; None for the defaults.
+        k: what all ranks' slices of k make together. Needed where ranks hold as many of another k: by its own 3 of 9 a
+            rank on four cannot tell that there are now 10.
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
@@ -69,6 +72,7 @@ def gemm_all_reduce(
         variant=variant,
         problem_type=GemmAllReduceProblem,
         config=config,
+        sizes={"k": k},
         accumulation_dtype=accumulation_dtype,
     )
     return operator(a, b)

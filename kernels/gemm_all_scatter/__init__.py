@@ -47,6 +47,7 @@ def gemm_all_scatter(
     *,
     variant: str = "fused_sequential",
     config: GemmConfig | None = None,
+    n: int | None = None,
 ) -> torch.Tensor:
     """Return A @ B, whole on every rank, from A on every rank and a block of B's columns on each.
 
@@ -60,9 +61,12 @@ def gemm_all_scatter(
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
         variant: the overlap pattern; "auto" chooses the fastest.
         config: tunables; None for the defaults.
+        n: columns of all ranks together. Needed where ranks hold as many of another n: by its own 3 of 9 a
+            rank on four cannot tell that there are now 10.
 
     Returns:
-        C (m, n), of a's dtype, on the heap. Its rows may lie further apart than they are long.
+        C (m, n), of a's dtype, on the heap. Its rows may lie further apart than they are long. With
+        "library" they are the ranks' blocks, as they come: (ranks, m, columns of rank 0).
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
@@ -70,7 +74,14 @@ def gemm_all_scatter(
         HeapExhausted: the heap has no room for C.
     """
     operator = operator_for(
-        ctx, a, b, family=FAMILY, variant=variant, problem_type=GemmAllScatterProblem, config=config
+        ctx,
+        a,
+        b,
+        family=FAMILY,
+        variant=variant,
+        problem_type=GemmAllScatterProblem,
+        config=config,
+        sizes={"n": n},
     )
     return operator(a, b)
 

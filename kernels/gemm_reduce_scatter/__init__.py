@@ -51,6 +51,7 @@ def gemm_reduce_scatter(
     *,
     variant: str = "workgroup_specialized",
     config: GemmConfig | None = None,
+    k: int | None = None,
     accumulation_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return this rank's rows of the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
@@ -66,6 +67,8 @@ def gemm_reduce_scatter(
         b: (this rank's slice of k, n).
         variant: the overlap pattern; "auto" chooses the fastest.
         config: tunables; None for the defaults.
+        k: what all ranks' slices of k make together. Needed where ranks hold as many of another k: by its own 3 of 9 a
+            rank on four cannot tell that there are now 10.
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
@@ -85,6 +88,7 @@ def gemm_reduce_scatter(
         variant=variant,
         problem_type=GemmReduceScatterProblem,
         config=config,
+        sizes={"k": k},
         accumulation_dtype=accumulation_dtype,
     )
     return operator(a, b)

@@ -1,0 +1,94 @@
+"""Operators on demand: which operator a call takes, and how their memory is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checking import fault, make_data
+from families import FAMILIES, make_problem
+from ranks import Ranks, close_context, context, raised
+
+from iris_core import iris
+from iris_kernels.all_gather_gemm import all_gather_gemm
+from iris_kernels.gemm_all_reduce import gemm_all_reduce
+from iris_kernels.gemm_all_scatter import gemm_all_scatter
+from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter
+
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
+DTYPE = torch.bfloat16
+CALLS: dict[str, tuple[Callable[..., Any], str]] = {  # and the dimensions that ranks have parts of
+    "gemm_all_scatter": (gemm_all_scatter, "n"),
+    "all_gather_gemm": (all_gather_gemm, "mn"),
+    "gemm_reduce_scatter": (gemm_reduce_scatter, "k"),
+    "gemm_all_reduce": (gemm_all_reduce, "k"),
+}
+
+
+def call_with_sizes(rank: int, world_size: int, family: str, cut: str) -> list[str | None]:
+    """Call with sizes of which most ranks hold as much, and once more; return what is wrong."""
+    ctx = context()
+    call = CALLS[family][0]
+    wrong = []
+    for size in (9, 10, 9):  # on four ranks 3, 3, 3, 0 and 3, 3, 3, 1
+        sizes = {"m": 12, "n": 20, "k": 16} | {cut: size}
+        problem = make_problem(family, *sizes.values(), world_size, DTYPE)
+        data = make_data(family, problem, rank, size, ctx.get_device())
+        wrong.append(fault(call(ctx, data.a, data.b, **{cut: size}), data, DTYPE))
+    return wrong
+
+
+@pytest.mark.parametrize(("family", "cut"), [(family, cut) for family in FAMILIES for cut in CALLS[family][1]])
+def test_sizes_that_a_rank_cannot_tell_apart(ranks: Callable[[int], Ranks], family: str, cut: str) -> None:
+    assert ranks(4).call(call_with_sizes, family, cut) == [[None] * 3] * 4
+
+
+def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
+    ctx = context()
+    a, b = torch.ones(4, 6, dtype=DTYPE), torch.ones(6, 5, dtype=DTYPE)
+    calls: list[tuple[Any, Any, dict[str, Any]]] = [
+        (a, b, {"n": 11}),
+        (a, b, {"config": {"block_m": 16}}),
+        (np.ones((4, 6)), b, {}),
+        (a, [[1.0]], {}),
+    ]
+    return [raised(gemm_all_scatter, ctx, first, second, **options) for first, second, options in calls]
+
+
+def test_arguments_that_make_no_sense_are_refused(ranks: Callable[[int], Ranks]) -> None:
+    parts = [["n is 11", "10"], ["config is a dict", "GemmConfig"], ["A is a ndarray", "Tensor"], ["B is a list"]]
+    for errors in ranks(2).call(refuse):
+        for (kind, message), expected in zip(errors, parts, strict=True):
+            assert kind == "ValueError"
+            assert all(part in message for part in expected), message
+
+
+def run_out_of_heap(rank: int, world_size: int) -> tuple[int, int, tuple[str, str]]:
+    close_context()
+    ctx = iris(1 << 20)
+    free = ctx.heap.allocator.free_bytes
+
+    def call_with_more_and_more_rows() -> None:
+        for m in range(1, 1000):
+            gemm_all_scatter(ctx, torch.ones(m, 16, dtype=DTYPE), torch.ones(16, 128, dtype=DTYPE))
+
+    error = raised(call_with_more_and_more_rows)
+    made = len(ctx.operators)
+    ctx.release_operators()
+    left = free - ctx.heap.allocator.free_bytes
+    data = make_data("gemm_all_scatter", make_problem("gemm_all_scatter", 9, 9, 9, 2, DTYPE), rank, 0, ctx.get_device())
+    assert fault(gemm_all_scatter(ctx, data.a, data.b), data, DTYPE) is None
+    ctx.close()
+    return made, left, error
+
+
+def test_operators_give_their_memory_back(ranks: Callable[[int], Ranks]) -> None:
+    for made, left, (kind, message) in ranks(2).call(run_out_of_heap):
+        assert made > 10
+        assert left == 0
+        assert kind == "HeapExhausted"
+        assert f"{made} operators are kept" in message
+        assert "release_operators" in message

@@ -1,0 +1,101 @@
+"""torch's modes, and operands that are more than their memory: the same for every variant."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from checking import fault, make_data, poison
+from families import VARIANTS, make_problem, name
+from ranks import Ranks, close_context, context, raised
+
+from iris_core import iris
+from overlap_taxonomy import Variant, get_variant
+
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
+DTYPE = torch.float32
+MODES: list[Any] = [torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode]
+
+
+def call_in_every_mode(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+    """Make an operator in inference mode, and call it in this and others; return what is wrong."""
+    ctx = context()
+    problem = make_problem(family, 9, 20, 16, world_size, DTYPE)
+    with torch.inference_mode():
+        operator = get_variant(family, variant).build(ctx, problem)
+    wrong = []
+    for number, mode in enumerate(MODES):
+        with mode():
+            data = make_data(family, problem, rank, number, ctx.get_device(), layout="nk" if number % 2 else "strided")
+            b = torch.nn.Parameter(data.b) if mode is torch.no_grad else data.b
+            poison(operator)
+            ctx.barrier()
+            output = operator.as_matrix(operator(data.a, b))
+            wrong += [f"{mode.__name__}: {said}"] if (said := fault(output, data, DTYPE)) else []
+            wrong += ["requires a gradient"] if output.requires_grad else []
+    ctx.barrier()
+    operator.close()
+    return wrong
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_a_call_is_right_in_every_mode(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    assert ranks(2).call(call_in_every_mode, variant.family, variant.name) == [[], []]
+
+
+def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[tuple[str, str]], int]:
+    """Call with operands that are refused; return the errors, and how many graphs of gradients are kept."""
+    ctx = context()
+    problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
+    operator = get_variant(family, variant).build(ctx, problem)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    wanted = data.a.clone().requires_grad_() * 2
+    errors = [
+        raised(operator, wanted, data.b),
+        raised(operator, data.a, torch.nn.Parameter(data.b)),
+        raised(operator, torch.complex(data.a, data.a).conj().imag, data.b),
+        raised(operator, data.a, data.b.to_sparse()),
+        raised(operator, data.a, data.b.numpy()),
+    ]
+    good = operator.as_matrix(operator(data.a, data.b))
+    assert fault(good, data, DTYPE) is None
+    operator(wanted.detach(), data.b)
+    graph = weakref.ref(wanted)
+    del wanted
+    gc.collect()
+    operator.close()
+    return errors, int(graph() is not None)
+
+
+REFUSED = [["A requires a gradient", "no_grad"], ["B requires a gradient"], ["A is a negated view", "resolve_neg"]]
+REFUSED += [["B is a Tensor of layout torch.sparse_coo", "dense"], ["B is a ndarray"]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_operands_that_are_more_than_their_memory_are_refused(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    for errors, kept in ranks(2).call(refuse, variant.family, variant.name):
+        assert kept == 0
+        for (kind, message), parts in zip(errors, REFUSED, strict=True):
+            assert kind == "ValueError"
+            assert all(part in message for part in [variant.name, *parts]), message
+
+
+def reset_after_inference(rank: int, world_size: int) -> float:
+    close_context()
+    with torch.inference_mode():
+        ctx = iris(1 << 20)
+        words = ctx.zeros(4)
+    ctx.reset()
+    words.fill_(rank + 1)
+    ctx.barrier()
+    total = float(ctx.peer_view(words).sum())
+    ctx.close()
+    return total
+
+
+def test_a_context_outlives_the_mode_it_was_made_in(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(reset_after_inference) == [12.0, 12.0]
