@@ -15,16 +15,18 @@ from .check.cli import check
 from .exits import complain, leave, refuse
 from .links.cli import links
 from .measure import Job
+from .outputs import check_different, check_outputs
 from .ranks import (
     LaunchedRanks,
     Ranks,
     StartedRanks,
+    check_environment,
     choose_device,
     choose_world_size,
     count_gpus,
     find_launcher,
 )
-from .record import Record, read_records
+from .record import Record, latest, read_records
 from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .trace_cli import trace
@@ -86,7 +88,8 @@ def run(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
-        done = _prepare_output(out, plot, resume=resume, overwrite=overwrite)
+        check_environment()
+        done = _prepare_output(out, plot, resume=resume, overwrite=overwrite, speak=is_first)
         gpus = count_gpus()
         device = choose_device(device, os.environ, gpus)
         world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher, timed=time)
@@ -108,7 +111,7 @@ def run(
         refuse(error, speak=is_first)
     if is_first and overwrite and out:
         out.unlink(missing_ok=True)
-    output = sweep.Output(out if is_first else None, done)
+    output = sweep.Output(out if is_first else None, done, timed=time)
     ended_early = None
     if plan.jobs:
         ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
@@ -124,6 +127,8 @@ def table(file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")]) -
     """Print the tables of a CSV."""
     try:
         records = read_records(file)
+        if not records:
+            raise ValueError(f"there are no rows in {file} to print")
     except ValueError as error:
         refuse(error)
     report.print_records(report.make_console(), records)
@@ -137,7 +142,10 @@ def plot(
     """Plot a CSV: speedup over the library, or, without a GPU, interpreted time."""
     try:
         plots.check_path(out)
-        plots.plot_records(read_records(file), out)
+        check_different(("FILE", file), ("--out", out))
+        records = read_records(file)
+        check_outputs(("--out", out), make_folders=True)
+        plots.plot_records(records, out)
     except ValueError as error:
         refuse(error)
 
@@ -147,7 +155,7 @@ def main() -> None:
     app(prog_name="iris-bench")
 
 
-def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwrite: bool) -> list[Record]:
+def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwrite: bool, speak: bool) -> list[Record]:
     """Check the files' names and make their folders; return the rows to go on from."""
     if plot:
         plots.check_path(plot)
@@ -155,20 +163,12 @@ def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwr
         raise ValueError("--resume keeps the rows of --out and --overwrite drops them; give one of them")
     if resume and not out:
         raise ValueError("--resume needs --out, the file to go on with")
-    if out and out.is_dir():
-        raise ValueError(f"--out {out} is a folder; give a file")
-    exists = out is not None and out.exists()
-    if exists and not resume and not overwrite:
+    check_outputs(("--out", out), ("--plot", plot), make_folders=True)
+    if out is None or not out.exists():
+        return []
+    if not resume and not overwrite:
         raise ValueError(f"{out} exists already; --resume goes on with it, --overwrite replaces it")
-    for path in (out, plot):
-        if path:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ValueError(f"cannot write {path}: {error}") from None
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise ValueError(f"cannot write {path}: permission denied")
-    return read_records(out) if out and exists and resume else []
+    return read_records(out, speak=speak) if resume else []
 
 
 def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exception | None:
@@ -214,6 +214,6 @@ def _show(output: sweep.Output, plot: Path | None, ended_early: Exception | None
         plots.plot_records(output.records, plot)
     written = [str(path) for path in (output.path, plot) if path and path.exists()]
     where = f"; written: {', '.join(written)}" if written else ""
-    console.print(report.summarise(output.records) + where, soft_wrap=True, markup=False)
+    console.print(report.summarise(latest(output.records)) + where, soft_wrap=True, markup=False)
     if ended_early is not None:
         complain("the sweep", ended_early)

@@ -20,6 +20,11 @@ def refuse(error: ValueError, *, speak: bool = True) -> NoReturn:
     raise typer.Exit(2)
 
 
+def warn(message: str) -> None:
+    """Say what does not end a command and should be known."""
+    print(f"iris-bench: {message}", file=sys.stderr)
+
+
 def complain(what: str, error: Exception) -> None:
     """Say that something ended early, and of what; where it is no rank that was lost, also where in the code."""
     print(f"iris-bench: {what} ended early: {type(error).__name__}: {error}", file=sys.stderr)

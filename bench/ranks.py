@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from iris_core import RankPool
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.bootstrap import ranks_per_gpu, timeout_s
 
 _TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -50,14 +50,21 @@ def find_launcher() -> Launcher | None:
 def choose_device(name: str, environment: Mapping[str, str], gpus: int) -> str:
     """Return "cpu" or "cuda".
 
+    Args:
+        name: what was asked for; of "auto" IRIS_DEVICE decides, if it is set.
+        environment: the variables.
+        gpus: how many there are.
+
     Raises:
         ValueError: an unknown name, or "cuda" without a GPU or with interpreted kernels.
     """
-    if name not in DEVICES:
-        raise ValueError(f"unknown device {name!r}; known devices: {', '.join(DEVICES)}")
-    interpreted = environment.get("TRITON_INTERPRET", "0") not in ("", "0")
+    given = name
     if name == "auto":
         name = environment.get("IRIS_DEVICE", "auto")
+    if name not in DEVICES:
+        where = "" if name == given else " (from IRIS_DEVICE)"
+        raise ValueError(f"unknown device {name!r}{where}; known devices: {', '.join(DEVICES)}")
+    interpreted = environment.get("TRITON_INTERPRET", "0") not in ("", "0")
     if name == "auto":
         return "cuda" if gpus and not interpreted else "cpu"
     if name == "cuda" and not gpus:
@@ -96,6 +103,12 @@ def choose_world_size(
             f"use --world-size {gpus} or less, or --device cpu{shared}"
         )
     return world_size
+
+
+def check_environment() -> None:
+    """Raise ValueError if a variable makes no sense that else every rank would fail of, once started."""
+    timeout_s()
+    ranks_per_gpu()
 
 
 def count_gpus() -> int:

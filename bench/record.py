@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from .csv_rows import as_text, read_rows
 
 GEMM_ALONE = "gemm_alone"
 COMMUNICATION_ALONE = "communication_alone"
 LIBRARY = "library"
 YARDSTICKS = (GEMM_ALONE, COMMUNICATION_ALONE)  # rows that are no variant
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as rows and options name them, and as torch does
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Record:
         for column in fields(self):
             value = getattr(self, column.name)
             if isinstance(value, float):
-                object.__setattr__(self, column.name, float(_text(value)))
+                object.__setattr__(self, column.name, float(as_text(value)))
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -92,42 +93,20 @@ class Record:
 COLUMNS = tuple(column.name for column in fields(Record))
 
 
-def check_folders(*paths: Path | None) -> None:
-    """Raise ValueError unless the folders of files to be written are there; None is no file."""
-    for path in paths:
-        if path and not path.parent.is_dir():
-            raise ValueError(f"{path.parent} is no folder to write {path.name} to")
-
-
-def append_records(path: Path, records: Sequence[Any]) -> None:
-    """Add rows, dataclasses of one kind, to a file, in one write; a new file gets a header."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if records and (not path.exists() or path.stat().st_size == 0):
-        writer.writerow(column.name for column in fields(records[0]))
-    writer.writerows([_text(value) for value in astuple(record)] for record in records)
-    with path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text.getvalue())
-
-
-def read_records(path: Path) -> list[Record]:
-    """Return a file's rows.
+def read_records(path: Path, *, speak: bool = True) -> list[Record]:
+    """Return a file's rows; of several processes one should speak of a last line that was cut, and is left out.
 
     Raises:
         ValueError: there is no such file, or it was not written by this command; names the line.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
-    if not rows or tuple(rows[0]) != COLUMNS:
-        missing = [name for name in COLUMNS if not rows or name not in rows[0]]
-        raise ValueError(
-            f"{path} is not a CSV of this version of iris-bench: its columns differ"
-            + (f" (missing: {', '.join(missing)})" if missing else "")
-        )
-    return [_parsed(row, f"{path}, line {line}") for line, row in enumerate(rows[1:], start=2)]
+    found = read_rows(path)
+    if not found.header:
+        raise ValueError(f"{path} is not a CSV of iris-bench: it has no line that is whole")
+    _check_columns(path, found.header)
+    records = [_parsed(row, f"{path}, line {line}") for line, row in found.rows[1:]]
+    if speak:
+        found.warn_of_cut(path, "left out")
+    return records
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -135,10 +114,19 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({record.key: record for record in records}.values())
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _check_columns(path: Path, header: list[str]) -> None:
+    """Raise ValueError unless a header is ours; says which columns are not as they should be."""
+    ours = [name for name in COLUMNS if name in header]
+    in_file = [name for name in dict.fromkeys(header) if name in COLUMNS]
+    wrong = {
+        "missing": [name for name in COLUMNS if name not in header],
+        "unknown": [name for name in header if name not in COLUMNS],
+        "repeated": [name for name in ours if header.count(name) > 1],
+        "out of order": [name for name, right in zip(in_file, ours, strict=True) if name != right],
+    }
+    said = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
+    if said:
+        raise ValueError(f"{path} is not a CSV of this version of iris-bench: its columns differ ({said})")
 
 
 _PARSERS: dict[str, Any] = {
@@ -153,6 +141,9 @@ def _parsed(row: list[str], where: str) -> Record:
     if len(row) != len(COLUMNS):
         raise ValueError(f"{where}: {len(row)} fields instead of {len(COLUMNS)}")
     try:
-        return Record(*(_PARSERS[str(column.type)](text) for column, text in zip(fields(Record), row, strict=True)))
+        record = Record(*(_PARSERS[str(column.type)](text) for column, text in zip(fields(Record), row, strict=True)))
     except (KeyError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
+    if record.dtype not in DTYPES:
+        raise ValueError(f"{where}: unknown dtype {record.dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 from overlap_taxonomy import get_variant, list_families, list_variants
 
 from . import environment, measure
+from .csv_rows import append_records
 from .families import FAMILIES
 from .measure import Job, Outcome
 from .ranks import Ranks
-from .record import COMMUNICATION_ALONE, GEMM_ALONE, LIBRARY, YARDSTICKS, Record, append_records
+from .record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record, latest
 from .shapes import parse_shapes
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 H200_LINK_GBPS = 387.0  # what the copy engines of an H200 send one peer over NVLink 4
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers
 _CONTEXT_BYTES = 4 << 20
@@ -55,7 +56,7 @@ def make_plan(
         families, variants, shapes, dtype: as given; the first two are "all" or names separated by commas.
         device: "cpu" or "cuda".
         rounds, burst: None for what suits the device.
-        done: rows that need not be measured again.
+        done: rows that are there; what they have is not measured again.
 
     Raises:
         ValueError: something given is unknown or makes no sense; names it, and what would work.
@@ -63,23 +64,24 @@ def make_plan(
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
     for name, value in (("--rounds", rounds), ("--burst", burst), ("--link-gbps", link_gbps)):
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
     is_cpu = device == "cpu"
-    finished = {record.key for record in done if record.status == "ok" and (record.time_us is not None or not timed)}
+    finished = _finished(done, timed=timed)
+    implied = (LIBRARY, *YARDSTICKS) if timed else (LIBRARY,)
     jobs = []
     selected = select_variants(select_families(families), variants)
     for family, names in selected.items():
         for shape in parse_shapes(shapes, collective=FAMILIES[family].collective, world_size=world_size):
             wanted = [
                 name
-                for name in names
+                for name in dict.fromkeys((*implied, *names))
                 if (family, name, shape.m, shape.n, shape.k, world_size, dtype, device) not in finished
             ]
             if wanted:
                 job = Job(
                     family=family,
-                    variants=tuple(dict.fromkeys([LIBRARY, *wanted])),
+                    variants=(LIBRARY, *(name for name in wanted if name not in implied)),
                     shape=shape,
                     dtype=DTYPES[dtype],
                     world_size=world_size,
@@ -123,15 +125,16 @@ class Output:
     Args:
         path: None to keep rows in memory alone.
         done: rows that are in the file already.
+        timed: whether those to come have times.
     """
 
-    def __init__(self, path: Path | None, done: Sequence[Record] = ()) -> None:
+    def __init__(self, path: Path | None, done: Sequence[Record] = (), *, timed: bool = True) -> None:
         self.path = path
         self.records = list(done)
-        self._finished = {record.key for record in done if record.status == "ok"}
+        self._finished = _finished(done, timed=timed)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Keep rows; those of a problem's yardsticks that are there already are not repeated."""
+        """Keep rows; those of a problem's yardsticks are not repeated where all that they have is there already."""
         implied = {LIBRARY, *YARDSTICKS}
         new = [record for record in records if record.variant not in implied or record.key not in self._finished]
         self.records += new
@@ -211,6 +214,11 @@ def select_variants(families: Sequence[str], text: str) -> dict[str, list[str]]:
             raise ValueError(f"unknown variant {name!r} of {', '.join(families)}; known variants: all, {available}")
     chosen = {family: [name for name in names if name in variants] for family, variants in known.items()}
     return {family: names for family, names in chosen.items() if names}
+
+
+def _finished(done: Sequence[Record], *, timed: bool) -> set[tuple[Any, ...]]:
+    """Return the keys of what need not be measured again: its last row is right, and has a time if this sweep times."""
+    return {record.key for record in latest(done) if record.status == "ok" and (record.time_us or not timed)}
 
 
 def _names(text: str) -> list[str]:

@@ -15,8 +15,17 @@ from . import sweep, trace_plot
 from . import trace as traces
 from .exits import complain, leave, refuse
 from .measure import Job
-from .ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
-from .record import check_folders
+from .outputs import check_outputs
+from .ranks import (
+    LaunchedRanks,
+    Ranks,
+    StartedRanks,
+    check_environment,
+    choose_device,
+    choose_world_size,
+    count_gpus,
+    find_launcher,
+)
 from .trace import Traced
 
 
@@ -41,6 +50,7 @@ def trace(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
+        check_environment()
         if plot:
             plots.check_path(plot)
         gpus = count_gpus()
@@ -61,14 +71,15 @@ def trace(
         )
         job = _only_job(plan)
         variants = _variants(job, variant)
-        check_folders(out, plot)
+        files = [out] if len(variants) == 1 else [out.with_stem(f"{out.stem}-{name}") for name in variants]
+        check_outputs(*(("--out", file) for file in files), ("--plot", plot))
     except ValueError as error:
         refuse(error, speak=is_first)
     ranks: Ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
     traced, ended_early = _record(ranks, job, variants, plan.heap_bytes, device)
     if is_first:
-        for one in traced:
-            traces.write_trace(one, out if len(variants) == 1 else out.with_stem(f"{out.stem}-{one.variant}"))
+        for one, file in zip(traced, files, strict=False):  # of a run that ended early, the first
+            traces.write_trace(one, file)
             print(_summary(one))
         if ended_early:
             complain("the trace", ended_early)

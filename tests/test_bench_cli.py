@@ -167,6 +167,19 @@ def test_a_sweep_that_loses_its_ranks_ends_and_keeps_its_rows(monkeypatch: pytes
     assert all("waited in vain" in record.reason for record in records)
 
 
+def test_resuming_adds_what_was_not_ok_and_counts_each_thing_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli, "StartedRanks", ScriptedRanks)
+    arguments = ("run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments += ("--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
+    for status, more, counted in (("wrong", (), "1 ok, 1 wrong"), ("ok", ("--resume",), "2 ok")):
+        ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine", status=status)]
+        assert f"{counted}; written" in invoke(*arguments, *more).stderr
+    rows = [(record.variant, record.status) for record in read_records(tmp_path / "rows.csv")]
+    assert rows == [("library", "ok"), ("copy_engine", "wrong"), ("copy_engine", "ok")]
+
+
 def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv, picture = tmp_path / "rows.csv", tmp_path / "plot.png"
     arguments = ["run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "fused_sequential"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from iris_bench import plot, report, sweep, timing
+from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
-from iris_bench.record import COLUMNS, Record, append_records, latest, read_records
+from iris_bench.record import COLUMNS, YARDSTICKS, Record, latest, read_records
 
 PROMISED = {
     *("family", "variant", "m", "n", "k", "world_size", "dtype", "device", "device_name", "time_us", "latency_us"),
@@ -109,6 +112,33 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
         read_records(path)
     with pytest.raises(ValueError, match="cannot read"):
         read_records(tmp_path / "absent.csv")
+    path.write_text("")
+    with pytest.raises(ValueError, match="no line that is whole"):
+        read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (COLUMNS[1:], "(missing: family)"),
+        ((*COLUMNS, "colour"), "(unknown: colour)"),
+        ((*COLUMNS, "m"), "(repeated: m)"),
+        ((COLUMNS[1], COLUMNS[0], *COLUMNS[2:]), "(out of order: variant, family)"),
+        (("variant", "family", "colour", *COLUMNS[3:]), "(missing: shape_set; unknown: colour; out of order: variant"),
+    ],
+)
+def test_columns_that_differ_are_named(tmp_path: Path, header: tuple[str, ...], said: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(header) + "\n")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_records(path)
+
+
+def test_an_unknown_dtype_is_named(tmp_path: Path) -> None:
+    path, records = tmp_path / "rows.csv", make_records()
+    append_records(path, [records[0], replace(records[1], dtype="int4")])
+    with pytest.raises(ValueError, match=r"rows\.csv, line 3: unknown dtype 'int4'; known dtypes: bf16, fp16, fp32"):
+        read_records(path)
 
 
 @pytest.mark.parametrize(("broken", "message"), [("x", "1 fields"), (",".join(["x"] * len(COLUMNS)), "line 2")])
@@ -139,6 +169,47 @@ def test_resuming_does_not_repeat_the_library_row(tmp_path: Path) -> None:
     output = sweep.Output(tmp_path / "rows.csv", done)
     output.add(make_records())
     assert [record.variant for record in read_records(tmp_path / "rows.csv")] == ["copy_engine", "fused_sequential"]
+
+
+def test_a_library_that_was_only_checked_is_timed_once(tmp_path: Path) -> None:
+    """The row with a time is added to the one without, and counts from then on."""
+    path, timed = tmp_path / "rows.csv", make_records()
+    append_records(path, [replace(timed[0], time_us=None, latency_us=None)])
+    plan = make_plan(done=read_records(path), variants="library,copy_engine")
+    assert plan.jobs[0].variants == ("library", "copy_engine")
+    sweep.Output(path, read_records(path)).add(timed)
+    done = read_records(path)
+    assert [record.variant for record in done[:3]] == ["library", "library", "copy_engine"]
+    assert [record.time_us for record in latest(done)[:2]] == [700.0, 500.0]
+    assert make_plan(done=done, variants="library,copy_engine").jobs == ()
+    sweep.Output(path, done, timed=False).add([replace(timed[0], time_us=None)])
+    assert read_records(path) == done
+
+
+@pytest.mark.parametrize("implied", ["library", "gemm_alone", "communication_alone"])
+def test_resuming_measures_what_comes_with_every_run_again(tmp_path: Path, implied: str) -> None:
+    """Its row may be the one that was cut, the variants' being there."""
+    path, whole = tmp_path / "rows.csv", make_records()
+    append_records(path, [record for record in whole if record.variant != implied])
+    done = read_records(path)
+    (job,) = make_plan(done=done, variants="copy_engine").jobs
+    assert job.variants == ("library",)
+    sweep.Output(path, done).add([record for record in whole if record.variant in ("library", *YARDSTICKS)])
+    assert [record.variant for record in read_records(path)[len(done) :]] == [implied]
+    assert make_plan(done=read_records(path), variants="copy_engine").jobs == ()
+    assert bool(make_plan(done=done, variants="copy_engine", timed=False).jobs) == (implied == "library")
+
+
+def test_the_last_row_says_whether_a_thing_is_finished() -> None:
+    done = make_records()
+    done += [replace(done[1], status="wrong", time_us=None)]
+    assert make_plan(done=done, variants="copy_engine").jobs[0].variants == ("library", "copy_engine")
+
+
+@pytest.mark.parametrize("link_gbps", [0.0, -1.0, math.nan, math.inf])
+def test_a_link_that_is_no_number_is_refused(link_gbps: float) -> None:
+    with pytest.raises(ValueError, match=r"--link-gbps .* makes no sense"):
+        make_plan(link_gbps=link_gbps)
 
 
 def test_the_last_row_of_a_thing_counts() -> None:

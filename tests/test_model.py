@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from iris_bench import cli
-from iris_bench.record import read_records
+from iris_bench.csv_rows import append_records
+from iris_bench.record import Record, read_records
 from iris_bench.tune.measured import measurements
 from overlap_taxonomy import MACHINES, Work, copies_operands, list_families, list_variants, machine_for, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
@@ -181,6 +183,23 @@ def test_the_command_refuses_in_one_line(arguments: list[object], says: str) -> 
     assert result.exit_code == 2
     assert says in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_rows_that_it_cannot_compare_are_named(tmp_path: Path) -> None:
+    def refused(rows: Sequence[Record], *options: str) -> str:
+        (tmp_path / "rows.csv").unlink(missing_ok=True)
+        append_records(tmp_path / "rows.csv", rows)
+        result = invoke(tmp_path / "rows.csv", *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert len(result.stderr.splitlines()) == 1
+        return result.stderr
+
+    rows = read_records(SWEEPS[0])
+    unknown = [row for row in rows if (row.family, row.variant) == ("all_gather_gemm", "async_tp")]
+    for options in ([], ["--each"], ["--fit"]):
+        said = refused(unknown, *options)
+        assert "the model knows none of the variants measured on 4 x H200: all_gather_gemm/async_tp;" in said
+    assert "rows.csv, line 3: unknown dtype 'int4'" in refused([rows[0], replace(rows[1], dtype="int4")])
 
 
 H200X2 = MACHINES["h200x2"]

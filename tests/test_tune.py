@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from iris_bench import cli, measure
 from iris_bench import ranks as bench_ranks
+from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
 from iris_bench.record import read_records
 from iris_bench.shapes import Shape
@@ -217,6 +221,33 @@ def test_defaults_refuses_what_is_no_sweep(tmp_path: Path) -> None:
     result = invoke("defaults", tmp_path / "none.csv", "--out", tmp_path)
     assert result.exit_code == 2
     assert "none.csv" in result.stderr
+
+
+def test_defaults_writes_no_table_of_nothing(tmp_path: Path) -> None:
+    rows = [row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.variant != "library"]
+    append_records(tmp_path / "bare.csv", rows)
+    shipped = tmp_path / "nvidia-h200.json"
+    shipped.write_text("kept")
+    result = invoke("defaults", tmp_path / "bare.csv", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "times of library and of one of ours on NVIDIA H200" in result.stderr
+    assert shipped.read_text() == "kept"
+
+
+def test_the_shipped_times_of_an_installed_package_are_written_where_it_looks(tmp_path: Path) -> None:
+    """Not beside the source: there the package that is imported has another name and place."""
+    for package, folder in (("iris_bench", "bench"), ("iris_kernels", "kernels")):
+        shutil.copytree(RESULTS.parent / folder, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = """
+from importlib import resources
+from pathlib import Path
+from iris_bench.tune import cli
+print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels.common") / "measured_times")
+"""
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    place, written, read = said.stdout.split()
+    assert place == str(tmp_path)
+    assert written == read == str(tmp_path / "iris_kernels" / "common" / "measured_times")
 
 
 def test_times_of_kernels_that_are_no_more_are_left_out() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import stat
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import pytest
@@ -31,6 +35,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def files(folder: Path) -> set[str]:
+    """All but the locks, which stay."""
+    return {name for name in os.listdir(folder) if not name.endswith(".lock")}
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -43,7 +52,7 @@ def test_what_is_written_is_read_again(folder: Path) -> None:
         assert read_cache(GPU) == TABLE
     assert path == folder / "nvidia-h200.json"
     assert (mode(path), mode(folder)) == (0o600, 0o700)
-    assert os.listdir(folder) == [path.name]  # no temporary file is left
+    assert files(folder) == {path.name}  # no temporary file is left
 
 
 def test_times_are_added_to_those_there() -> None:
@@ -59,6 +68,12 @@ def test_the_folder_is_in_the_home_by_default(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("IRIS_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_path(GPU) == tmp_path / ".cache" / "iris-overlap" / "nvidia-h200.json"
+
+
+def test_the_folder_may_be_named_from_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("IRIS_CACHE_DIR", "~/tuned")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_path(GPU) == tmp_path / "tuned" / "nvidia-h200.json"
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +193,52 @@ def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="disk full"):
         write_cache(GPU, {KEY._replace(m=1): Measured({"library": 1.0})})
     assert read_cache(GPU) == TABLE
-    assert os.listdir(folder) == [path.name]
+    assert files(folder) == {path.name}
+
+
+def test_writers_at_once_keep_each_others_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_slowly(gpu: str) -> measured.Table:
+        table = read_cache(gpu)
+        time.sleep(0.02)  # for another to write meanwhile
+        return table
+
+    monkeypatch.setattr(tuning_cache, "read_cache", read_slowly)
+    keys = {KEY._replace(m=size) for size in range(1, 9)}
+    with ThreadPoolExecutor(len(keys)) as writers:
+        list(writers.map(lambda key: write_cache(GPU, {key: Measured({"library": 1.0})}), keys))
+    assert read_cache(GPU).keys() == keys
+
+
+def test_a_writer_that_holds_the_lock_for_ever_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_cache, "_PATIENCE_S", 0.05)
+    path = write_cache(GPU, {})
+    (lock,) = set(os.listdir(folder)) - {path.name}
+    with (folder / lock).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.warns(UserWarning, match=r"cannot lock .*nvidia-h200\.json: another process has held the lock"):
+            write_cache(GPU, TABLE)
+    assert read_cache(GPU) == TABLE
+
+
+def test_a_file_system_without_locks_is_written_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match="No locks available; what others write at this moment may be lost"):
+        write_cache(GPU, TABLE)
+    assert read_cache(GPU) == TABLE
+
+
+def test_a_folder_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    write_cache(GPU, TABLE)
+    monkeypatch.setattr(tuning_cache.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(ValueError, match=r"Read-only file system; IRIS_CACHE_DIR names another folder"):
+        write_cache(GPU, {KEY: Measured({"library": 1.0})})
+    assert read_cache(GPU) == TABLE
 
 
 def test_the_times_that_come_with_the_library_are_sound() -> None:

@@ -15,8 +15,9 @@ from overlap_taxonomy import Variant, get_variant
 from ..correctness import Expectation
 from ..families import FAMILIES
 from ..inputs import Draw
+from ..record import DTYPES
 from ..shapes import Shape
-from ..sweep import DTYPES, select_families, select_variants
+from ..sweep import select_families, select_variants
 from .cli import CALLS
 
 _HEAP_BYTES = 1 << 20

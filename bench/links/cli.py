@@ -15,9 +15,18 @@ from rich.table import Table
 
 from .. import environment, measure, report
 from .. import plot as plots
+from ..csv_rows import append_records
 from ..exits import complain, leave, refuse
-from ..ranks import LaunchedRanks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
-from ..record import append_records, check_folders
+from ..outputs import check_outputs
+from ..ranks import (
+    LaunchedRanks,
+    StartedRanks,
+    check_environment,
+    choose_device,
+    choose_world_size,
+    count_gpus,
+    find_launcher,
+)
 from . import rank
 from .plot import plot_links
 from .record import LinkRecord
@@ -46,9 +55,10 @@ def links(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
+        check_environment()
         if plot:
             plots.check_path(plot)
-        check_folders(out, plot)
+        check_outputs(("--out", out), ("--plot", plot))
         if out and out.exists():
             raise ValueError(f"{out} exists; give another --out")
         gpus = count_gpus()

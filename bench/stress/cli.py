@@ -16,17 +16,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import environment, report
+from ..csv_rows import append_records
 from ..exits import leave, refuse
 from ..ranks import (
     LaunchedRanks,
     Ranks,
     StartedRanks,
+    check_environment,
     choose_device,
     choose_world_size,
     count_gpus,
     find_launcher,
 )
-from ..record import append_records
 from . import rank
 from .plan import Plan, make_plan
 from .record import StressRecord, check_file
@@ -56,6 +57,7 @@ def stress(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
+        check_environment()
         limit = _Limit(seconds, calls, once)
         gpus = count_gpus()
         device = choose_device(device, os.environ, gpus)

@@ -13,7 +13,8 @@ import torch
 from overlap_taxonomy import get_variant
 
 from ..families import FAMILIES
-from ..sweep import DTYPES, select_families, select_variants
+from ..record import DTYPES
+from ..sweep import select_families, select_variants
 
 SETS = 4  # of operands a problem; a call never takes those of the operator's call before
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers

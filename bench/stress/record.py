@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from ..csv_rows import read_rows
+from ..outputs import check_outputs
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,13 @@ COLUMNS = [column.name for column in fields(StressRecord)]
 
 
 def check_file(path: Path) -> None:
-    """Make a file's folder.
+    """Make a file's folder, where it is missing.
 
     Raises:
         ValueError: the file cannot be written, or holds something else than such rows.
     """
-    if path.is_dir():
-        raise ValueError(f"--out {path} is a folder; give a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+", encoding="utf-8", newline="") as file:
-            file.seek(0)
-            header = next(csv.reader(file), COLUMNS)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot write {path}: {error}") from None
-    if header != COLUMNS:
+    check_outputs(("--out", path), make_folders=True)
+    if not path.exists():
+        return
+    if read_rows(path).header != COLUMNS and path.stat().st_size:
         raise ValueError(f"{path} holds something else than the rows of iris-bench stress; give another --out")

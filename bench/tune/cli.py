@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from iris_kernels import common
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.measured import FORMAT, Measured, Table, file_name, key_of, to_json
 from iris_kernels.common.tuning_cache import check_folder, write_cache
@@ -17,13 +18,23 @@ from overlap_taxonomy import list_variants
 
 from .. import measure, report, sweep
 from ..exits import complain, leave, refuse
-from ..ranks import LaunchedRanks, Ranks, StartedRanks, choose_device, choose_world_size, count_gpus, find_launcher
+from ..outputs import check_outputs
+from ..ranks import (
+    LaunchedRanks,
+    Ranks,
+    StartedRanks,
+    check_environment,
+    choose_device,
+    choose_world_size,
+    count_gpus,
+    find_launcher,
+)
 from ..record import LIBRARY, read_records
 from . import candidates
 from .candidates import Tuned
 from .measured import tables
 
-_SHIPPED = Path(__file__).resolve().parents[2] / "kernels" / "common" / "measured_times"
+_SHIPPED = Path(common.__file__).resolve().parent / "measured_times"  # where the library looks, installed or not
 _VENDORS = (LIBRARY, "library_layout")  # what auto compares ours with
 
 
@@ -45,6 +56,7 @@ def tune(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
+        check_environment()
         gpus = count_gpus()
         if choose_device("auto", os.environ, gpus) == "cpu":
             raise ValueError("tuning needs GPUs: the times of interpreted kernels are not performance")
@@ -85,17 +97,20 @@ def defaults(
 ) -> None:
     """Make the tables of measured times that come with the library, from sweeps.
 
-    Exit status: 0, or 2 if a file is not what run writes.
+    Exit status: 0, or 2 if a file is not what run writes, or OUT cannot be written.
     """
     try:
         found = tables(record for file in files for record in read_records(file))
         if not found:
             raise ValueError("no row of the CSVs was timed on a GPU")
+        if bare := [gpu for gpu, table in found.items() if not table]:
+            raise ValueError(f"no problem of the CSVs has times of library and of one of ours on {', '.join(bare)}")
+        paths = {gpu: out / file_name(gpu) for gpu in found}
+        check_outputs(*(("--out", path) for path in paths.values()), make_folders=True)
     except ValueError as error:
         refuse(error)
-    out.mkdir(parents=True, exist_ok=True)
     for gpu, table in found.items():
-        path = out / file_name(gpu)
+        path = paths[gpu]
         path.write_text(to_json({"format": FORMAT, "gpu": gpu}, table), encoding="utf-8")
         print(f"{path}: {len(table)} problems")
 

@@ -8,8 +8,7 @@ from iris_kernels.common.measured import Key, Measured, Table
 from overlap_taxonomy import Machine, Work, copies_operands, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
 
-from ..record import LIBRARY, YARDSTICKS, Record, latest
-from ..sweep import DTYPES
+from ..record import DTYPES, LIBRARY, YARDSTICKS, Record, latest
 
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 

@@ -54,6 +54,7 @@ def model(
             measured = measurements(records, one)
             if not measured:
                 raise ValueError(f"no row of the CSVs was measured on {one.world_size} x {one.gpu}")
+            _check_modelled(one, measured)
             if refit:
                 one = fit(one, measured, keep=[name.strip() for name in keep.split(",") if name.strip()])
                 _print_constants(console, one)
@@ -66,6 +67,16 @@ def _machine(name: str) -> Machine:
     if name not in MACHINES:
         raise ValueError(f"unknown machine {name!r}; known machines: {', '.join(MACHINES)}")
     return MACHINES[name]
+
+
+def _check_modelled(machine: Machine, measured: list[Measurement]) -> None:
+    """Raise ValueError if there is nothing to compare: no row is of a variant that the model knows."""
+    if all(error_of(machine, one) is None for one in measured):
+        names = ", ".join(sorted({f"{one.work.family}/{one.variant}" for one in measured}))
+        raise ValueError(
+            f"the model knows none of the variants measured on {machine.world_size} x {machine.gpu}: {names}; "
+            "iris-bench model without CSVs lists those that it knows"
+        )
 
 
 def _compare(console: Console, machine: Machine, measured: list[Measurement], *, each: bool) -> None:

@@ -7,22 +7,26 @@ used, and a warning says why and what to do.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from .measured import Table, file_name, from_json, setup_of, to_json
 
 _MOST_BYTES = 16 << 20
+_PATIENCE_S = 10.0  # for another writer, who takes milliseconds unless it was stopped
 _MEND = "run `iris-bench tune` again, or delete the file"
 
 
 def cache_path(gpu: str) -> Path:
     """Return the file of a kind of GPU; it need not be there."""
     folder = os.environ.get("IRIS_CACHE_DIR")
-    return (Path(folder) if folder else Path.home() / ".cache" / "iris-overlap") / file_name(gpu)
+    return (Path(folder).expanduser() if folder else Path.home() / ".cache" / "iris-overlap") / file_name(gpu)
 
 
 def read_cache(gpu: str) -> Table:
@@ -41,7 +45,7 @@ def read_cache(gpu: str) -> Table:
 
 
 def write_cache(gpu: str, table: Table) -> Path:
-    """Add times to the user's file, in one step: a reader sees the old file or the new one.
+    """Add times to the user's file, in one step: a reader sees the old file or the new one, and what others add stays.
 
     Raises:
         ValueError: the folder is not the user's own, or cannot be written.
@@ -49,18 +53,8 @@ def write_cache(gpu: str, table: Table) -> Path:
     check_folder()
     path = cache_path(gpu)
     try:
-        merged = read_cache(gpu) | table
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")  # mode 0600
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(to_json(setup_of(gpu), merged))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        with _locked(path):
+            _replace(path, to_json(setup_of(gpu), read_cache(gpu) | table))
     except OSError as error:
         raise ValueError(f"cannot write the tuning cache: {error}; IRIS_CACHE_DIR names another folder") from None
     return path
@@ -84,6 +78,52 @@ def check_folder() -> None:
         raise ValueError(
             f"cannot keep a tuning cache in {folder}: {error}; IRIS_CACHE_DIR names another folder"
         ) from None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let no other writer read a file between this one's reading and replacing it.
+
+    Where that cannot be had, a warning says what may be lost, and this one goes on: a file system may have no locks,
+    and who holds one may be stopped. The lock is a file that stays: were it removed, two writers could hold one each.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            opened.callback(os.close, lock)  # which unlocks it
+            _lock(lock)
+        except OSError as error:
+            warnings.warn(
+                f"cannot lock the tuning cache {path}: {error}; what others write at this moment may be lost",
+                stacklevel=4,
+            )
+        yield
+
+
+def _lock(file: int) -> None:
+    """Lock an open file; TimeoutError if another process does not let go of it."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process has held the lock for {_PATIENCE_S:g} s") from None
+        time.sleep(0.01)
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")  # mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,93 @@
+"""A CSV that grows by whole rows. A last line that was cut, as its writer was interrupted, costs no other row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .exits import warn
+
+
+class Rows(NamedTuple):
+    """What is in a file.
+
+    Args:
+        rows: those that are whole, the header too, each with the number of its first line.
+        cut: the bytes of a last line that is not; empty where there is none.
+        end: the number of the line after the last row.
+    """
+
+    rows: list[tuple[int, list[str]]]
+    cut: bytes
+    end: int
+
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns; none in a file without a whole line."""
+        return self.rows[0][1] if self.rows else []
+
+    def warn_of_cut(self, path: Path, what: str) -> None:
+        """Say, if a line was cut, that this was done with it."""
+        if self.cut:
+            warn(f"{path}, line {self.end} is cut off, as its writing was interrupted; it is {what}")
+
+
+def read_rows(path: Path) -> Rows:
+    """Return a file's rows. One is whole once its newline is there: without it the last column may be cut.
+
+    Raises:
+        ValueError: there is no such file, or it is no CSV; names the line.
+    """
+    try:
+        lines = io.BytesIO(path.read_bytes()).readlines()
+        cut = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""  # maybe within a letter
+        text = [line.decode("utf-8") for line in lines]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    reader = csv.reader(text, strict=True)
+    rows: list[tuple[int, list[str]]] = []
+    read = 0
+    try:
+        for row in reader:
+            rows.append((read + 1, row))
+            read = reader.line_num
+    except csv.Error as error:
+        # Only of the last line is an open quote a cut: anywhere else what follows it may be rows.
+        if read != len(lines) - 1 or lines[-1].count(b'"') % 2 == 0:
+            raise ValueError(f"{path}, line {read + 1} is no row of a CSV: {error}") from None
+        cut = lines[-1] + cut
+    return Rows(rows, cut, read + 1)
+
+
+def append_records(path: Path, records: Sequence[Any]) -> None:
+    """Add rows, dataclasses of one kind, to a file, in one write; a new file gets a header.
+
+    A last line that was cut is dropped first, with a warning: what is added would be glued to it.
+
+    Raises:
+        ValueError: what is in the file is no CSV.
+    """
+    present = read_rows(path) if path.exists() else Rows([], b"", 1)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if records and not present.rows:
+        writer.writerow(column.name for column in fields(records[0]))
+    writer.writerows([as_text(value) for value in astuple(record)] for record in records)
+    present.warn_of_cut(path, "dropped")
+    with path.open("ab") as file:
+        if present.cut:
+            file.seek(-len(present.cut), os.SEEK_END)
+            file.truncate()
+        file.write(text.getvalue().encode("utf-8"))
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is written; None is empty, and a fraction has six digits."""
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,125 @@
+"""What commands refuse in one line before a rank starts: files that could not be written, variables, empty CSVs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_bench_record import make_records
+from typer.testing import CliRunner
+
+from iris_bench import cli, ranks, trace_cli
+from iris_bench.csv_rows import append_records
+from iris_bench.links import cli as links_cli
+from iris_bench.outputs import check_different, check_outputs
+from iris_bench.record import COLUMNS
+from iris_bench.stress import cli as stress_cli
+from iris_bench.tune import cli as tune_cli
+
+RUN = ["run", "--device", "cpu", "--world-size", "2", "--family", "gemm_all_scatter", "--shapes", "8x8x8"]
+TRACE = ["trace", "--world-size", "2", "--family", "gemm_all_scatter", "--shape", "64x64x64"]
+TRACE_ONE = [*TRACE, "--variant", "fused_sequential"]
+LINKS = ["links", "--device", "cpu", "--world-size", "2"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands run beside a folder `folder.png`, a `file` and the CSV `rows.csv`; to start ranks is a failure."""
+    for name in (*ranks._TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
+        monkeypatch.delenv(name, raising=False)
+    for module in (cli, trace_cli, links_cli, stress_cli, tune_cli):
+        monkeypatch.setattr(module, "StartedRanks", None)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("folder.png", "trace-fused_sequential.json"):
+        Path(folder).mkdir()
+    Path("file").touch()
+    append_records(Path("rows.csv"), make_records())
+    return tmp_path
+
+
+def refused(*arguments: Any) -> str:
+    result = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plot", "rows.csv", "--out", "folder.png"], "--out folder.png is a folder"),
+        (["plot", "rows.csv", "--out", "/dev/null/x.png"], "/dev/null is no folder to write x.png to"),
+        (["plot", "rows.png", "--out", "rows.png"], "FILE and --out are both rows.png"),
+        ([*RUN, "--out", "folder.png"], "--out folder.png is a folder"),
+        ([*RUN, "--plot", "folder.png"], "--plot folder.png is a folder"),
+        ([*RUN, "--out", "file/x/rows.csv"], "cannot write --out file/x/rows.csv"),
+        ([*RUN, "--out", "x.png", "--plot", "folder.png/../x.png"], "--out and --plot are both"),
+        ([*TRACE_ONE, "--out", "folder.png"], "--out folder.png is a folder"),
+        ([*TRACE_ONE, "--out", "x.json", "--plot", "folder.png"], "--plot folder.png is a folder"),
+        ([*TRACE_ONE, "--out", "none/x.json"], "none is no folder to write x.json to"),
+        ([*TRACE_ONE, "--out", "x.png", "--plot", "x.png"], "--out and --plot are both x.png"),
+        (
+            [*TRACE, "--variant", "fused_sequential,bulk_synchronous", "--out", "trace.json"],
+            "trace-fused_sequential.json is a folder",
+        ),
+        ([*LINKS, "--plot", "folder.png"], "--plot folder.png is a folder"),
+        ([*LINKS, "--out", "folder.png"], "--out folder.png is a folder"),
+        ([*LINKS, "--out", "x.png", "--plot", "x.png"], "--out and --plot are both x.png"),
+        (["defaults", "rows.csv", "--out", "file"], "file is no folder to write some-gpu.json to"),
+        (["stress", "--device", "cpu", "--out", "file/x.csv"], "file is no folder to write x.csv to"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_written(arguments: list[str], said: str) -> None:
+    assert said in refused(*arguments)
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(ValueError, match=r"cannot write --out .*new\.csv: permission denied"):
+        check_outputs(("--out", tmp_path / "new.csv"), ("--plot", None))
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="File name too long"):
+        check_outputs(("--out", tmp_path / ("x" * 999)))
+
+
+def test_a_link_to_another_output_is_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(ValueError, match="--out and --plot are both"):
+        check_different(("--out", tmp_path / "file"), ("--plot", tmp_path / "link"))
+
+
+@pytest.mark.parametrize("command", [["run"], ["stress"], ["links"], ["tune"], [*TRACE_ONE, "--out", "x.json"]])
+@pytest.mark.parametrize(
+    ("variable", "value", "works"),
+    [
+        ("IRIS_DEVICE", "foo", "known devices: auto, cpu, cuda"),
+        ("IRIS_TIMEOUT_S", "abc", "a number of seconds"),
+        ("IRIS_RANKS_PER_GPU", "none", "a positive number"),
+    ],
+)
+def test_a_variable_that_makes_no_sense(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], variable: str, value: str, works: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    said = refused(*command)
+    assert variable in said
+    assert repr(value) in said
+    assert works in said
+
+
+@pytest.mark.parametrize("command", [["table"], ["plot", "--out", "x.png"]])
+def test_a_csv_without_rows(command: list[str]) -> None:
+    Path("empty.csv").write_text(",".join(COLUMNS) + "\n")
+    assert "there are no r" in refused(*command, "empty.csv")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_link_without_a_bandwidth(value: str) -> None:
+    assert "--link-gbps" in refused(*RUN, "--link-gbps", value)
+    assert "--mib" in refused(*LINKS, "--mib", value)
+    assert "--seconds" in refused("stress", "--device", "cpu", "--seconds", value)
