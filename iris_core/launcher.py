@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import multiprocessing
 import os
 import pickle
@@ -218,7 +219,7 @@ def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int) -> None:
             request = pipe.recv_bytes()
             try:
                 fn, args = pickle.loads(request)
-                answer = pickle.dumps((True, fn(origin.rank, origin.world_size, *args)))
+                answer = _pickled((True, fn(origin.rank, origin.world_size, *args)))
             except BaseException as error:
                 answer = _pickled_error(error)
             sys.stdout.flush()  # what a rank printed comes before what its caller prints next
@@ -228,6 +229,22 @@ def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+class _Pickler(pickle.Pickler):
+    """Takes of a tensor what it shows: one on the heap has all ranks' heaps for its storage."""
+
+    def reducer_override(self, what: Any) -> Any:
+        is_part = type(what) is torch.Tensor and what.layout is torch.strided and not what.requires_grad
+        if is_part and what.untyped_storage().nbytes() > what.nbytes:
+            return what.clone(memory_format=torch.contiguous_format).__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        return NotImplemented
+
+
+def _pickled(answer: Any) -> bytes:
+    pickled = io.BytesIO()
+    _Pickler(pickled).dump(answer)
+    return pickled.getvalue()
 
 
 def _pickled_error(error: BaseException) -> bytes:

@@ -96,6 +96,21 @@ def opened(pid: int) -> set[str]:
     return names
 
 
+def tensors_of_the_heap(rank: int, world_size: int) -> dict[str, torch.Tensor]:
+    ctx = iris(1 << 20)
+    whole = ctx.arange(12, dtype=torch.int32).view(3, 4)
+    return {"whole": whole, "columns": whole[:, 1:3], "every other": whole[::2], "none": whole[:0]}
+
+
+def test_a_rank_returns_what_a_tensor_shows_not_the_heap() -> None:
+    for tensors in launch(tensors_of_the_heap, 2, device="cpu"):
+        whole = torch.arange(12, dtype=torch.int32).view(3, 4)
+        expected = {"whole": whole, "columns": whole[:, 1:3], "every other": whole[::2], "none": whole[:0]}
+        for what, tensor in tensors.items():
+            assert torch.equal(tensor, expected[what])
+            assert tensor.untyped_storage().nbytes() == expected[what].nbytes
+
+
 def names_of_sockets(pids: set[int]) -> set[str]:
     """Return the names of the Unix sockets that these processes hold."""
     names = set().union(*map(opened, pids))
