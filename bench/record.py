@@ -87,7 +87,7 @@ class Record:
     @property
     def problem_key(self) -> tuple[Any, ...]:
         """What the variants of one problem have in common."""
-        return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device)
+        return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
 
 
 COLUMNS = tuple(column.name for column in fields(Record))
@@ -110,8 +110,8 @@ def read_records(path: Path, *, speak: bool = True) -> list[Record]:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each thing measured, in the order in which the things first appear."""
-    return list({record.key: record for record in records}.values())
+    """Return the last record of each thing measured, on each kind of device, in the order of their first ones."""
+    return list({(*record.key, record.device_name): record for record in records}.values())
 
 
 def _check_columns(path: Path, header: list[str]) -> None:

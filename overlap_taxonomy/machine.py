@@ -12,7 +12,7 @@ class Machine:
 
     Args:
         name: what the command line calls it.
-        gpu: part of the device's name, as its driver gives it.
+        gpu: how the device's name ends, as its driver gives it.
         world_size: ranks that the constants are for.
         is_measured: False where they are taken from data sheets or from another machine: what follows is a prediction.
         is_hopper: whether the warp-specialised kernels run there.
@@ -95,6 +95,10 @@ class Machine:
     tile_rates: Mapping[tuple[int, int], float] = field(
         default_factory=lambda: {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
     )
+
+    def has(self, device_name: str) -> bool:
+        """Return whether its GPUs are of that name: a GH200, an H200 NVL or a part of an H200 is no H200."""
+        return device_name.split()[-1:] == [self.gpu]
 
     def has_descriptors(self, element_bytes: int) -> bool:
         """Return whether our kernels read elements of that size by tensor descriptors; fp32 goes through pointers."""
@@ -215,7 +219,7 @@ def machine_for(device_name: str, world_size: int) -> Machine | None:
         device_name: as the driver gives it, e.g. "NVIDIA H200".
         world_size: how many of them; constants for another number are taken, as a prediction, where none are for this.
     """
-    kin = [machine for machine in MACHINES.values() if machine.gpu in device_name]
+    kin = [machine for machine in MACHINES.values() if machine.has(device_name)]
     if not kin:
         return None
     closest = min(kin, key=lambda machine: abs(machine.world_size - world_size))

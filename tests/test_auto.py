@@ -30,8 +30,10 @@ CANDIDATES = ["library_layout", "fused_sequential", "copy_engine"]
 CONFIG = GemmConfig(128, 128, 64, num_stages=4)
 
 
-def problem(m: int = 8192, n: int = 8192, k: int = 8192, world_size: int = 4) -> Any:
-    return make_problem(FAMILY, m, n, k, world_size, torch.bfloat16)
+def problem(
+    m: int = 8192, n: int = 8192, k: int = 8192, world_size: int = 4, dtype: torch.dtype = torch.bfloat16
+) -> Any:
+    return make_problem(FAMILY, m, n, k, world_size, dtype)
 
 
 def chosen(times: dict[str, float], shipped: dict[str, float] | None = None, **more: Any) -> Choice:
@@ -74,8 +76,10 @@ def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
 
 def test_other_sizes_dtypes_and_worlds_are_other_problems() -> None:
     table = {key_of(FAMILY, problem()): Measured({"library_layout": 1.0, "copy_engine": 100.0})}
-    for other in (problem(m=512), problem(world_size=2), make_problem(FAMILY, 8192, 8192, 8192, 4, torch.float32)):
+    for other in (problem(m=512), problem(world_size=2)):
         assert choose(FAMILY, other, CANDIDATES, gpu=GPU, tables=(table, {})).why == "predicted"
+    in_fp32 = choose(FAMILY, problem(dtype=torch.float32), CANDIDATES, gpu=GPU, tables=(table, {}))
+    assert in_fp32 == Choice("library_layout", None, "neither it nor problems like it were measured in fp32")
 
 
 def test_problems_like_it_correct_what_is_predicted() -> None:

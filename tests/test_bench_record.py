@@ -218,6 +218,13 @@ def test_the_last_row_of_a_thing_counts() -> None:
     assert latest([*first, again]) == [*first[:2], again, *first[3:]]
 
 
+def test_rows_of_two_kinds_of_gpu_are_of_two_problems() -> None:
+    rows = make_records()
+    others = [replace(row, device_name="Another GPU") for row in rows]
+    assert latest([*rows, *others, *rows]) == [*rows, *others]
+    assert len({row.problem_key for row in [*rows, *others]}) == 2
+
+
 def test_the_library_is_always_measured() -> None:
     assert make_plan(variants="copy_engine").jobs[0].variants == ("library", "copy_engine")
 

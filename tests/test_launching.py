@@ -130,6 +130,15 @@ def test_a_rank_without_rows_copies_none(name: str) -> None:
         assert "copy" not in {entry[0] for entry in log.take()}
 
 
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_programs_that_may_wait_for_each_other_must_all_find_room(variant: Variant) -> None:
+    case = case_of(variant)
+    with driven(case) as (ctx, _, _), mock.patch.object(hopper, "machine_reason", return_value=None):
+        config = variant.build(ctx, make_problem(case)).config
+        with pytest.raises(ValueError, match=r"num_sms is 133; .* room for 132 at once: num_sms=132"):
+            variant.build(ctx, make_problem(case), replace(config, num_sms=133))
+
+
 @pytest.mark.parametrize("descriptors", [True, False])
 def test_copy_engines_push_rows_of_a_matrix_by_columns_from_the_heap(descriptors: bool) -> None:
     case = case_of(PUSHES)

@@ -131,7 +131,8 @@ def test_machines_are_found_by_the_drivers_name() -> None:
     assert machine_for("NVIDIA H200", 4) is H200
     assert machine_for("NVIDIA H200", 8) is MACHINES["h200x8"]
     assert machine_for("AMD Instinct MI300X", 8) is MACHINES["mi300xx8"]
-    assert machine_for("NVIDIA GeForce 256", 4) is None
+    for other in ("NVIDIA GeForce 256", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H200 MIG 1g.18gb", ""):
+        assert machine_for(other, 4) is None
     assert machine_for("NVIDIA H200", 2) is MACHINES["h200x2"]
     three = machine_for("NVIDIA H200", 3)
     assert three is not None
@@ -234,3 +235,19 @@ def test_narrow_rows_cost_ours_a_copy_and_the_vendors_much() -> None:
     # Of fp32, which is read through pointers, nothing is known of the vendor's.
     assert us("library", 4098, element_bytes=4) < 1.1 * us("library", 4096, element_bytes=4)
     assert us("copy_engine", 4098, element_bytes=4) > 4 * us("copy_engine", 4096, element_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--keep", "hop_us"], "there is no --fit"),
+        (["--each"], "--each sweep.csv"),
+        (["--fit"], "--fit needs CSVs"),
+        ([RESULTS / "h200x2-rows512-bf16.csv", "--shapes", "1x2x3"], "say what to predict"),
+        ([RESULTS / "h200x2-rows512-bf16.csv", "--family", "all_gather_gemm"], "say what to predict"),
+    ],
+)
+def test_options_without_effect_are_refused(options: list[str | Path], said: str) -> None:
+    result = invoke(*options)
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
+from families import make_problem
 
 from iris_kernels.common import neighbours
-from iris_kernels.common.measured import Key, Measured
+from iris_kernels.common.auto import Choice, choose
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.measured import Key, Measured, key_of
 from iris_kernels.common.neighbours import estimate, is_narrow
-from overlap_taxonomy import MACHINES, Work, predict_us
+from overlap_taxonomy import MACHINES, Work, list_families, list_variants, predict_us
 
 MACHINE = MACHINES["h200x4"]
 FAMILY = "all_gather_gemm"
@@ -87,3 +92,34 @@ def test_a_variant_that_was_not_measured_there_stays_as_predicted() -> None:
 )
 def test_rows_on_16_bytes(work: Work, narrow: bool) -> None:
     assert is_narrow(work) == narrow
+
+
+def test_times_of_other_configurations_than_the_default_do_not_count() -> None:
+    table = known(factor=0.5)
+    ((key, measured),) = table.items()
+    tuned = {key: replace(measured, configs={"copy_engine": GemmConfig(128, 128, 64, num_stages=4)})}
+    estimates = estimate(MACHINE, WORK, NAMES, tuned)
+    assert estimates["copy_engine"].us == predict_us(MACHINE, "copy_engine", WORK)
+    assert not estimates["copy_engine"].is_near
+    assert estimates["library"].is_near
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("family", list_families())
+def test_fp32_is_left_to_the_vendor_unless_problems_like_it_were_measured(family: str, world_size: int) -> None:
+    ours = [variant.name for variant in list_variants(family) if variant.has_kernels]
+    for m in (1, 64, 512, 2048, 8192):
+        problem = make_problem(family, m, 8192, 8192, world_size, torch.float32)
+        assert choose(family, problem, ["library", *ours], gpu="NVIDIA H200").variant == "library"
+        times = dict.fromkeys(["library", *ours], 1e3) | {"one_shot": 10.0}
+        like = {key_of(family, make_problem(family, m, 8192, 8064, world_size, torch.float32)): Measured(times)}
+        near = choose(family, problem, ["library", *ours], gpu="NVIDIA H200", tables=(like, {}))
+        if world_size in (2, 4):  # of which there are measured constants
+            assert near == Choice("one_shot", None, "predicted by problems like it")
+
+
+def test_of_fp32_no_variant_multiplies_faster_than_its_gemm() -> None:
+    for m in (2048, 8192):
+        work = Work("gemm_all_reduce", m, 8192, 8192, 1, 4)
+        flops_a_us = 2.0 * m * 8192 * 8192 / (predict_us(MACHINES["h200x2"], "one_shot", work) or 0)
+        assert flops_a_us < MACHINES["h200x2"].fp32_tflops * 1e6

@@ -84,6 +84,7 @@ GOOD = GemmConfig(64, 64, 32)
         ({"comm_warps": 6}, "comm_warps is 6"),
         ({"comm_rows": -16}, "comm_rows is -16"),
         ({"block_k": 8}, "the tile is 64x64x8; no side may be under 16"),
+        ({"block_n": 1 << 20}, "the tile is 64x1048576x32; no side may be over 1024"),
         ({"epilogue_subtiles": 3}, "epilogue_subtiles is 3; it takes 1 or 2"),
         ({"comm_rows": 128}, "comm_rows is 128; a tile has only 64 rows"),
         ({"group_m": 0}, "group_m is 0; it takes at least 1"),

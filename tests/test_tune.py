@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -75,6 +76,37 @@ def test_the_best_time_is_kept_with_its_configuration() -> None:
     assert tuned.times_us == {"copy_engine": 8.0}
     assert tuned.configs["copy_engine"]["block_m"] == config.block_m
     assert tuned.failed == {"fused_sequential": "wrong: x"}
+
+
+def test_runs_are_compared_by_the_vendors_time_in_each() -> None:
+    """A run in which all is a tenth faster finds nothing better."""
+    times, tuned = {"library": 100.0, "copy_engine": 90.0}, Tuned()
+    runs = iter([1.0, *[0.9] * 100])
+
+    def run(rank: int, world_size: int, job: measure.Job) -> list[Outcome]:
+        factor = next(runs)
+        return [Outcome(one, time_us=factor * times.get(one, 90.0)) for one in job.variants]
+
+    job = measure.Job(
+        family="all_gather_gemm",
+        variants=("library", "copy_engine"),
+        shape=Shape(8192, 8192, 8192),
+        dtype="bfloat16",
+        world_size=2,
+        seed=0,
+        rounds=1,
+        burst=1,
+        timed=True,
+    )
+    config = default_config("sm_90", 132, m=8192, n=4096, dtype=torch.bfloat16)
+    with (
+        mock.patch.object(measure, "measure", run),
+        mock.patch.object(measure, "context"),
+        mock.patch.object(candidates, "_default_config", return_value=config),
+    ):
+        tuned = candidates.tune(0, 2, job)
+    assert tuned.tried > 4
+    assert tuned.times_us == pytest.approx(times)
 
 
 def tune_small(rank: int, world_size: int) -> Tuned:

@@ -37,14 +37,14 @@ class Tuned:
     tried: int = 0
     failed: dict[str, str] = field(default_factory=dict)
 
-    def keep(self, variant: str, outcome: Outcome, config: GemmConfig | None = None) -> None:
-        """Keep a time if it is the variant's best so far."""
+    def keep(self, variant: str, outcome: Outcome, config: GemmConfig | None = None, *, scale: float = 1.0) -> None:
+        """Keep a time, so many times what was measured, if it is the variant's best so far."""
         self.tried += 1
         if outcome.status != "ok" or outcome.time_us is None:
             if config is None:
                 self.failed[variant] = f"{outcome.status}: {outcome.reason}"
-        elif outcome.time_us < self.times_us.get(variant, float("inf")):
-            self.times_us[variant] = outcome.time_us
+        elif outcome.time_us * scale < self.times_us.get(variant, float("inf")):
+            self.times_us[variant] = outcome.time_us * scale
             if config is not None:
                 self.configs[variant] = asdict(config)
 
@@ -72,10 +72,22 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
                 variants=(LIBRARY, *named),
                 configured=tuple((label, variant.name, config) for label, config in named.items()),
             )
-            for outcome in measure.measure(rank, world_size, varied):
+            outcomes = measure.measure(rank, world_size, varied)
+            scale = _scale(tuned, outcomes)
+            for outcome in outcomes:
                 if outcome.variant in named:
-                    tuned.keep(variant.name, outcome, named[outcome.variant])
+                    tuned.keep(variant.name, outcome, named[outcome.variant], scale=scale)
     return tuned
+
+
+def _scale(tuned: Tuned, outcomes: list[Outcome]) -> float:
+    """Return what brings times of a later run to those of the first, of which the vendor's is kept.
+
+    Runs differ by more than the margin by which `auto` chooses; the best of many would be ahead by luck.
+    """
+    first = tuned.times_us.get(LIBRARY)
+    now = next((outcome.time_us for outcome in outcomes if outcome.variant == LIBRARY), None)
+    return first / now if first and now else 1.0
 
 
 def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterator[GemmConfig]:

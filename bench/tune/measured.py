@@ -18,7 +18,7 @@ def measurements(records: Iterable[Record], machine: Machine) -> list[Measuremen
     return [
         Measurement(record.variant, _work_of(record), record.time_us)
         for record in _timed(records)
-        if record.time_us and machine.gpu in record.device_name and record.world_size == machine.world_size
+        if record.time_us and machine.has(record.device_name) and record.world_size == machine.world_size
     ]
 
 

@@ -24,6 +24,8 @@ from ..shapes import parse_shapes
 from ..sweep import select_families
 from .measured import measurements
 
+_SHAPES = "8192x8192x8192"
+
 
 def model(
     files: Annotated[list[Path] | None, typer.Argument(help="CSVs that run wrote, to compare with.")] = None,
@@ -31,7 +33,7 @@ def model(
     keep: Annotated[str, typer.Option(help="Constants that --fit leaves as they are, by commas.")] = "",
     machine: Annotated[str, typer.Option(help=f"Of {', '.join(MACHINES)}; several by commas.")] = "h200x4",
     family: Annotated[str, typer.Option(help="'all', or names separated by commas; without CSVs.")] = "all",
-    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, by commas; without CSVs.")] = "8192x8192x8192",
+    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, by commas; without CSVs.")] = _SHAPES,
     each: Annotated[bool, typer.Option("--each", help="Show every row of the CSVs, not the medians alone.")] = False,
 ) -> None:
     """Print the cost model's median error against measured times, by variant; without CSVs, what it predicts.
@@ -43,6 +45,12 @@ def model(
         chosen = [_machine(name.strip()) for name in machine.split(",")]
         if refit and not files:
             raise ValueError("--fit needs CSVs to fit to, e.g. --fit sweep.csv")
+        if keep and not refit:
+            raise ValueError(f"--keep {keep} says what --fit leaves as it is; there is no --fit")
+        if each and not files:
+            raise ValueError("--each shows the rows of CSVs; there are none, e.g. --each sweep.csv")
+        if files and (family, shapes) != ("all", _SHAPES):
+            raise ValueError("--family and --shapes say what to predict; with CSVs, their rows are what is compared")
         if not files:
             families = select_families(family)
             for one in chosen:

@@ -142,6 +142,8 @@ def choose(
     times = {name: one.us for name, one in estimates.items()}
     vendor, best = candidates[0], fastest(times, 0.0)
     is_near = machine.is_measured and estimates[vendor].is_near and estimates[best].is_near
+    if work.element_bytes > 2 and not is_near:
+        return Choice(vendor, None, "neither it nor problems like it were measured in fp32")
     if is_near:
         margin = NEAR_MARGIN
     elif not machine.is_measured or is_narrow(work):

@@ -8,6 +8,7 @@ import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_TILE = 16  # rows or columns of the smallest tile
+_MOST_TILE = 1024  # two such sides make the largest tensor that Triton takes
 
 # Tiles for 2-byte dtypes and how fast each multiplies, relative to the first: 8192x2048x8192 on an H200, where 128x256
 # with 8 warps runs at cuBLAS speed. The rates decide between a large tile and one that leaves fewer SMs idle at last.
@@ -71,6 +72,8 @@ def invalid_reason(config: GemmConfig) -> str | None:
             return f"{name} is {value}; it takes a power of two"
     if min(config.block_m, config.block_n, config.block_k) < LEAST_TILE:
         return f"the tile is {config.block_m}x{config.block_n}x{config.block_k}; no side may be under {LEAST_TILE}"
+    if max(config.block_m, config.block_n, config.block_k) > _MOST_TILE:
+        return f"the tile is {config.block_m}x{config.block_n}x{config.block_k}; no side may be over {_MOST_TILE}"
     if config.epilogue_subtiles not in (1, 2):
         return f"epilogue_subtiles is {config.epilogue_subtiles}; it takes 1 or 2"
     if config.comm_rows > config.block_m:

@@ -52,6 +52,12 @@ class FusedOperator(Operator[P]):
 
     def _open(self) -> None:
         world_size = self.problem.world_size
+        num_sms = self.ctx.get_cu_count()
+        if self.config.num_sms > num_sms and self.ctx.get_arch() != "cpu":
+            raise ValueError(
+                f"{self}: num_sms is {self.config.num_sms}; programs wait for each other, and this GPU has room for "
+                f"{num_sms} at once: num_sms={num_sms}"
+            )
         self._calls = Calls(self.ctx.backend)
         self._operand_copies = OperandCopies(str(self), self._run, self._can_describe)
         self._trace: torch.Tensor | None = None

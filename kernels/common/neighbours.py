@@ -35,7 +35,7 @@ class Estimate:
 
 
 def estimate(machine: Machine, work: Work, names: Collection[str], table: Table) -> dict[str, Estimate]:
-    """Return the times of those of several variants that the model knows.
+    """Return the times of those of several variants that the model knows, with their default configurations.
 
     Args:
         machine: whose constants the model takes.
@@ -58,7 +58,8 @@ def estimate(machine: Machine, work: Work, names: Collection[str], table: Table)
 def _corrected(machine: Machine, name: str, us: float, neighbours: list[tuple[float, Work, Measured]]) -> Estimate:
     total, off = 0.0, 0.0
     for weight, work, measured in neighbours:
-        if name in measured.times_us and (predicted := predict_us(machine, name, work)) is not None:
+        is_tuned = name in measured.configs  # that configuration is of that problem alone
+        if name in measured.times_us and not is_tuned and (predicted := predict_us(machine, name, work)) is not None:
             total += weight
             off += weight * math.log(measured.times_us[name] / predicted)
     return Estimate(us * math.exp(off / (total + _DOUBT)), total >= _ENOUGH)

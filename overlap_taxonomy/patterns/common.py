@@ -35,9 +35,8 @@ def library(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
 def one_shot(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
     """A GEMM whose tiles programs share, and what its one kernel waits for: all SMs read, or multiply slowly."""
     rows = -(-m // ONE_SHOT_ROWS) * ONE_SHOT_ROWS
-    tflops = machine.boost_tflops * min(machine.tile_rates.values())
-    if work.element_bytes > 2:
-        tflops = machine.fp32_tflops
+    tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
+    tflops *= min(machine.tile_rates.values())
     if work.reads_narrow_rows and not machine.has_descriptors(work.element_bytes):
         tflops /= machine.narrow_slowdown
     read_us = work.element_bytes * (m * k + k * n + m * n) / machine.memory_gbps / 1e3
