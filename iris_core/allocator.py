@@ -62,17 +62,19 @@ class OffsetAllocator:
         self._record(f"allocate {what}")
         return offset
 
-    def free(self, offset: int) -> None:
-        """Give back the allocation at `offset`.
+    def free(self, offset: int) -> int:
+        """Give back the allocation at `offset`; return its size in bytes, rounded up as it was.
 
         Raises:
             ValueError: no allocation starts there.
         """
         if offset not in self._used:
             raise ValueError(f"no allocation starts at heap offset {offset}; it may have been freed already")
-        self._free[offset], _ = self._used.pop(offset)
+        size, _ = self._used.pop(offset)
+        self._free[offset] = size
         self._free = _merged(self._free)
         self._record(f"free the allocation at offset {offset}")
+        return size
 
     def describe(self, offset: int) -> str:
         """Say what lies at an offset, for reports."""

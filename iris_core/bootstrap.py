@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -136,6 +138,12 @@ def find_origin() -> Origin:
         return _from_store(store, rank, world_size, "torchrun")
     if any(name in os.environ for name in _MPI_SIZE_VARIABLES):
         return _from_mpi()
+    if multiprocessing.parent_process() is not None:
+        warnings.warn(
+            "nothing says which rank this process is, which another has started: its context is a world of one rank; "
+            "with torch.multiprocessing.spawn, call torch.distributed.init_process_group first",
+            stacklevel=2,
+        )
     return Origin(0, 1, 0, random_address(), "nothing (a world of one rank)")
 
 

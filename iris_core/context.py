@@ -122,12 +122,11 @@ class Context(HeapTensors, Meeting):
         """Give a buffer back to the heap; collective, like allocation. Its memory may be handed out again at once.
 
         Raises:
-            ValueError: it is not on the heap, is only part of a buffer, or was freed before.
+            ValueError: it is not on the heap, does not start where a buffer starts, or was freed before.
             TimeoutError, PeerError: see `check`.
         """
         self.check()
-        self.heap.free(buffer)
-        self.watchdog.unwatch(buffer)
+        self.watchdog.unwatch(buffer, self.heap.free(buffer))
 
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one strided tensor, shape ``(world_size, *tensor.shape)``.
@@ -188,7 +187,7 @@ class Context(HeapTensors, Meeting):
         shape, dtype = said[0], getattr(torch, said[1])
         staging = self.empty(shape, dtype=dtype)
         if is_source:
-            staging.copy_(value)
+            staging.copy_(value.detach())
         self.barrier()
         result = self.peer_view(staging)[source_rank].clone()
         self.barrier()
@@ -203,8 +202,10 @@ class Context(HeapTensors, Meeting):
         """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call.
 
         Raises:
-            RuntimeError: ranks share a GPU, which NCCL and RCCL do not take.
+            RuntimeError: ranks share a GPU, which NCCL and RCCL do not take; or one process, under the race checker.
         """
+        if self._origin.node is not None:
+            raise RuntimeError("the race checker's ranks are one process; torch's process groups are of several")
         if self.ranks_on_device > 1:
             raise RuntimeError(
                 f"up to {self.ranks_on_device} ranks share a GPU (IRIS_RANKS_PER_GPU); NCCL and RCCL take one rank each"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -112,5 +113,5 @@ class HeapTensors(ABC):
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
     """Both ``zeros(2, 3)`` and ``zeros((2, 3))``."""
-    parts = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    return tuple(int(part) for part in parts)
+    is_one_number = len(size) != 1 or isinstance(size[0], int) or hasattr(size[0], "__index__")
+    return tuple(operator.index(part) for part in (size if is_one_number else size[0]))

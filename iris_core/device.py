@@ -21,7 +21,7 @@ def translate(pointer, from_rank, to_rank, heap_bases):
     """
     from_base = tl.load(heap_bases + from_rank)
     to_base = tl.load(heap_bases + to_rank)
-    itemsize: tl.constexpr = pointer.dtype.scalar.element_ty.primitive_bitwidth // 8
+    itemsize: tl.constexpr = (pointer.dtype.scalar.element_ty.primitive_bitwidth + 7) // 8  # a bool has a bit
     distance = tl.cast(to_base - from_base, tl.int64) // itemsize
     # Heap.STRIDE_ALIGNMENT: heaps are a multiple of 2 MiB apart.
     return pointer + tl.multiple_of(distance, 4096)
@@ -67,7 +67,7 @@ def copy(src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None):
 @triton.jit
 def atomic_add(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -76,13 +76,13 @@ def atomic_add(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Add atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_sub(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -91,28 +91,31 @@ def atomic_sub(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Subtract atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), -value, mask=mask, sem=sem, scope=scope)
+    less = -tl.cast(val, pointer.dtype.scalar.element_ty)  # which may be wider, or signed
+    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), less, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_cas(
     pointer,
     cmp,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
-    """Replace by `value` on `to_rank`'s heap where it equals `cmp`; return the old value."""
-    return tl.atomic_cas(translate(pointer, from_rank, to_rank, heap_bases), cmp, value, sem=sem, scope=scope)
+    """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
+    cmp = tl.cast(cmp, pointer.dtype.scalar.element_ty)  # Triton casts neither
+    val = tl.cast(val, pointer.dtype.scalar.element_ty)
+    return tl.atomic_cas(translate(pointer, from_rank, to_rank, heap_bases), cmp, val, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_xchg(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -121,13 +124,13 @@ def atomic_xchg(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Exchange on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xchg(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_xchg(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_and(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -136,13 +139,13 @@ def atomic_and(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_and(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_and(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_or(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -151,13 +154,13 @@ def atomic_or(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_or(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_or(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_xor(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -166,13 +169,13 @@ def atomic_xor(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xor(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_xor(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_min(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -181,13 +184,13 @@ def atomic_min(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Take the minimum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_min(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_min(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_max(
     pointer,
-    value,
+    val,
     from_rank,
     to_rank,
     heap_bases,
@@ -196,4 +199,4 @@ def atomic_max(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Take the maximum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_max(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_max(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)

@@ -56,13 +56,13 @@ class SymmetricHeap:
             tuple(shape), _contiguous(shape), (self.rank * self.stride + offset) // dtype.itemsize
         )
 
-    def free(self, buffer: torch.Tensor) -> None:
-        """Give a buffer back; every rank must make the same call.
+    def free(self, buffer: torch.Tensor) -> int:
+        """Give a buffer back; every rank must make the same call. Returns how many bytes that are.
 
         Raises:
-            ValueError: the tensor is not on the heap, is only a part of a buffer, or was freed before.
+            ValueError: the tensor is not on the heap, does not start where a buffer starts, or was freed before.
         """
-        self.allocator.free(self.offset(buffer))
+        return self.allocator.free(self.offset(buffer))
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor's memory is this rank's part of the heap."""

@@ -77,8 +77,9 @@ class HostGroup:
         return [value for _, value in said]
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """Return `root`'s `value`."""
-        return self.all_gather(value if self.rank == root else None, f"hear rank {root}")[root]
+        """Return `root`'s `value`, as JSON brings it, on the root too: what is a tuple there is a list everywhere."""
+        said = json.loads(json.dumps(value)) if self.rank == root else None
+        return self.all_gather(said, f"hear rank {root}")[root]
 
     def agree(self, what: str, value: Any) -> None:
         """Raise on every rank unless all ranks give the same value.

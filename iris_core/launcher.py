@@ -48,15 +48,19 @@ class RankPool:
         device = _checked_device(world_size, device)
         self.world_size = world_size
         self.device = device
+        self._one_call = threading.Lock()
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         address = random_address()
+        by_main = threading.current_thread() is threading.main_thread()
         spawn = multiprocessing.get_context("spawn")
         with _environment(_rank_environment(device) | (environment or {})):
             for rank in range(world_size):
                 ours, theirs = spawn.Pipe()
                 origin = bootstrap.Origin(rank, world_size, rank, address, "iris_core.launch")
-                process = spawn.Process(target=_serve, args=(origin, theirs, os.getpid()), name=f"iris rank {rank}")
+                process = spawn.Process(
+                    target=_serve, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {rank}"
+                )
                 process.daemon = True
                 process.start()
                 theirs.close()
@@ -66,25 +70,22 @@ class RankPool:
     def call(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(rank, world_size, *args)`` on every rank at once; return the ranks' results, by rank.
 
-        `fn`, `args` and results must be picklable, `fn` by name from a module or a script's top level.
+        `fn`, `args` and results must be picklable, `fn` by name from a module or a script's top level. Of calls by
+        several threads one runs at a time.
 
         Raises:
             Whatever the first failing rank raised, with its traceback as the cause; all ranks are ended then.
             PeerError: a rank's process died.
         """
-        if not self._processes:
-            raise RuntimeError("the ranks of this pool have ended")
-        try:
-            request = pickle.dumps((fn, args))
-            for rank, pipe in enumerate(self._pipes):
-                try:
-                    pipe.send_bytes(request)
-                except OSError:
-                    raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
-            return self._collect()
-        except BaseException:  # a keyboard interrupt too: no rank is left running
-            self.close(kill=True)
-            raise
+        with self._one_call:
+            if not self._processes:
+                raise RuntimeError("the ranks of this pool have ended")
+            try:
+                self._send(pickle.dumps((fn, args)))
+                return self._collect()
+            except BaseException:  # a keyboard interrupt too: no rank is left running
+                self.close(kill=True)
+                raise
 
     def close(self, *, kill: bool = False) -> None:
         """End the ranks: let them finish, or with `kill` do not."""
@@ -126,6 +127,13 @@ class RankPool:
                 results[rank] = answer
         return [results[rank] for rank in range(self.world_size)]
 
+    def _send(self, request: bytes) -> None:
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send_bytes(request)
+            except OSError:
+                raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
+
     def _dead_rank(self) -> int | None:
         """Return a rank whose process has ended, or ends soon: a peer may see its socket close before this one does."""
         ended = wait([process.sentinel for process in self._processes], timeout=_DYING_S)
@@ -145,7 +153,8 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
 
     A rank is a process; in it `iris_core.iris` finds the others. Without a GPU the ranks share host memory and run
     their kernels in Triton's interpreter. As with `torch.multiprocessing.spawn`, `fn` must be importable by name and
-    a script's call must stand under ``if __name__ == "__main__":``.
+    a script's call must stand under ``if __name__ == "__main__":``. A rank cannot start processes of its own, such as
+    a DataLoader's workers; ranks of ``torchrun`` can.
 
     Args:
         fn: what every rank does.
@@ -207,11 +216,14 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
                     os.environ[name] = value
 
 
-def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int) -> None:
-    """A rank's life: take calls until the pool closes the pipe."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: bool) -> None:
+    """A rank's life: take calls until the pool closes the pipe. `by_main`: the parent's main thread started it."""
+    if by_main:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+    else:  # the system's signal comes when the thread ends, of which the process need not end
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
     bootstrap.set_launched(origin)
     with contextlib.suppress(EOFError, OSError):  # the pool is gone
@@ -229,6 +241,13 @@ def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Pickler(pickle.Pickler):
@@ -253,5 +272,6 @@ def _pickled_error(error: BaseException) -> bytes:
         answer = pickle.dumps((False, (error, text)))
         pickle.loads(answer)
     except Exception:
-        answer = pickle.dumps((False, (RuntimeError(f"{type(error).__name__}: {error}"), text)))
+        said = text.strip().splitlines()[-1]  # its type, and what it says if it can
+        answer = pickle.dumps((False, (RuntimeError(said), text)))
     return answer

@@ -83,9 +83,11 @@ class Watchdog:
         """
         self.watched.append(Watched(flags, describe, call_of))
 
-    def unwatch(self, flags: torch.Tensor) -> None:
-        """Forget the words of `flags`."""
-        self.watched = [one for one in self.watched if one.flags.data_ptr() != flags.data_ptr()]
+    def unwatch(self, flags: torch.Tensor, size: int | None = None) -> None:
+        """Forget the words that begin in `flags`, or in so many bytes from there on."""
+        start = flags.data_ptr()
+        stop = start + max(1, flags.nbytes if size is None else size)
+        self.watched = [one for one in self.watched if not start <= one.flags.data_ptr() < stop]
 
     def check(self) -> None:
         """Raise if a wait of any rank has failed; the first time, make all ranks' waits give up.

@@ -97,3 +97,11 @@ def test_a_limit_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setenv("IRIS_TIMEOUT_S", text)
     with pytest.raises(ValueError, match=r"IRIS_TIMEOUT_S is .*takes a number of seconds"):
         bootstrap.timeout_s()
+
+
+def test_a_process_of_which_nothing_says_which_rank_it_is_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*bootstrap._MPI_SIZE_VARIABLES, "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("multiprocessing.parent_process", object)
+    with pytest.warns(UserWarning, match="a world of one rank; .*init_process_group first"):
+        assert bootstrap.find_origin().world_size == 1

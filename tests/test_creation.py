@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks import Ranks, context, raised
@@ -12,6 +13,7 @@ from ranks import Ranks, context, raised
 # Each is called with the context and with torch.
 CREATED: dict[str, Callable[[Any, dict[str, Any]], torch.Tensor]] = {
     "zeros": lambda make, kw: make.zeros(2, 3, **kw),
+    "zeros of numpy's": lambda make, kw: make.zeros(np.int64(3), **kw),
     "zeros of a tuple": lambda make, kw: make.zeros((2, 3), **kw),
     "zeros of a size": lambda make, kw: make.zeros(torch.Size([4]), dtype=torch.int8, **kw),
     "zeros without dimensions": lambda make, kw: make.zeros((), **kw),

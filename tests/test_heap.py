@@ -153,3 +153,36 @@ def reopen(rank: int, world_size: int) -> None:
 
 def test_a_context_can_be_closed_and_another_made(ranks: Callable[[int], Ranks]) -> None:
     ranks(2).call(reopen)
+
+
+def send_what_json_changes(rank: int, world_size: int) -> list[Any]:
+    ctx = context()
+    weight = torch.nn.Parameter(torch.full((2, 3), float(rank)), requires_grad=rank == 1)
+    received = ctx.broadcast(weight, 1)
+    return [ctx.broadcast({1: (2, 3)}, 0), received.tolist(), received.requires_grad]
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_broadcast_is_the_same_everywhere(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(send_what_json_changes) == [[{"1": [2, 3]}, [[1.0] * 3] * 2, False]] * 2
+
+
+def free_what_is_watched(rank: int, world_size: int) -> tuple[list[int], int]:
+    ctx = context()
+    flags = ctx.zeros(8, dtype=torch.int64)
+    before = len(ctx.watchdog.watched)
+    for half in flags.view(2, 4):
+        ctx.watchdog.watch(half, str)
+    ctx.free(flags)
+    data = ctx.full((8,), 7, dtype=torch.int64)
+    assert data.data_ptr() == flags.data_ptr()
+    left = len(ctx.watchdog.watched) - before
+    ctx.reset()
+    values = data.tolist()
+    ctx.free(data)
+    return values, left
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_what_is_freed_is_no_longer_watched_nor_zeroed(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(free_what_is_watched) == [([7] * 8, 0)] * 2

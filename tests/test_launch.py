@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -227,3 +229,40 @@ def test_the_environment_of_ranks_does_not_leak_into_the_callers(monkeypatch: py
 
 def getenv(rank: int, world_size: int, name: str) -> str | None:
     return os.environ.get(name)
+
+
+class SaysNothing(Exception):
+    def __init__(self) -> None:
+        super().__init__(lambda: None)  # which cannot be pickled
+
+    def __str__(self) -> str:
+        raise ValueError("it has no words")
+
+
+def raise_without_words(rank: int, world_size: int) -> None:
+    raise SaysNothing
+
+
+def test_an_error_without_words_is_an_error_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match="SaysNothing"):
+        launch(raise_without_words, 2, device="cpu")
+
+
+def pid_of(rank: int, world_size: int) -> int:
+    return os.getpid()
+
+
+def echo(rank: int, world_size: int, value: int) -> int:
+    return value
+
+
+def test_threads_share_a_pool_and_need_not_outlive_it() -> None:
+    with ThreadPoolExecutor(1) as maker:
+        pool = maker.submit(RankPool, 2, "cpu").result()
+        assert maker.submit(pool.call, echo, 1).result() == [1, 1]
+    with pool:
+        with ThreadPoolExecutor(4) as callers:
+            answers = list(callers.map(functools.partial(pool.call, echo), range(40)))
+        assert answers == [[value] * 2 for value in range(40)]
+        pids = pool.call(pid_of)
+    assert not any(psutil.pid_exists(pid) for pid in pids)

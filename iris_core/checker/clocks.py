@@ -132,7 +132,8 @@ class Releases:
         if scope == SYSTEM and released.system is not None:
             self._clocks.hear(agent, released.system)
 
-    def overwritten(self, start: int, stop: int) -> None:
-        """Forget what was released at words of this range: a plain store took their place."""
-        for address in [address for address in self._at if start <= address < stop]:
-            del self._at[address]
+    def overwritten(self, addresses: np.ndarray) -> None:
+        """Forget what was released at words that begin at these bytes: a plain store took their place."""
+        words = np.fromiter(self._at, dtype=np.int64, count=len(self._at))
+        for word in words[np.isin(words, addresses)].tolist():
+            del self._at[word]

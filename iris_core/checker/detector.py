@@ -91,7 +91,7 @@ class Detector:
             if key not in self.conflicts:
                 self.conflicts[key] = (self._describe(conflict.address), conflict)
         if write and strength == WEAK:
-            self.releases.overwritten(int(in_bytes.min()), int(in_bytes.max()) + 1)
+            self.releases.overwritten(in_bytes)
 
     def site(self) -> int:
         """Return a number for the caller's place in the source: the innermost lines that are not machinery."""

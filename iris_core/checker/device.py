@@ -93,7 +93,7 @@ class Queue:
             where = np.array([address], dtype=np.int64)
             node.detector.clocks.pass_barrier(self.agent)  # it releases all that the queue has done
             node.detector.access(self.agent, where, flag.element_size(), site, write=True, strength=SYSTEM)
-            node.detector.releases.overwritten(address, address + 1)
+            node.detector.releases.overwritten(where)
             node.detector.releases.release(self.agent, address, SYSTEM)
             word.value = value
             node.scheduler.changed()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
@@ -99,7 +100,7 @@ class _Operations:
         def act() -> Any:
             return self._original.create_atomic_rmw(interpreter_builder, operation, ptr, value, mask, sem, scope)
 
-        return self._atomic(ptr, _selected(ptr, mask), sem, scope, act, lambda old, new: True)
+        return self._atomic(ptr, mask, sem, scope, act, lambda old, new: True)
 
     def create_atomic_cas(self, ptr: Any, compare: Any, value: Any, sem: Any, scope: Any) -> Any:
         def act() -> Any:
@@ -108,7 +109,7 @@ class _Operations:
         def swapped(old: np.ndarray, new: np.ndarray) -> bool:
             return bool((old == compare.data).any())
 
-        return self._atomic(ptr, _selected(ptr, None), sem, scope, act, swapped)
+        return self._atomic(ptr, None, sem, scope, act, swapped)
 
     def create_barrier(self) -> None:
         self._node.detector.clocks.pass_barrier(self._agent)
@@ -122,19 +123,20 @@ class _Operations:
     def _atomic(
         self,
         ptr: Any,
-        addresses: np.ndarray,
+        mask: Any,
         sem: Any,
         scope: Any,
         act: Callable[[], Any],
         writes: Callable[[np.ndarray, np.ndarray], bool],
     ) -> Any:
         node, agent, strength = self._node, self._agent, _SCOPE_OF[scope]
+        addresses, chosen = _selected(ptr, mask), _lanes(ptr, mask)
         site = node.detector.site()
         node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
         node.detector.access(agent, addresses, _itemsize(ptr), site, write=True, strength=strength)
         old = act()
-        new = self._read(ptr)
-        if (new != old.data).any():
+        new = self._read(ptr, chosen)
+        if (new != old.data)[chosen].any():
             node.scheduler.changed()
         for address in addresses.tolist():
             if sem in _RELEASES and writes(old.data, new):
@@ -143,17 +145,20 @@ class _Operations:
                 node.detector.releases.acquire(agent, address, strength)
         return old
 
-    def _read(self, ptr: Any) -> np.ndarray:
-        everything = TensorHandle(np.ones_like(ptr.data, dtype=bool), tl.int1)
-        return self._original.create_masked_load(interpreter_builder, ptr, everything, None, None, None, True).data
+    def _read(self, ptr: Any, chosen: np.ndarray) -> np.ndarray:
+        lanes = TensorHandle(chosen, tl.int1)
+        return self._original.create_masked_load(interpreter_builder, ptr, lanes, None, None, None, True).data
 
 
 def _selected(ptrs: Any, mask: Any) -> np.ndarray:
-    if mask is None:
-        return ptrs.data.reshape(-1)
+    return ptrs.data[_lanes(ptrs, mask)].reshape(-1)
+
+
+def _lanes(ptrs: Any, mask: Any) -> np.ndarray:
+    """Return a mask, or none, as an array of the pointers' shape."""
     # Block pointers come with a bare array, and what was a scalar is one of numbers.
-    mask = np.asarray(getattr(mask, "data", mask), dtype=bool)
-    return ptrs.data[np.broadcast_to(mask, ptrs.data.shape)].reshape(-1)
+    lanes = True if mask is None else np.asarray(getattr(mask, "data", mask), dtype=bool)
+    return np.array(np.broadcast_to(lanes, ptrs.data.shape))
 
 
 def _itemsize(ptrs: Any) -> int:
@@ -166,32 +171,40 @@ class TorchWatched(TorchDispatchMode):
     def __init__(self, node: Node) -> None:
         super().__init__()
         self._node = node
+        self._made_of = WeakTensorKeyDictionary()  # tensors made of such memory, elsewhere
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         task = self._node.scheduler.current
-        if task is None or _is_view(func):
+        if task is None:
             return func(*args, **kwargs)
         schema = func._schema.arguments
         given = [*zip(schema, args, strict=False)]
         given += [(argument, kwargs[argument.name]) for argument in schema if argument.name in kwargs]
-        touched = [
+        tensors = [
             (tensor, argument.alias_info is not None and argument.alias_info.is_write)
             for argument, value in given
             for tensor in (value if isinstance(value, (list, tuple)) else [value])
-            if isinstance(tensor, torch.Tensor) and self._node.knows(tensor)
+            if isinstance(tensor, torch.Tensor)
         ]
-        if not touched:
+        is_view, is_to_host = _is_view(func), func._schema.name in _TO_HOST
+        touched = [] if is_view else [(tensor, writes) for tensor, writes in tensors if self._node.knows(tensor)]
+        if not touched and not any(tensor in self._made_of for tensor, _ in tensors):
             return func(*args, **kwargs)
         site = self._node.detector.site() if task.site is None else task.site
-        with self:  # torch takes the mode off in here, and other tasks' operations come through it meanwhile
-            agent = self._node.next_in_stream()
+        if touched or is_to_host:
+            with self:  # torch takes the mode off in here, and other tasks' operations come through it meanwhile
+                agent = self._node.next_in_stream()
         for tensor, writes in touched:
             self._node.detector.access(agent, addresses_of(tensor), tensor.element_size(), site, write=writes)
         result = func(*args, **kwargs)
-        self._node.scheduler.changed()
-        if func._schema.name in _TO_HOST:
+        if touched:
+            self._node.scheduler.changed()
+        if is_to_host:
             self._node.stream_reached()
+        for made in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(made, torch.Tensor) and not self._node.knows(made):
+                self._made_of[made] = None
         return result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import greenlet
 
+from ..modes import in_modes, torch_modes
 from .clocks import Agent
 
 _POLLS_IN_VAIN = 100  # of every task since anything last changed: then nothing ever will
@@ -60,6 +61,8 @@ class Task:
         self.polls = 0
         self.polls_since = -1
         self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag
+        self.looks: set[tuple[int, int]] = set()  # those since anything last changed
+        self.modes = torch_modes()
 
 
 class Stuck(Exception):
@@ -113,7 +116,9 @@ class Scheduler:
             self.current = task
             if task.enter is not None:
                 task.enter()
-            task.greenlet.switch()
+            with in_modes(task.modes):
+                task.greenlet.switch()
+                task.modes = torch_modes()
             self.current = None
             if task.greenlet.dead:
                 self.tasks.remove(task)
@@ -125,7 +130,8 @@ class Scheduler:
         """End all tasks, wherever they are."""
         self._ended = True
         for task in self.tasks:
-            task.greenlet.throw(greenlet.GreenletExit)
+            with in_modes(task.modes):
+                task.greenlet.throw(greenlet.GreenletExit)
         self.tasks.clear()
 
     def changed(self) -> None:
@@ -142,8 +148,11 @@ class Scheduler:
     def look(self, address: int, site: int) -> None:
         """Say that the current task looked at a flag, and let others go on now and then."""
         assert self.current is not None
-        self.current.last_look = (address, site)
-        self._count_poll()
+        self.current.last_look = look = (address, site)
+        if self.current.polls_since != self._changes:
+            self.current.looks.clear()
+        self._count_poll(1 if look in self.current.looks else 0)  # to look at many flags is not to poll
+        self.current.looks.add(look)
         self.maybe_switch(self._schedule.change)
 
     def poll(self) -> None:
@@ -161,12 +170,12 @@ class Scheduler:
         if probability and self._random.random() < probability:
             self._fall_behind()
 
-    def _count_poll(self) -> None:
+    def _count_poll(self, count: int = 1) -> None:
         task = self.current
         assert task is not None
         if task.polls_since != self._changes:
             task.polls, task.polls_since = 0, self._changes
-        task.polls += 1
+        task.polls += count
         if task.polls > _POLLS_IN_VAIN:  # a loop without a pause must not keep the others from their turns
             self._fall_behind()
 
