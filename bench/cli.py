@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,16 +15,7 @@ from .exits import complain, leave, refuse
 from .links.cli import links
 from .measure import Job
 from .outputs import check_different, check_outputs
-from .ranks import (
-    LaunchedRanks,
-    Ranks,
-    StartedRanks,
-    check_environment,
-    choose_device,
-    choose_world_size,
-    count_gpus,
-    find_launcher,
-)
+from .ranks import Ranks, choose_setting, find_launcher, start_ranks
 from .record import Record, latest, read_records
 from .stress.cli import stress
 from .stress.memcheck import memcheck
@@ -88,11 +78,8 @@ def run(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
-        check_environment()
+        device, world_size = choose_setting(device, world_size, launcher=launcher, timed=time)
         done = _prepare_output(out, plot, resume=resume, overwrite=overwrite, speak=is_first)
-        gpus = count_gpus()
-        device = choose_device(device, os.environ, gpus)
-        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher, timed=time)
         plan = sweep.make_plan(
             families=family,
             variants=variant,
@@ -114,7 +101,7 @@ def run(
     output = sweep.Output(out if is_first else None, done, timed=time)
     ended_early = None
     if plan.jobs:
-        ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
+        ranks = start_ranks(launcher, world_size, device)
         ended_early = _run_shown(plan, ranks, output)
     if is_first:
         _show(output, plot, ended_early)

@@ -105,10 +105,19 @@ def choose_world_size(
     return world_size
 
 
-def check_environment() -> None:
-    """Raise ValueError if a variable makes no sense that else every rank would fail of, once started."""
+def choose_setting(
+    device: str, world_size: int | None, *, launcher: Launcher | None, timed: bool = True
+) -> tuple[str, int]:
+    """Return the device, "cpu" or "cuda", and the number of ranks, by what was asked for, the variables and the GPUs.
+
+    Raises:
+        ValueError: these do not go together, or a variable makes no sense of which every rank would fail, once started.
+    """
     timeout_s()
     ranks_per_gpu()
+    gpus = count_gpus()
+    device = choose_device(device, os.environ, gpus)
+    return device, choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher, timed=timed)
 
 
 def count_gpus() -> int:
@@ -157,3 +166,8 @@ class LaunchedRanks(Ranks):
 
     def close(self, *, kill: bool = False) -> None:
         pass  # the launcher's business
+
+
+def start_ranks(launcher: Launcher | None, world_size: int, device: str) -> Ranks:
+    """Return the ranks that a launcher has started; without one, start them."""
+    return LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,16 +15,7 @@ from . import trace as traces
 from .exits import complain, leave, refuse
 from .measure import Job
 from .outputs import check_outputs
-from .ranks import (
-    LaunchedRanks,
-    Ranks,
-    StartedRanks,
-    check_environment,
-    choose_device,
-    choose_world_size,
-    count_gpus,
-    find_launcher,
-)
+from .ranks import Ranks, choose_setting, find_launcher, start_ranks
 from .trace import Traced
 
 
@@ -50,12 +40,9 @@ def trace(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
-        check_environment()
+        device, world_size = choose_setting(device, world_size, launcher=launcher)
         if plot:
             plots.check_path(plot)
-        gpus = count_gpus()
-        device = choose_device(device, os.environ, gpus)
-        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher)
         plan = sweep.make_plan(
             families=family,
             variants=variant,
@@ -75,7 +62,7 @@ def trace(
         check_outputs(*(("--out", file) for file in files), ("--plot", plot))
     except ValueError as error:
         refuse(error, speak=is_first)
-    ranks: Ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
+    ranks = start_ranks(launcher, world_size, device)
     traced, ended_early = _record(ranks, job, variants, plan.heap_bytes, device)
     if is_first:
         for one, file in zip(traced, files, strict=False):  # of a run that ended early, the first

@@ -36,8 +36,8 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(cli, "StartedRanks", refuse)
-    monkeypatch.setattr(cli, "count_gpus", lambda: 2)
+    monkeypatch.setattr(ranks, "StartedRanks", refuse)
+    monkeypatch.setattr(ranks, "count_gpus", lambda: 2)
 
 
 def invoke(*arguments: object) -> Result:
@@ -146,7 +146,7 @@ class ScriptedRanks(ranks.Ranks):
 def test_the_exit_status_says_whether_all_went_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, exit_code: int
 ) -> None:
-    monkeypatch.setattr(cli, "StartedRanks", ScriptedRanks)
+    monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
     ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine", status=status, reason="so")]
     result = invoke(
         *("run", "--device", "cpu", "--family", "gemm_all_scatter", "--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
@@ -156,7 +156,7 @@ def test_the_exit_status_says_whether_all_went_well(
 
 
 def test_a_sweep_that_loses_its_ranks_ends_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cli, "StartedRanks", ScriptedRanks)
+    monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
     ScriptedRanks.script = TimeoutError("rank 1: waited in vain")
     arguments = ("--device", "cpu", "--shapes", "1x1x1,2x2x2", "--variant", "copy_engine")
     result = invoke("run", *arguments, "--out", tmp_path / "rows.csv")
@@ -170,7 +170,7 @@ def test_a_sweep_that_loses_its_ranks_ends_and_keeps_its_rows(monkeypatch: pytes
 def test_resuming_adds_what_was_not_ok_and_counts_each_thing_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cli, "StartedRanks", ScriptedRanks)
+    monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
     arguments = ("run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine")
     arguments += ("--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
     for status, more, counted in (("wrong", (), "1 ok, 1 wrong"), ("ok", ("--resume",), "2 ok")):
@@ -195,7 +195,7 @@ def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "interpreted: times are not performance" in result.stdout
     assert invoke("table", csv).stdout == result.stdout
 
-    monkeypatch.setattr(cli, "StartedRanks", None)  # everything is there: no rank is needed
+    monkeypatch.setattr(ranks, "StartedRanks", None)  # everything is there: no rank is needed
     assert invoke(*arguments, "--resume").exit_code == 0
     assert read_records(csv) == records
 

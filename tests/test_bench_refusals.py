@@ -10,13 +10,10 @@ import pytest
 from test_bench_record import make_records
 from typer.testing import CliRunner
 
-from iris_bench import cli, ranks, trace_cli
+from iris_bench import cli, ranks
 from iris_bench.csv_rows import append_records
-from iris_bench.links import cli as links_cli
 from iris_bench.outputs import check_different, check_outputs
 from iris_bench.record import COLUMNS
-from iris_bench.stress import cli as stress_cli
-from iris_bench.tune import cli as tune_cli
 
 RUN = ["run", "--device", "cpu", "--world-size", "2", "--family", "gemm_all_scatter", "--shapes", "8x8x8"]
 TRACE = ["trace", "--world-size", "2", "--family", "gemm_all_scatter", "--shape", "64x64x64"]
@@ -29,8 +26,7 @@ def in_a_folder_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """Commands run beside a folder `folder.png`, a `file` and the CSV `rows.csv`; to start ranks is a failure."""
     for name in (*ranks._TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
         monkeypatch.delenv(name, raising=False)
-    for module in (cli, trace_cli, links_cli, stress_cli, tune_cli):
-        monkeypatch.setattr(module, "StartedRanks", None)
+    monkeypatch.setattr(ranks, "StartedRanks", None)
     monkeypatch.chdir(tmp_path)
     for folder in ("folder.png", "trace-fused_sequential.json"):
         Path(folder).mkdir()

@@ -16,8 +16,8 @@ from ranks import Pools, Ranks, close_context, context
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli
+from iris_bench import ranks as bench_ranks
 from iris_bench.ranks import Ranks as BenchRanks
-from iris_bench.stress import cli as stress_cli
 from iris_bench.stress import ledger
 from iris_bench.stress.plan import SETS, Decisions, Plan, make_plan
 from iris_bench.stress.record import COLUMNS
@@ -58,7 +58,7 @@ def leave_context(rank: int, world_size: int) -> None:
 def pooled(monkeypatch: pytest.MonkeyPatch, pools: Pools) -> Ranks:
     """Let the command run on two ranks that are there already."""
     monkeypatch.setattr(PooledRanks, "ranks", pools.ranks(2, "cpu"), raising=False)
-    monkeypatch.setattr(stress_cli, "StartedRanks", PooledRanks)
+    monkeypatch.setattr(bench_ranks, "StartedRanks", PooledRanks)
     return PooledRanks.ranks
 
 
@@ -224,7 +224,7 @@ def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path:
 def test_a_command_that_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: str, works: str
 ) -> None:
-    monkeypatch.setattr(stress_cli, "StartedRanks", None)  # no rank is started
+    monkeypatch.setattr(bench_ranks, "StartedRanks", None)  # no rank is started
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
@@ -233,7 +233,7 @@ def test_a_command_that_makes_no_sense_is_refused(
 
 
 def test_a_file_of_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(stress_cli, "StartedRanks", None)
+    monkeypatch.setattr(bench_ranks, "StartedRanks", None)
     path = tmp_path / "rows.csv"
     path.write_text("family,variant\n")
     result = invoke("--out", path)

@@ -160,8 +160,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ScriptedRa
     for variable in (*bench_ranks._TORCHRUN_VARIABLES, *bench_ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(tune_cli, "StartedRanks", ScriptedRanks)
-    monkeypatch.setattr(tune_cli, "count_gpus", lambda: 2)
+    monkeypatch.setattr(bench_ranks, "StartedRanks", ScriptedRanks)
+    monkeypatch.setattr(bench_ranks, "count_gpus", lambda: 2)
     return ScriptedRanks
 
 
@@ -215,7 +215,7 @@ def test_what_was_tuned_before_the_ranks_were_lost_is_kept(scripted: type[Script
 
 
 def test_interpreted_kernels_are_not_tuned(scripted: type[ScriptedRanks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_cli, "count_gpus", lambda: 0)
+    monkeypatch.setattr(bench_ranks, "count_gpus", lambda: 0)
     result = invoke("tune")
     assert result.exit_code == 2
     assert "tuning needs GPUs" in result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,15 +17,7 @@ from .. import plot as plots
 from ..csv_rows import append_records
 from ..exits import complain, leave, refuse
 from ..outputs import check_outputs
-from ..ranks import (
-    LaunchedRanks,
-    StartedRanks,
-    check_environment,
-    choose_device,
-    choose_world_size,
-    count_gpus,
-    find_launcher,
-)
+from ..ranks import choose_setting, find_launcher, start_ranks
 from . import rank
 from .plot import plot_links
 from .record import LinkRecord
@@ -55,21 +46,18 @@ def links(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
-        check_environment()
+        device, world_size = choose_setting(device, world_size, launcher=launcher)
         if plot:
             plots.check_path(plot)
         check_outputs(("--out", out), ("--plot", plot))
         if out and out.exists():
             raise ValueError(f"{out} exists; give another --out")
-        gpus = count_gpus()
-        device = choose_device(device, os.environ, gpus)
-        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher)
         if plot and world_size == 1:
             raise ValueError("a heat map takes two ranks or more; leave --plot out")
         plan = _plan(mib, rounds, seed, device)
     except ValueError as error:
         refuse(error, speak=is_first)
-    ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
+    ranks = start_ranks(launcher, world_size, device)
     heap_bytes = 4 * plan.elements * (world_size + 1) + (1 << 20)
     outcomes: list[rank.Outcome] = []
     columns: dict[str, str] = {}

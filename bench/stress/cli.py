@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import time
@@ -18,16 +17,7 @@ from rich.table import Table
 from .. import environment, report
 from ..csv_rows import append_records
 from ..exits import leave, refuse
-from ..ranks import (
-    LaunchedRanks,
-    Ranks,
-    StartedRanks,
-    check_environment,
-    choose_device,
-    choose_world_size,
-    count_gpus,
-    find_launcher,
-)
+from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from . import rank
 from .plan import Plan, make_plan
 from .record import StressRecord, check_file
@@ -57,11 +47,8 @@ def stress(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
-        check_environment()
+        device, world_size = choose_setting(device, world_size, launcher=launcher, timed=False)
         limit = _Limit(seconds, calls, once)
-        gpus = count_gpus()
-        device = choose_device(device, os.environ, gpus)
-        world_size = choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher, timed=False)
         plan = make_plan(
             families=family,
             variants=variant,
@@ -75,7 +62,7 @@ def stress(
             check_file(out)
     except ValueError as error:
         refuse(error, speak=is_first)
-    ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
+    ranks = start_ranks(launcher, world_size, device)
     shown = _Run(plan, limit, quiet=not is_first)
     shown.run(ranks)
     if is_first:

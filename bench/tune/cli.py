@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +18,7 @@ from overlap_taxonomy import list_variants
 from .. import measure, report, sweep
 from ..exits import complain, leave, refuse
 from ..outputs import check_outputs
-from ..ranks import (
-    LaunchedRanks,
-    Ranks,
-    StartedRanks,
-    check_environment,
-    choose_device,
-    choose_world_size,
-    count_gpus,
-    find_launcher,
-)
+from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import LIBRARY, read_records
 from . import candidates
 from .candidates import Tuned
@@ -56,17 +46,15 @@ def tune(
     try:
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
-        check_environment()
-        gpus = count_gpus()
-        if choose_device("auto", os.environ, gpus) == "cpu":
+        device, world_size = choose_setting("auto", world_size, launcher=launcher)
+        if device == "cpu":
             raise ValueError("tuning needs GPUs: the times of interpreted kernels are not performance")
-        world_size = choose_world_size(world_size, device="cuda", gpus=gpus, launcher=launcher)
         plan = sweep.make_plan(
             families=family,
             variants=",".join(_to_measure(sweep.select_families(family))),
             shapes=shapes,
             dtype=dtype,
-            device="cuda",
+            device=device,
             world_size=world_size,
             seed=seed,
             rounds=rounds,
@@ -78,7 +66,7 @@ def tune(
             check_folder()
     except ValueError as error:
         refuse(error, speak=is_first)
-    ranks = LaunchedRanks(launcher) if launcher else StartedRanks(world_size, "cuda")
+    ranks = start_ranks(launcher, world_size, device)
     ended_early = _run(plan, ranks, is_first=is_first)
     if ended_early and is_first:
         complain("tuning", ended_early)
