@@ -33,6 +33,7 @@ from ..common.shared_tiles import compute_tiles, turn_of_call, with_columns
 from ..common.split_k import Splitting
 from ..common.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from .operator import FAMILY, AllGatherGemm
+from .shards import num_parts_of, place_of_part
 
 COLS = 1024  # of a piece of the shard: what a program of 128 threads loads at once from a row
 
@@ -40,14 +41,9 @@ COLS = 1024  # of a piece of the shard: what a program of 128 threads loads at o
 @triton.jit
 def push_part(first, step, shard, offset, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr):
     """Copy pieces first, first + step, … of the shard to every rank, this one first, `offset` elements further."""
-    pieces_k = tl.cdiv(shard.columns, COLS)
-    for piece in tl.range(first, tl.cdiv(shard.rows, ROWS) * pieces_k, step, num_stages=1):
-        rows = (piece // pieces_k) * ROWS + tl.arange(0, ROWS)
-        columns = (piece % pieces_k) * COLS + tl.arange(0, COLS)
-        mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
-        src = rows.to(tl.int64)[:, None] * shard.stride_src_m
-        src += columns.to(tl.int64)[None, :] * shard.stride_src_k
-        dst = offset + rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
+    for piece in tl.range(first, num_parts_of(shard, ROWS, COLS), step, num_stages=1):
+        src, dst, mask = place_of_part(shard, piece, ROWS, COLS)
+        dst += offset
         value = tl.load(shard.src_ptr + src, mask=mask)
         tl.store(shard.dst_ptr + dst, value, mask=mask)
         for distance in tl.static_range(1, WORLD_SIZE):

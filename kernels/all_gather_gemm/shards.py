@@ -41,23 +41,35 @@ class Arrivals(NamedTuple):
 
 
 @triton.jit
+def place_of_part(shard, part, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return where a part of the shard lies, where it goes, as offsets (ROWS, COLS), and which of it there is."""
+    parts_k = tl.cdiv(shard.columns, COLS)
+    rows = (part // parts_k) * ROWS + tl.arange(0, ROWS)
+    columns = (part % parts_k) * COLS + tl.arange(0, COLS)
+    mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
+    src = rows.to(tl.int64)[:, None] * shard.stride_src_m + columns.to(tl.int64)[None, :] * shard.stride_src_k
+    dst = rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
+    return src, dst, mask
+
+
+@triton.jit
+def num_parts_of(shard, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return the number of parts of the shard."""
+    return tl.cdiv(shard.rows, ROWS) * tl.cdiv(shard.columns, COLS)
+
+
+@triton.jit
 def push_shard(
     first, step, shard, peers, ANNOUNCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
 ):
     """Copy parts first, first + step, … of the shard to every peer, one peer after the other; ANNOUNCE each to it."""
-    parts_k = tl.cdiv(shard.columns, COLS)
-    num_parts = tl.cdiv(shard.rows, ROWS) * parts_k
+    num_parts = num_parts_of(shard, ROWS, COLS)
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
         peer_ptr = translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases)
         began = trace_time(peers)
         for part in range(first, num_parts, step):
-            rows = (part // parts_k) * ROWS + tl.arange(0, ROWS)
-            columns = (part % parts_k) * COLS + tl.arange(0, COLS)
-            mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
-            src = rows.to(tl.int64)[:, None] * shard.stride_src_m
-            src += columns.to(tl.int64)[None, :] * shard.stride_src_k
-            dst = rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
+            src, dst, mask = place_of_part(shard, part, ROWS, COLS)
             tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
         if ANNOUNCE:
             announce_part(peers, peer, WORLD_SIZE)
