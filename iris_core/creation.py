@@ -113,5 +113,5 @@ class HeapTensors(ABC):
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
     """Both ``zeros(2, 3)`` and ``zeros((2, 3))``."""
-    is_one_number = len(size) != 1 or isinstance(size[0], int) or hasattr(size[0], "__index__")
-    return tuple(operator.index(part) for part in (size if is_one_number else size[0]))
+    are_numbers = len(size) != 1 or hasattr(size[0], "__index__")
+    return tuple(operator.index(part) for part in (size if are_numbers else size[0]))

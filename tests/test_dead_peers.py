@@ -19,7 +19,7 @@ import pytest
 import torch
 from families import make_problem
 from test_bootstrap import free_port
-from test_launch import names_of_sockets, shared_files
+from test_launch import names_of_sockets, pid_of, shared_files
 
 from iris_core import PeerError, RankError, RankPool, iris
 from overlap_taxonomy import get_variant
@@ -175,10 +175,6 @@ def test_launch_names_the_rank_at_fault_and_ends_all(fault: str, place: str, err
         assert seconds < MOST_S + 2  # making the context and the operator is in it
         assert not any(psutil.pid_exists(pid) for pid in pids)
     assert len(os.listdir("/proc/self/fd")) < descriptors
-
-
-def pid_of(rank: int, world_size: int) -> int:
-    return os.getpid()
 
 
 def raise_late(rank: int, world_size: int) -> None:

@@ -149,9 +149,9 @@ class Scheduler:
         """Say that the current task looked at a flag, and let others go on now and then."""
         assert self.current is not None
         self.current.last_look = look = (address, site)
-        if self.current.polls_since != self._changes:
-            self.current.looks.clear()
-        self._count_poll(1 if look in self.current.looks else 0)  # to look at many flags is not to poll
+        self._forget_old_polls()
+        if look in self.current.looks:  # to look at many flags is not to poll
+            self._count_poll()
         self.current.looks.add(look)
         self.maybe_switch(self._schedule.change)
 
@@ -170,12 +170,18 @@ class Scheduler:
         if probability and self._random.random() < probability:
             self._fall_behind()
 
-    def _count_poll(self, count: int = 1) -> None:
+    def _forget_old_polls(self) -> None:
         task = self.current
         assert task is not None
         if task.polls_since != self._changes:
             task.polls, task.polls_since = 0, self._changes
-        task.polls += count
+            task.looks.clear()
+
+    def _count_poll(self) -> None:
+        self._forget_old_polls()
+        task = self.current
+        assert task is not None
+        task.polls += 1
         if task.polls > _POLLS_IN_VAIN:  # a loop without a pause must not keep the others from their turns
             self._fall_behind()
 

@@ -70,10 +70,10 @@ def invalid_reason(config: GemmConfig) -> str | None:
         value = getattr(config, name)
         if value < 1 or value & (value - 1):
             return f"{name} is {value}; it takes a power of two"
-    if min(config.block_m, config.block_n, config.block_k) < LEAST_TILE:
-        return f"the tile is {config.block_m}x{config.block_n}x{config.block_k}; no side may be under {LEAST_TILE}"
-    if max(config.block_m, config.block_n, config.block_k) > _MOST_TILE:
-        return f"the tile is {config.block_m}x{config.block_n}x{config.block_k}; no side may be over {_MOST_TILE}"
+    tile = (config.block_m, config.block_n, config.block_k)
+    if min(tile) < LEAST_TILE or max(tile) > _MOST_TILE:
+        limit = f"under {LEAST_TILE}" if min(tile) < LEAST_TILE else f"over {_MOST_TILE}"
+        return f"the tile is {'x'.join(map(str, tile))}; no side may be {limit}"
     if config.epilogue_subtiles not in (1, 2):
         return f"epilogue_subtiles is {config.epilogue_subtiles}; it takes 1 or 2"
     if config.comm_rows > config.block_m:

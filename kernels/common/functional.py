@@ -30,18 +30,21 @@ def operator_for(
     """Return the context's operator for these operands; the first time, make it, which is collective.
 
     Args:
-        sizes: of the whole problem, by the name of the dimension, where the caller gives them. A rank cannot tell 9
-            rows of all ranks from 10 by its own 3: without them, it takes the operator that it has for its shapes.
+        sizes: of the whole problem, those that the family cuts, by name; None where the caller gives none. A rank
+            cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes the operator that it has for
+            its shapes.
 
     Raises:
         ValueError: operands that do not fit each other, the other ranks' or `sizes`, an unknown variant, or what it
             cannot do.
         HeapExhausted: the heap has no room for the operator's buffers.
     """
-    for name, given, kind in (("A", a, torch.Tensor), ("B", b, torch.Tensor), ("config", config, GemmConfig | None)):
-        if not isinstance(given, kind):
-            raise ValueError(f"{name} is a {type(given).__name__}; it must be a {getattr(kind, '__name__', kind)}")
-    asked = (config, accumulation_dtype, *sorted(sizes.items()), *sorted(options.items()))
+    for name, tensor in (("A", a), ("B", b)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    if not (config is None or isinstance(config, GemmConfig)):
+        raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
+    asked = (config, accumulation_dtype, *sizes.values(), *sorted(options.items()))
     key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, asked)
     if ctx.debug:
         ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])

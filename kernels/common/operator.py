@@ -16,8 +16,6 @@ from .problem import Problem
 
 P = TypeVar("P", bound=Problem)
 
-_DENSE = (torch.Tensor, torch.nn.Parameter)
-
 
 class Operator(ABC, Generic[P]):
     """Call it with this rank's A and B; it queues the work on the current stream and returns this rank's output.
@@ -126,22 +124,19 @@ class Operator(ABC, Generic[P]):
     def _check_kinds(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """Raise for operands whose memory does not say all; part of every call, wherever the operands lie."""
         for name, tensor in (("A", a), ("B", b)):
-            if type(tensor) in _DENSE and tensor.layout is torch.strided:
-                if not (tensor.requires_grad or tensor.is_neg()):
-                    continue
-                if tensor.is_neg():
-                    raise ValueError(f"{self}: {name} is a negated view of its memory; give it as resolve_neg()")
-                if torch.is_grad_enabled():
-                    raise ValueError(
-                        f"{self}: {name} requires a gradient, which an operator does not compute; call it under "
-                        "torch.no_grad(), in a torch.autograd.Function, or with detach()"
-                    )
-            elif not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, torch.Tensor):
                 raise ValueError(f"{self}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor")
-            elif tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
+            if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
                 raise ValueError(
                     f"{self}: {name} is a {type(tensor).__name__} of layout {tensor.layout}; it must be dense, of a "
                     "DTensor the to_local()"
+                )
+            if tensor.is_neg():
+                raise ValueError(f"{self}: {name} is a negated view of its memory; give it as resolve_neg()")
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{self}: {name} requires a gradient, which an operator does not compute; call it under "
+                    "torch.no_grad(), in a torch.autograd.Function, or with detach()"
                 )
 
     def _check_operands(self, a: torch.Tensor, b: torch.Tensor) -> None:
