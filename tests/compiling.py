@@ -70,10 +70,12 @@ class Case:
     world_size: int = 4
     size: int = 8192
     pointers: bool = False
+    chunks: int = 1
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
-        return "-".join(parts + [str(self.size)] + ["pointers"] * self.pointers)
+        parts += [str(self.size)] + ["pointers"] * self.pointers + ["chunks"] * (self.chunks > 1)
+        return "-".join(parts)
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,8 @@ def compile_case(case: Case) -> list[Compiled]:
     ):
         build = get_variant(case.family, case.variant).build
         operator = build(StubContext(case), make_problem(case))
-        if case.pointers:
-            config = replace(operator.config, descriptors=False)
+        if case.pointers or case.chunks > 1:
+            config = replace(operator.config, descriptors=not case.pointers, chunks=case.chunks)
             operator = build(StubContext(case), make_problem(case), config)
         operator(*_operands(operator.problem, case))
     return [

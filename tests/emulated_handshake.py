@@ -21,6 +21,7 @@ class World:
         self._sums: dict[Any, Any] = {}  # (rank, slot) -> what members of a team give each other
         self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
         self._times = itertools.count()
+        self.set_in_a_call: set[tuple[int, int]] = set()  # flags, at rank, that copies set
         self.spans: dict[int, list[spans.Span]] = defaultdict(list)  # of each rank's traced calls
         self.names = {
             name: getattr(self, name)
@@ -65,8 +66,8 @@ class World:
     ) -> None:
         if self._is_last(peers, epoch, num_programs):
             for flag in range(flags, flags + num_flags):
-                is_own = flag // (num_flags // world_size) == peers.rank
-                assert self._words["tile", peers.rank, flag] or is_own, "a flag that may be set later"
+                is_set = bool(self._words["tile", peers.rank, flag])
+                assert is_set == ((peers.rank, flag) in self.set_in_a_call), "a flag that may be set later"
                 self._words["tile", peers.rank, flag] = 0
             self._end_with_peers(peers, epoch, world_size)
 

@@ -30,6 +30,7 @@ def cases_of(variant: Variant) -> list[Case]:
         replace(case, world_size=1, rank=0),
         replace(case, world_size=2, rank=1),
         replace(case, world_size=8),
+        *([replace(case, chunks=3)] if variant.name == "warp_specialized_copies" else []),
     ]
 
 
@@ -110,9 +111,11 @@ def test_handshake_is_ordered(case: Case) -> None:
     assert len(re.findall(r"atom\.global\.sys\.acq_rel\.add", code)) >= 1  # programs are collected
     assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= peers  # ready, or done
     if case.variant == "warp_specialized_copies":
-        # Each peer's end; each part, of a rank without columns; a tile's part.
-        parts = specialized(case).constants["PARTS"]
-        assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= peers * (1 + parts) + min(peers, 1)
+        # Each peer's end; each flag, of a rank without columns; a tile's flag.
+        constants = specialized(case).constants
+        assert constants["CHUNKS"] == case.chunks
+        flags = constants["PARTS"] * constants["CHUNKS"] + (peers - 1) * (constants["PARTS"] if case.chunks == 1 else 1)
+        assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= peers + min(peers, 1) * (1 + flags)
     elif case.family == "all_gather_gemm":  # peers one after the other, in loops: ready, and each chunk
         assert len(re.findall(r"(?:ld|atom)\.global\.sys\.acquire", code)) >= 2 * min(peers, 1)
         assert len(re.findall(r"(?:red|atom)\.global\.sys\.relaxed\.add", code)) >= min(peers, 1)  # counted, behind

@@ -55,6 +55,7 @@ class Case:
     layout: str = "nk"
     panels: int = 1
     team: int = 1
+    chunks: int = 1
 
 
 CASES = [
@@ -71,6 +72,15 @@ CASES = [
     Case(640, 512, 1040, "four share a tile, and one is left out", programs=9, block_n=256, world_size=2, team=4),
     Case(300, 144, 203, "rows that are not on 16 bytes, so that operands are copied first", programs=3, world_size=2),
     Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
+]
+CHUNKED = [  # the last shard of all-gather's copies
+    Case(301, 304, 1040, "chunks that steps do not fill", world_size=2, chunks=3),
+    Case(1152, 216, 336, "other shards come whole, the last in parts and chunks", world_size=3, panels=2, chunks=2),
+    Case(700, 1024, 456, "members of a team begin within a chunk", programs=5, block_n=128, team=2, chunks=3),
+    Case(640, 512, 1040, "more members than chunks", programs=9, block_n=256, world_size=2, team=4, chunks=2),
+    Case(300, 3, 200, "a rank without columns", chunks=4),
+    Case(5, 64, 64, "more chunks than steps, ranks without rows", programs=5, chunks=3),
+    Case(200, 100, 136, "alone", world_size=1, programs=2, chunks=2),
 ]
 
 
@@ -125,15 +135,20 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
 
 def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
     """Stand for the copy stream of all-gather."""
-    parts = operator._num_parts
     if operator.keep_gathered:  # the kernel that meets the peers
         epoch = world.begin_call(operator._peers(), operator.problem.world_size)
         world.wait_ready(operator._peers(), epoch, operator.problem.world_size)
-    for number, copy in enumerate(operator._copies):
+    for copy in operator._copies:
         machine.wait(lambda: True)
-        copy.destination.copy_(a[copy.rows])
-        peer = (operator.rank - 1 - number // parts) % operator.problem.world_size
-        world.set_flag(peer, operator.rank * parts + number % parts)
+        copy.destination.copy_(a[copy.rows, copy.columns])
+        world.set_flag(*place_of_flag(operator, copy))
+
+
+def place_of_flag(operator: Any, copy: Any) -> tuple[int, int]:
+    """Return the rank that a copy's flag is at, and its place among that rank's."""
+    flags = operator.ctx.peer_view(operator._came)
+    peer, flag = divmod(copy.flag.storage_offset() - flags.storage_offset(), flags.stride(0))
+    return peer, flag
 
 
 def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults: list[str], *, is_traced: bool) -> None:
@@ -162,6 +177,12 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
     run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=True)
 
 
+@pytest.mark.parametrize("keep_gathered", [False, True])
+@pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
+def test_output_is_right_where_the_last_shard_comes_in_chunks(case: Case, keep_gathered: bool) -> None:
+    run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=keep_gathered)
+
+
 def run_case(
     family: str, name: str, case: Case, seed: int, *, is_traced: bool = False, **options: bool
 ) -> dict[int, list[spans.Span]]:
@@ -178,6 +199,7 @@ def run_case(
         comm_rows=32,
         panels=case.panels,
         team=case.team,
+        chunks=case.chunks,
     )
     window = torch.frombuffer(mmap.mmap(-1, case.world_size * (8 << 20)), dtype=torch.uint8)
     machine = Machine(seed)
@@ -194,6 +216,7 @@ def run_case(
                 compiling.Case(name, "sm_90", rank=rank, family=family, world_size=case.world_size),
             )
             operator = variant.build(context, problem, config, **options)
+            world.set_in_a_call.update(place_of_flag(operator, copy) for copy in getattr(operator, "_copies", ()))
             machine.spawn(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )

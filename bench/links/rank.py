@@ -27,6 +27,7 @@ KINDS = {
     "copy": "a copy engine copies to a peer's memory",
     "all_store": "as store, to all peers in turn, all ranks at once",
     "all_load": "as load, from all peers in turn, all ranks at once",
+    "all_copy": "as copy, to all peers in turn, all ranks at once",
     "device_barrier": "all ranks' devices meet",
     "host_barrier": "all ranks' hosts meet, their devices' work done",
     "round_trip": "a signal there and one back, both waited for by kernels",
@@ -98,7 +99,7 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
         (kind, first, second) for kind in PAIRWISE for first, second in itertools.permutations(range(world_size), 2)
     ]
     if world_size > 1:
-        moves += [("all_store", None, None), ("all_load", None, None)]
+        moves += [("all_store", None, None), ("all_load", None, None), ("all_copy", None, None)]
     wrong = {move for move in moves if not run.is_right(*move)}
     timed = [move for move in moves if move not in wrong]
     timed += [("device_barrier", None, None), *(("round_trip", 0, peer) for peer in range(1, world_size))]

@@ -2,7 +2,7 @@
 
 | queue | work |
 |---|---|
-| copy stream | for each peer and part of the shard: copy it · set its flag there |
+| copy stream | for each peer and piece of the shard: copy it · set its flag there |
 | current stream | multiply shards as they come; zero the flags, and end the call with the peers |
 
 The queue itself sets a flag, by a stream memory operation. That takes 7 µs less than a kernel that counts behind the
@@ -19,6 +19,7 @@ is one, and between ranks that share a GPU the copy.
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from ..common.config import programs_beside_another
 from ..common.handshake import begin_call, wait_ready
 from ..common.operands import rows_lie_apart
 from .operator import AllGatherGemm
-from .schedule import cut_into_parts
+from .schedule import cut_into_chunks, cut_into_parts
 
 
 @triton.jit
@@ -42,34 +43,52 @@ def meet_kernel(peers, WORLD_SIZE: tl.constexpr):
 
 
 class Copy(NamedTuple):
-    """Which rows of the shard, where they go, and the flag to set there."""
+    """Which rows and columns of the shard, where they go, and the flag to set there."""
 
     rows: slice
+    columns: slice
     destination: torch.Tensor
     flag: torch.Tensor
 
 
 class PushedByCopyEngines(AllGatherGemm):
-    """An operator whose shards the copy engines push."""
+    """An operator whose shards the copy engines push.
+
+    Each is cut into parts of rows. Or, where parts are cut into chunks of columns, the last one to come is, and the
+    others have one flag, their first.
+    """
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
         rank, world_size, config = self.rank, self.problem.world_size, self.config
-        row_tiles = -(-self.problem.a_shape(0)[0] // config.block_m)
-        part_tiles, self._num_parts = cut_into_parts(row_tiles, config.group_m, self._most_parts())
+        rows, k = self.problem.a_shape(0)
+        part_tiles, self._num_parts = cut_into_parts(-(-rows // config.block_m), config.group_m, self._most_parts())
         self._part_rows = part_tiles * config.block_m
-        self._came = self._flags_by_sender(self._num_parts, "part", "shard", a_call=None)
+        self._chunk_steps, self._num_chunks = cut_into_chunks(-(-k // config.block_k), self._most_chunks())
+        self._came = self._flags_by_sender(self._num_parts * self._num_chunks, "part", "shard", a_call=None)
         shards = self.ctx.peer_view(self.gathered)[:, self._own_rows]
         flags = self.ctx.peer_view(self._came)[:, rank]
         self._copies = []  # the rank below needs this shard first
-        for peer in ((rank - distance) % world_size for distance in range(1, world_size)):
-            for part in range(self._num_parts):
-                rows = slice(part * self._part_rows, (part + 1) * self._part_rows)
-                self._copies.append(Copy(rows, shards[peer, rows], flags[peer, part]))
+        for distance in range(1, world_size):
+            peer = (rank - distance) % world_size
+            is_cut = self._num_chunks == 1 or distance == world_size - 1
+            for flag, (rows, columns) in enumerate(self._pieces() if is_cut else [(slice(None), slice(None))]):
+                self._copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag]))
         self._copy_stream = self._side_stream()
+
+    def _pieces(self) -> list[tuple[slice, slice]]:
+        """Return the rows and columns of a shard's chunks, of one part after the other."""
+        chunk_columns = self._chunk_steps * self.config.block_k
+        parts = (slice(part * self._part_rows, (part + 1) * self._part_rows) for part in range(self._num_parts))
+        chunks = [slice(chunk * chunk_columns, (chunk + 1) * chunk_columns) for chunk in range(self._num_chunks)]
+        return list(product(parts, chunks))
 
     def _most_parts(self) -> int:
         """Return into how many parts a shard is cut at most."""
+        return 1
+
+    def _most_chunks(self) -> int:
+        """Return into how many chunks a part is cut at most."""
         return 1
 
     @property
@@ -97,7 +116,7 @@ class PushedByCopyEngines(AllGatherGemm):
                 self._run(meet_kernel, 1, num_warps=1, **handshake)
         for copy in self._copies:
             if len(copy.destination):
-                self._copy_stream.copy_2d(copy.destination, source[copy.rows])
+                self._copy_stream.copy_2d(copy.destination, source[copy.rows, copy.columns])
             self._copy_stream.write_value(copy.flag, 1)
         self._run(kernel, num_programs, **{**multiply, **handshake}, came_ptr=self._came, PARTS=self._num_parts)
         self._copy_stream.current_waits()
@@ -106,5 +125,5 @@ class PushedByCopyEngines(AllGatherGemm):
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
         """Return the kernel that multiplies, and its arguments, but those that all these kernels share.
 
-        It waits for the flags at `came_ptr`, PARTS words a rank, and ends the call.
+        It waits for the flags at `came_ptr`, one for each of PARTS parts and their chunks a rank, and ends the call.
         """

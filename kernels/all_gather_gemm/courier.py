@@ -161,7 +161,7 @@ def count_pieces(shard, peers, peer, part, pieces):
 def gate_of(shard, peers, epoch, peer, group, is_open, TILE: gl.constexpr):
     """Return what must be waited for before a group of rows of a peer's shard is read."""
     counts_ptr = shard.counts_ptr + peer * shard.parts + group * shard.chunks
-    return Gate(counts_ptr, epoch * shard.pieces, shard.chunk_columns // TILE.BLOCK_K, is_open, peers.watchdog_ptr)
+    return Gate(counts_ptr, epoch * shard.pieces, shard.chunk_columns // TILE.BLOCK_K, 0, is_open, peers.watchdog_ptr)
 
 
 @gluon.jit

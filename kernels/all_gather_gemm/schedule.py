@@ -16,6 +16,8 @@ from ..common.hopper.plan import BLOCK_M, EXCHANGE_US, TFLOPS, Cut, possible_cut
 
 TEAMS = (1, 2, 4)
 PARTS = (1, 2, 4, 8)
+CHUNKS = (1, 2, 3, 4)
+LEAST_GAIN = 1.02  # of chunks of columns: predictions are not exact, and each costs the host a copy and a flag
 GROUP = 8  # rows of tiles that consecutive tiles share, where parts are not smaller
 LEAST_PART_BYTES = 8 << 20  # smaller parts gain nothing, and each costs the host a copy and a flag
 # Widths of tiles, and how fast each multiplies, relative to the first: no stores to peers hold the narrower ones up.
@@ -36,13 +38,27 @@ def cut_into_parts(row_tiles: int, group: int, most: int) -> tuple[int, int]:
     return part_rows, -(-row_tiles // part_rows)
 
 
+def cut_into_chunks(steps: int, most: int) -> tuple[int, int]:
+    """Return how many steps of a tile a chunk of columns is for, and how many chunks, `most` at most, there are."""
+    chunk_steps = -(-steps // most)
+    return chunk_steps, -(-steps // chunk_steps)
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """How a call is cut: the tiles, the parts of a shard that are copied apart, and the rows of tiles in a group."""
+    """How a call is cut.
+
+    Args:
+        cut: the tiles, and the teams that share the last ones.
+        parts: of a shard, by rows, that are copied apart.
+        group: rows of tiles in a group.
+        chunks: of each part, by columns; with two or more, only the shard that is used last is cut at all.
+    """
 
     cut: Cut
     parts: int
     group: int
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,8 +83,12 @@ class Gathering:
         """Return the schedule that is predicted to end first."""
         cuts = possible_cuts(self.k, num_programs=self.num_programs, teams=TEAMS)
         counts = [parts for parts in PARTS if parts == 1 or self._shard_bytes >= parts * LEAST_PART_BYTES]
-        schedules = [Schedule(cut, parts, self._group(parts)) for cut, parts in product(cuts, counts)]
-        return min(schedules, key=self.predicted_us)
+        schedules = [
+            Schedule(cut, parts, self._group(parts), chunks)
+            for cut, parts, chunks in product(cuts, counts, CHUNKS)
+            if chunks == 1 or self._shard_bytes >= parts * chunks * LEAST_PART_BYTES
+        ]
+        return min(schedules, key=lambda one: self.predicted_us(one) * (LEAST_GAIN if one.chunks > 1 else 1.0))
 
     def predicted_us(self, schedule: Schedule) -> float:
         """Return how long the call is predicted to take, in µs."""
@@ -81,18 +101,22 @@ class Gathering:
         whole = -(-len(arrivals) // count) - (cut.team > 1)
         for turn in range(max(whole, 0)):
             coming = arrivals[turn * count : (turn + 1) * count]
-            ends[: len(coming)] = np.maximum(ends[: len(coming)], coming) + tile_us
+            for chunk in coming.T:
+                ends[: len(coming)] = np.maximum(ends[: len(coming)], chunk) + tile_us / schedule.chunks
         if cut.team > 1:
             teams = count // cut.team
             ends = ends[: teams * cut.team].reshape(teams, cut.team).max(axis=1)
-            left = arrivals[max(whole, 0) * count :]
+            left = arrivals[max(whole, 0) * count :, -1]  # whose members multiply all chunks at once
             for turn in range(-(-len(left) // teams)):
                 coming = left[turn * teams : (turn + 1) * teams]
                 ends[: len(coming)] = np.maximum(ends[: len(coming)], coming) + shared_us
         return float(ends.max()) + _BESIDE_US
 
     def arrivals_us(self, schedule: Schedule) -> np.ndarray:
-        """Return when the rows of A that each tile needs are there, in the tiles' order, from the own shard's on."""
+        """Return when the chunks of the rows of A that each tile needs are there: (tiles, chunks).
+
+        Tiles are in their order, from the own shard's on.
+        """
         rows, columns = self._row_tiles, -(-self.columns // schedule.cut.block_n)
         first = np.arange(0, rows, schedule.group)
         heights = np.minimum(rows - first, schedule.group)
@@ -100,12 +124,17 @@ class Gathering:
             [start + np.tile(np.arange(high), columns) for start, high in zip(first, heights, strict=True)]
         )
         part_rows, parts = cut_into_parts(rows, schedule.group, schedule.parts)
-        part_us = 1e-3 * self._shard_bytes / parts / _LINK_GBPS
-        part = row // part_rows + 1
-        shards = [np.zeros(len(row))]
+        chunks = schedule.chunks
+        shard_us = 1e-3 * self._shard_bytes / _LINK_GBPS
+        shards = [np.zeros((len(row), chunks))]
+        copies = 0  # of shards before
         for distance in range(1, self.world_size):
-            copies = (distance - 1) * parts + part
-            shards.append(_START_US + copies * part_us + (copies - 1) * _NEXT_US)
+            is_cut = chunks == 1 or distance == self.world_size - 1
+            pieces = parts * chunks if is_cut else 1
+            piece = (row // part_rows * chunks)[:, None] + np.arange(chunks) if is_cut else np.zeros((len(row), chunks))
+            arrived_us = (distance - 1 + (piece + 1) / pieces) * shard_us
+            shards.append(_START_US + arrived_us + (copies + piece) * _NEXT_US)
+            copies += pieces
         return np.concatenate(shards)
 
     @property

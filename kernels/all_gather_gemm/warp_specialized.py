@@ -183,7 +183,9 @@ class StoresShards(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm)
 class WarpSpecialized(StoresShards):
     """See the module. The rows of its output may lie further apart than they are long."""
 
-    operands_arrive = True
+    @property
+    def _operands_arrive(self) -> bool:
+        return True
 
     @classmethod
     def _config_reason(cls, problem: AllGatherGemmProblem, config: GemmConfig) -> str | None:

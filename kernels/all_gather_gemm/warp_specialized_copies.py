@@ -2,13 +2,15 @@
 
 | who | does | waits for |
 |---|---|---|
-| the copy engines | push this rank's shard of A to every peer, in parts (copies.py) | the call before |
+| the copy engines | push this rank's shard of A to every peer, in pieces (copies.py) | the call before |
 | 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
-| 1 warp | loads operands, meanwhile stores the tile before | room; parts of the peers' shards; the finished tile |
+| 1 warp | loads operands, meanwhile stores the tile before | room; pieces of the peers' shards; the finished tile |
 
 The Hopper form of `copy_engine`, whose protocol this is: its multiplication keeps the vendor's rate beside the copies.
 The own shard comes first, read where the caller has it. A tile of a peer's rows waits for their part before its first
-load. Teams may share the last tiles (../common/hopper/team.py). Pattern: arXiv 2511.12500, section 4, which names "wave
+load. Where the link is slower than the multiplication, what counts is what is left to multiply when the last byte has
+come: then the shard that is used last comes in chunks of columns, and its tiles are multiplied chunk by chunk, while
+the others, which cost a pause of the copy engine for every piece, come whole. Teams may share the last tiles (../common/hopper/team.py). Pattern: arXiv 2511.12500, section 4, which names "wave
 specialization" and leaves it unbuilt.
 """
 
@@ -27,9 +29,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import current_call, finish_and_clear
-from ..common.hopper.arguments import Parcel
+from ..common.hopper.arguments import Gate, Parcel
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
-from ..common.hopper.ring import open_ring
+from ..common.hopper.ring import gated, open_ring
 from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
 from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .copies import PushedByCopyEngines
@@ -47,13 +49,18 @@ def warp_specialized_kernel(
     team,
     sizes,
     part_rows,
+    chunk_steps,
     peers,
     came_ptr,
     PARTS: gl.constexpr,
+    CHUNKS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `part_rows` those of a part."""
+    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `part_rows` those of a part.
+
+    Each of a part's CHUNKS is for `chunk_steps` steps of a tile.
+    """
     epoch = current_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
@@ -77,10 +84,12 @@ def warp_specialized_kernel(
                     shared,
                     sizes,
                     part_rows,
+                    chunk_steps,
                     peers,
                     came_ptr,
                     epoch,
                     PARTS,
+                    CHUNKS,
                     WORLD_SIZE,
                     TILE,
                 ),
@@ -103,10 +112,12 @@ def _load_shards_and_store(
     shared,
     sizes,
     part_rows,
+    chunk_steps,
     peers,
     came_ptr,
     epoch,
     PARTS: gl.constexpr,
+    CHUNKS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
@@ -123,38 +134,56 @@ def _load_shards_and_store(
     for turn in range(turns):
         parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
         position, start, stop = work_of(turn, whole, num_steps, TILE)
+        is_whole = stop - start == num_steps
         owner = (peers.rank + position // tiles) % WORLD_SIZE
         row, col = tile_origin(position % tiles, sizes, TILE)
         kept, cols = kept_columns(turn, whole, TILE)
         if owner == peers.rank:
-            step, start = load_ahead(a, b, ring, step, row, col, start, stop, outbox, turn > 1, TILE)
+            here = ring
+            if TILE.GATED:
+                here = gated(ring, Gate(came_ptr, 1, num_steps, start, True, peers.watchdog_ptr))
+            step, start = load_ahead(a, b, here, step, row, col, start, stop, outbox, turn > 1, TILE)
             step = load_and_send(
-                a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                a, b, here, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
         else:
             part = row // part_rows
+            steps_a_flag = num_steps
+            if CHUNKS > 1:
+                is_cut = position // tiles == WORLD_SIZE - 1
+                part = gl.where(is_cut, part, 0)
+                steps_a_flag = gl.where(is_cut, chunk_steps, num_steps)
             needed = position // tiles * PARTS + part + 1
-            if needed > arrived:
-                wait(came_ptr + owner * PARTS + part, 1, peers.watchdog_ptr)
+            flag_ptr = came_ptr + (owner * PARTS + part) * CHUNKS
+            coming = ring
+            if TILE.GATED:
+                is_open = needed <= arrived
+                coming = gated(ring, Gate(flag_ptr, 1, steps_a_flag, start, is_open, peers.watchdog_ptr))
+                if is_whole:
+                    arrived = needed
+            elif needed > arrived:
+                wait(flag_ptr, 1, peers.watchdog_ptr)
                 fence_before_descriptor_loads()
                 arrived = needed
             a_row = owner * sizes.m + row
-            step, start = load_ahead(gathered, b, ring, step, a_row, col, start, stop, outbox, turn > 1, TILE)
+            step, start = load_ahead(gathered, b, coming, step, a_row, col, start, stop, outbox, turn > 1, TILE)
             step = load_and_send(
-                gathered, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                gathered, b, coming, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
     parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, turns > 1, 1, WORLD_SIZE, TILE)
     await_arrival()
     if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
         for distance in gl.static_range(1, WORLD_SIZE):
-            for part in gl.static_range(PARTS):
-                wait(came_ptr + (peers.rank + distance) % WORLD_SIZE * PARTS + part, 1, peers.watchdog_ptr)
-    finish_and_clear(peers, epoch, gl.num_programs(0), came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
+            owner = (peers.rank + distance) % WORLD_SIZE
+            for flag in gl.static_range(PARTS * CHUNKS if CHUNKS == 1 or distance == WORLD_SIZE - 1 else 1):
+                wait(came_ptr + owner * PARTS * CHUNKS + flag, 1, peers.watchdog_ptr)
+    finish_and_clear(peers, epoch, gl.num_programs(0), came_ptr, WORLD_SIZE * PARTS * CHUNKS, WORLD_SIZE)
 
 
 class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
-    """See the module. The rows of its output may lie further apart than they are long; `panels` are parts of a shard.
+    """See the module. The rows of its output may lie further apart than they are long; `panels` are parts of a shard,
+    `chunks` those of a part.
 
     Args, Attributes: see `AllGatherGemm`.
     """
@@ -167,10 +196,18 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
         columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
         num_programs = self._num_programs(self.ctx.get_cu_count())
         schedule = Gathering(rows, columns, k, problem.world_size, itemsize, num_programs).quickest()
-        return replace(self._config_of(schedule.cut), panels=schedule.parts, group_m=schedule.group)
+        config = self._config_of(schedule.cut)
+        return replace(config, panels=schedule.parts, chunks=schedule.chunks, group_m=schedule.group)
 
     def _most_parts(self) -> int:
         return self.config.panels
+
+    def _most_chunks(self) -> int:
+        return self.config.chunks
+
+    @property
+    def _operands_arrive(self) -> bool:
+        return self._num_chunks > 1
 
     def _open_output(self) -> None:
         super()._open_output()
@@ -184,6 +221,8 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
             "team": self._team,
             "sizes": self._sizes,
             "part_rows": self._part_rows,
+            "chunk_steps": self._chunk_steps,
+            "CHUNKS": self._num_chunks,
         }
 
 

@@ -42,11 +42,15 @@ class Ring(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """What a tile's steps must wait for: one count for every `chunk_steps` of them to be `expected`, or nothing."""
+    """What a tile's steps must wait for: one count for every `chunk_steps` of them to be `expected`, or nothing.
+
+    `first` is the first of the steps that this program loads.
+    """
 
     counts_ptr: Any
     expected: Any
     chunk_steps: Any
+    first: Any
     is_open: Any
     watchdog_ptr: Any
 

@@ -76,7 +76,6 @@ class WarpSpecializedOperator(FusedOperator[P]):
 
     variant = "warp_specialized"
     teams: tuple[int, ...] = (1,)  # sizes that a default configuration may have
-    operands_arrive = False  # while tiles are multiplied
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
@@ -123,6 +122,11 @@ class WarpSpecializedOperator(FusedOperator[P]):
             team=cut.team,
         )
 
+    @property
+    def _operands_arrive(self) -> bool:
+        """Whether steps of a tile are loaded while operands of later ones are still on their way to this rank."""
+        return False
+
     def _peers_of_a_tile(self) -> int:
         """Return how many peers the last tiles are sent to."""
         return 0
@@ -156,7 +160,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             config.num_stages,
             config.comm_rows,
             config.team,
-            self.operands_arrive,
+            self._operands_arrive,
         )
         return {
             "a": self._descriptor(self._rows(a), (config.block_m, 64)),

@@ -59,8 +59,8 @@ def load_step(a, b, ring, step, a_row, col, k, TILE: gl.constexpr):
 
 @gluon.jit
 def _pass(gate, step):
-    """Wait for the operands of a tile's `step`-th step, where it is the first of its chunk."""
-    if (step % gate.chunk_steps == 0) & (gate.is_open == 0):
+    """Wait for the operands of a tile's `step`-th step, where it is the first of its chunk that is loaded here."""
+    if ((step % gate.chunk_steps == 0) | (step == gate.first)) & (gate.is_open == 0):
         wait(gate.counts_ptr + step // gate.chunk_steps, gate.expected, gate.watchdog_ptr)
         fence_before_descriptor_loads()
 
