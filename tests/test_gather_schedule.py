@@ -73,6 +73,33 @@ def test_the_operator_cuts_as_was_reckoned() -> None:
     assert operator._num_parts == len(np.unique(arrivals)) - 1 > 1
 
 
+FOUR_OF_LONG_ROWS = Gathering(2048, 1024, 14336, world_size=4, itemsize=2, num_programs=132)
+
+
+def test_chunks_of_the_last_shard_arrive_one_after_the_other() -> None:
+    whole, cut = (FOUR_OF_LONG_ROWS.arrivals_us(Schedule(Cut(128, 1), 1, 8, chunks)) for chunks in (1, 3))
+    tiles = len(whole) // 4
+    assert cut.shape == (4 * tiles, 3)
+    assert (cut[: 3 * tiles] == whole[: 3 * tiles]).all()  # the others come whole
+    last = cut[3 * tiles :]
+    assert (last == last[0]).all()
+    assert whole[2 * tiles] < last[0, 0] < last[0, 1] < last[0, 2]
+    assert last[0, 2] == pytest.approx(whole[-1, 0] + 2 * module._NEXT_US)
+
+
+def test_the_last_shard_is_cut_where_the_link_is_slower_than_the_multiplication() -> None:
+    assert FOUR_OF_LONG_ROWS.quickest().chunks > 1
+    assert replace(FOUR_OF_LONG_ROWS, columns=4096).quickest().chunks == 1
+    assert replace(FOUR_OF_LONG_ROWS, world_size=1).quickest().chunks == 1
+
+
+def test_chunks_are_whole_steps_of_rows_that_copy_engines_are_quick_with() -> None:
+    assert module.cut_into_chunks(224, 1) == (224, 1)
+    assert module.cut_into_chunks(224, 2) == (112, 2)
+    assert module.cut_into_chunks(224, 3) == (80, 3)
+    assert module.cut_into_chunks(5, 2) == (8, 1)
+
+
 def test_with_all_rows_there_turns_are_what_counts() -> None:
     alone = Gathering(128 * 132, 256, 8192, world_size=1, itemsize=2, num_programs=132)
     whole = Schedule(Cut(256, 1), 1, 8)

@@ -6,8 +6,9 @@ Kernels are compiled for every dtype, world size and divisibility of the sizes: 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,17 @@ from families import GPU_FUSED, GPU_VARIANTS, make_problem, name
 from ranks import Ranks, context
 
 from iris_core.bootstrap import ranks_per_gpu
+from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.operator import Operator
+from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Variant, get_variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 
 WORLD_SIZES = [1, 2, 4, 8]
 MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
+IN_CHUNKS = "warp_specialized_copies"
+NONE: Mapping[str, int] = {}
 CALLS = 200
 REPLAYS = 1000
 LONGEST_DELAY = 1_000_000  # cycles, half a millisecond
@@ -30,7 +35,7 @@ LONGEST_DELAY = 1_000_000  # cycles, half a millisecond
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of the whole; rows may be a number a rank."""
+    """Sizes of the whole; rows may be a number a rank. `changes` are to the default configuration."""
 
     m: int
     n: int
@@ -38,9 +43,11 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     layout: str = "nk"
     rows_a_rank: bool = False
-    pointers: bool = False
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
+POINTERS = {"descriptors": False}
+CHUNKS = {"panels": 2, "chunks": 2, "team": 1}
 RAGGED = Case(4091, 5120, 1024, rows_a_rank=True)
 MANY = [
     RAGGED,
@@ -52,8 +59,10 @@ MANY = [
     Case(1031, 515, 1031, torch.bfloat16, "kn"),
     Case(200, 300, 100, torch.bfloat16, "strided"),
     Case(200, 300, 100, torch.float32),
-    Case(33, 37, 41, torch.float16, pointers=True),
-    Case(200, 300, 100, torch.bfloat16, "strided", pointers=True),
+    Case(33, 37, 41, torch.float16, changes=POINTERS),
+    Case(200, 300, 100, torch.bfloat16, "strided", changes=POINTERS),
+    Case(6000, 1000, 2040, changes=CHUNKS),
+    Case(3000, 2000, 1080, torch.float16, "kn", changes=CHUNKS | {"team": 2}),
 ]
 
 
@@ -71,10 +80,10 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
         build, config = get_variant(family, variant).build, None
         if get_variant(family, variant).unsupported_reason(problem, None):
             continue
-        if case.pointers:
-            default = build(ctx, problem)
-            default.close()
-            config = replace(default.config, descriptors=False) if default.config else None
+        if case.changes:
+            if "chunks" in case.changes and variant != IN_CHUNKS:
+                continue
+            config = changed_config(build, problem, case.changes)
             if config is None or get_variant(family, variant).unsupported_reason(problem, config):
                 continue
         operator = build(ctx, problem, config)
@@ -89,6 +98,13 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
     return faults
 
 
+def changed_config(build: Callable[..., Any], problem: Problem, changes: Mapping[str, int]) -> GemmConfig | None:
+    """Return a variant's default configuration with these changes; None if it has none."""
+    default = build(context(), problem)
+    default.close()
+    return replace(default.config, **changes) if default.config else None
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("variant", GPU_VARIANTS, ids=name)
 def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_size: int) -> None:
@@ -97,13 +113,15 @@ def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_
 
 
 def make_operator(
-    rank: int, world_size: int, family: str, variant: str, size: int, **options: bool
+    rank: int, world_size: int, family: str, variant: str, size: int, changes: Mapping[str, int] = NONE, **options: bool
 ) -> tuple[Operator, list[Data]]:
     """Return a square operator and several calls' data."""
     ctx = context()
+    build = get_variant(family, variant).build
     problem = make_problem(family, size, size, size, world_size, torch.bfloat16)
     data = [make_data(family, problem, rank, seed, ctx.get_device()) for seed in range(8)]
-    return get_variant(family, variant).build(ctx, problem, **options), data
+    config = changed_config(build, problem, changes) if changes else None
+    return build(ctx, problem, config, **options), data
 
 
 def check(operator: Operator, outputs: list[torch.Tensor], expected: list[Data]) -> list[str]:
@@ -113,9 +131,11 @@ def check(operator: Operator, outputs: list[torch.Tensor], expected: list[Data])
     return [f"call {call}: {wrong}" for call, wrong in enumerate(faults) if wrong]
 
 
-def call_often(rank: int, world_size: int, family: str, variant: str, seed: int) -> list[str]:
+def call_often(
+    rank: int, world_size: int, family: str, variant: str, seed: int, changes: Mapping[str, int] = NONE
+) -> list[str]:
     """Queue all calls at once. A device is held up before some calls, and after them before the output is read."""
-    operator, data = make_operator(rank, world_size, family, variant, 512)
+    operator, data = make_operator(rank, world_size, family, variant, 1024 if changes else 512, changes)
     late = random.Random(seed)  # the same on every rank: who is late, and when
     outputs = []
     for call in range(CALLS):
@@ -142,6 +162,16 @@ def test_every_call_is_right_when_devices_come_late(
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     assert ranks(world_size).call(call_often, variant.family, variant.name, seed) == [[]] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_call_is_right_where_the_last_shard_comes_in_chunks(
+    ranks: Callable[[int], Ranks], world_size: int
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    called = ranks(world_size).call(call_often, "all_gather_gemm", IN_CHUNKS, seed, CHUNKS)
+    assert called == [[]] * world_size
 
 
 def capture(

@@ -23,7 +23,7 @@ from gluon_emulator import Descriptor, Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
-from iris_kernels.all_gather_gemm import courier
+from iris_kernels.all_gather_gemm import courier, schedule
 from iris_kernels.common import gemm
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
@@ -179,7 +179,10 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
 
 @pytest.mark.parametrize("keep_gathered", [False, True])
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
-def test_output_is_right_where_the_last_shard_comes_in_chunks(case: Case, keep_gathered: bool) -> None:
+def test_output_is_right_where_the_last_shard_comes_in_chunks(
+    case: Case, keep_gathered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "_STEPS_OF_A_CHUNK", 1)
     run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=keep_gathered)
 
 

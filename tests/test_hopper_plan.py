@@ -41,7 +41,9 @@ def test_without_peers_turns_are_what_counts() -> None:
     one_turn = alone(Cut(256, 1), 128 * 132, 256, 8192)
     assert alone(Cut(256, 1), 128, 256, 8192) == pytest.approx(one_turn)
     assert alone(Cut(256, 1), 128 * 133, 256, 8192) == pytest.approx(2 * one_turn)
-    assert alone(Cut(256, 1), 128 * 132, 256, 4096) == pytest.approx(one_turn / 2)
+    beside_us = 2 * alone(Cut(256, 1), 128 * 132, 256, 4096) - one_turn
+    assert 0 < beside_us < one_turn / 10
+    assert alone(Cut(256, 1), 128 * 132, 256, 64) == pytest.approx(beside_us + (one_turn - beside_us) / 128)
     assert alone(Cut(256, 1), 0, 256, 8192) == 0
 
 

@@ -157,15 +157,22 @@ class _Run:
         return lambda *_: self._move(kind, second)
 
     def _move_all(self, kind: str, peers: Sequence[int]) -> None:
+        if kind == "copy":
+            self._copy_to(peers)
+            return
         for peer in peers:
             self._move(kind, peer)
 
-    def _move(self, kind: str, peer: Any) -> None:
-        if kind == "copy":
-            self.stream.wait_for_current()
+    def _copy_to(self, peers: Sequence[Any]) -> None:
+        self.stream.wait_for_current()
+        for peer in peers:
             there = self.ctx.peer_view(self.inbox)[peer, self.rank]
             self.stream.copy_2d(there.view(-1, BLOCK), self.outbox.view(-1, BLOCK))
-            self.stream.current_waits()
+        self.stream.current_waits()
+
+    def _move(self, kind: str, peer: Any) -> None:
+        if kind == "copy":
+            self._copy_to([peer])
             return
         own, at_peer = (self.landing[peer], self.outbox) if kind == "load" else (self.outbox, self.inbox[self.rank])
         move_kernel[(self.ctx.get_cu_count(),)](

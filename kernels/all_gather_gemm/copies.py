@@ -61,10 +61,11 @@ class PushedByCopyEngines(AllGatherGemm):
     def _open_buffers(self) -> None:
         super()._open_buffers()
         rank, world_size, config = self.rank, self.problem.world_size, self.config
-        rows, k = self.problem.a_shape(0)
-        part_tiles, self._num_parts = cut_into_parts(-(-rows // config.block_m), config.group_m, self._most_parts())
+        shard_rows, k = self.problem.a_shape(0)
+        row_tiles, steps = -(-shard_rows // config.block_m), -(-k // config.block_k)
+        part_tiles, self._num_parts = cut_into_parts(row_tiles, config.group_m, self._most_parts())
         self._part_rows = part_tiles * config.block_m
-        self._chunk_steps, self._num_chunks = cut_into_chunks(-(-k // config.block_k), self._most_chunks())
+        self._chunk_steps, self._num_chunks = cut_into_chunks(steps, self._most_chunks())
         self._came = self._flags_by_sender(self._num_parts * self._num_chunks, "part", "shard", a_call=None)
         shards = self.ctx.peer_view(self.gathered)[:, self._own_rows]
         flags = self.ctx.peer_view(self._came)[:, rank]

@@ -12,16 +12,18 @@ from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, EXCHANGE_US, TFLOPS, Cut, possible_cuts
+from ..common.hopper.plan import BLOCK_M, TFLOPS, Cut, possible_cuts
 
 TEAMS = (1, 2, 4)
 PARTS = (1, 2, 4, 8)
-CHUNKS = (1, 2, 3, 4)
-LEAST_GAIN = 1.02  # of chunks of columns: predictions are not exact, and each costs the host a copy and a flag
+CHUNKS = (1, 2)  # four are half a percent faster and take the host 10 µs more
 GROUP = 8  # rows of tiles that consecutive tiles share, where parts are not smaller
 LEAST_PART_BYTES = 8 << 20  # smaller parts gain nothing, and each costs the host a copy and a flag
 # Widths of tiles, and how fast each multiplies, relative to the first: no stores to peers hold the narrower ones up.
 _WIDTHS = {256: 1.0, 128: 0.98, 64: 0.55}
+_LEAST_GAIN = 1.02  # that chunks of columns must bring: each costs the host a copy and a flag
+_STEPS_OF_A_CHUNK = 8  # or a multiple: copies of rows of 9,600 bytes are slower than of 7,168
+_EXCHANGE_US = 4.0  # of a team's sums of 128 columns
 _LINK_GBPS = 387.0  # a copy engine, H200 and NVLink 4
 _START_US = 10.0  # until the first byte is copied, and from the last one until it is seen
 _NEXT_US = 7.0  # between copies
@@ -41,6 +43,8 @@ def cut_into_parts(row_tiles: int, group: int, most: int) -> tuple[int, int]:
 def cut_into_chunks(steps: int, most: int) -> tuple[int, int]:
     """Return how many steps of a tile a chunk of columns is for, and how many chunks, `most` at most, there are."""
     chunk_steps = -(-steps // most)
+    if most > 1:
+        chunk_steps = -(-chunk_steps // _STEPS_OF_A_CHUNK) * _STEPS_OF_A_CHUNK
     return chunk_steps, -(-steps // chunk_steps)
 
 
@@ -88,13 +92,13 @@ class Gathering:
             for cut, parts, chunks in product(cuts, counts, CHUNKS)
             if chunks == 1 or self._shard_bytes >= parts * chunks * LEAST_PART_BYTES
         ]
-        return min(schedules, key=lambda one: self.predicted_us(one) * (LEAST_GAIN if one.chunks > 1 else 1.0))
+        return min(schedules, key=lambda one: self.predicted_us(one) * (_LEAST_GAIN if one.chunks > 1 else 1.0))
 
     def predicted_us(self, schedule: Schedule) -> float:
         """Return how long the call is predicted to take, in µs."""
         cut = schedule.cut
         tile_us = 2e-6 * BLOCK_M * cut.block_n * self.k / (TFLOPS * _WIDTHS[cut.block_n])
-        shared_us = tile_us / cut.team + EXCHANGE_US * cut.block_n / 128
+        shared_us = tile_us / cut.team + _EXCHANGE_US * cut.block_n / 128
         arrivals = self.arrivals_us(schedule)
         count = self.num_programs
         ends = np.zeros(count)

@@ -10,8 +10,9 @@ The Hopper form of `copy_engine`, whose protocol this is: its multiplication kee
 The own shard comes first, read where the caller has it. A tile of a peer's rows waits for their part before its first
 load. Where the link is slower than the multiplication, what counts is what is left to multiply when the last byte has
 come: then the shard that is used last comes in chunks of columns, and its tiles are multiplied chunk by chunk, while
-the others, which cost a pause of the copy engine for every piece, come whole. Teams may share the last tiles (../common/hopper/team.py). Pattern: arXiv 2511.12500, section 4, which names "wave
-specialization" and leaves it unbuilt.
+the others come whole, for the copy engine pauses after every piece. Teams may share the last tiles
+(../common/hopper/team.py). Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it
+unbuilt.
 """
 
 from __future__ import annotations

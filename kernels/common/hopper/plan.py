@@ -8,13 +8,14 @@ from itertools import product
 
 BLOCK_M = 128
 STEP_K = 64
-# Widths of tiles, and how fast each multiplies, relative to the first. These constants were chosen together, so that
-# the predictions for 24 cuts of 8 all-scatters over 4 H200s are closest to what was measured (docs/performance.md).
-WIDTHS = {256: 1.0, 128: 0.94, 64: 0.55}
+# Widths of tiles, and how fast each multiplies, relative to the first. These constants were chosen together, so that of
+# 106 cuts of 37 all-scatters over 4 H200s, in nine runs, the quickest are predicted to be (docs/performance.md).
+WIDTHS = {256: 1.0, 128: 1.0, 64: 0.55}
 LEAST_KEPT = 64  # columns that a member of a team keeps
 TFLOPS = 5.8  # of an SM, with the widest tile
+_TILE_US = 3.0  # that a tile takes beside its multiplication
 _LINK_GBPS = 345.0  # stores of all SMs to peers, H200 and NVLink 4
-EXCHANGE_US = 4.0  # of a team's sums of 128 columns
+_EXCHANGE_US = 5.0  # of a team's sums of 128 columns
 _TEAM_RATE = 0.96  # how fast a kernel with teams that sends tiles multiplies, in all its turns
 
 
@@ -41,7 +42,7 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
     tiles = -(-m // BLOCK_M) * -(-n // cut.block_n)
     if not tiles:
         return 0.0
-    tile_us = 2e-6 * BLOCK_M * cut.block_n * k / (TFLOPS * WIDTHS[cut.block_n])
+    tile_us = 2e-6 * BLOCK_M * cut.block_n * k / (TFLOPS * WIDTHS[cut.block_n]) + _TILE_US
     if cut.team > 1 and peers:
         tile_us /= _TEAM_RATE
     tile_sent_us = 2e-3 * BLOCK_M * cut.block_n * peers / _LINK_GBPS
@@ -49,7 +50,7 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
     whole = -(-tiles // num_programs) - 1
     left = tiles - whole * num_programs
     rounds = -(-left // teams)
-    round_us = tile_us / cut.team + (EXCHANGE_US * cut.block_n / 128 if cut.team > 1 else 0.0)
+    round_us = tile_us / cut.team + (_EXCHANGE_US * cut.block_n / 128 if cut.team > 1 else 0.0)
     first_us = tile_us if whole else round_us
     multiplied_us = whole * tile_us + rounds * round_us
     return max(multiplied_us + (left - (rounds - 1) * teams) * tile_sent_us, first_us + tiles * tile_sent_us)
