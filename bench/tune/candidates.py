@@ -121,6 +121,8 @@ def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
         # A panel is whole groups of rows of tiles, at least.
         yield {"panels": config.panels * 2, "group_m": max(1, config.group_m // 2)}
         yield {"panels": max(1, config.panels // 2)}
+        if variant.name == "warp_specialized_copies":
+            yield {"chunks": 1 if config.chunks > 1 else 2}
     else:
         yield {"group_m": config.group_m * 2}
 
