@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import re
+import statistics
+from collections import defaultdict
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,6 +16,8 @@ import pytest
 from iris_kernels.common.hopper import plan
 from iris_kernels.common.hopper.plan import LEAST_KEPT, STEP_K, Cut, is_possible, predicted_us, quickest_cut
 from iris_kernels.gemm_reduce_scatter import rounds
+
+MEASURED = Path(__file__).parents[1] / "results" / "configurations-h200x4-bf16.csv"
 
 on_four = partial(predicted_us, num_programs=132, peers=3)
 alone = partial(predicted_us, num_programs=132, peers=0)
@@ -84,6 +91,24 @@ def test_what_is_chosen_is_possible() -> None:
             assert cut.team == 1 or cut.team < programs
     assert quickest_cut(8192, 2048, 8192, num_programs=132, peers=3, teams=(1,)).team == 1
     assert not is_possible(Cut(128, 4), 8192)
+
+
+def test_what_is_predicted_to_be_quickest_was_nearly_the_quickest() -> None:
+    runs: dict[tuple[str, ...], dict[Cut, float]] = defaultdict(dict)
+    with MEASURED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            found = re.match(r"128x(\d+)x64 group=8 .* sms=132 .* team=(\d) ", row["config"])
+            if found and row["family"] == "gemm_all_scatter" and row["status"] == "ok" and int(row["m"]) > 512:
+                cut = Cut(int(found[1]), int(found[2]))
+                runs[row["run"], row["m"], row["n"], row["k"]].setdefault(cut, float(row["time_us"]))
+    runs = {key: times for key, times in runs.items() if len(times) > 1}
+    assert len(runs) == 37
+    behind = []
+    for (_, m, n, k), times in runs.items():
+        predicted = {cut: on_four(cut, int(m), int(n) // 4, int(k)) for cut in times}
+        behind.append(times[min(predicted, key=predicted.__getitem__)] / min(times.values()))
+    assert statistics.mean(behind) < 1.005
+    assert max(behind) < 1.03
 
 
 def test_narrow_outputs_get_narrow_tiles() -> None:

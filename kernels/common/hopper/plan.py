@@ -9,7 +9,7 @@ from itertools import product
 BLOCK_M = 128
 STEP_K = 64
 # Widths of tiles, and how fast each multiplies, relative to the first. These constants were chosen together, so that of
-# 106 cuts of 37 all-scatters over 4 H200s, in nine runs, the quickest are predicted to be (docs/performance.md).
+# 104 cuts of 37 all-scatters over 4 H200s, in six runs, the quickest are predicted to be (docs/performance.md).
 WIDTHS = {256: 1.0, 128: 1.0, 64: 0.55}
 LEAST_KEPT = 64  # columns that a member of a team keeps
 TFLOPS = 5.8  # of an SM, with the widest tile
