@@ -71,10 +71,13 @@ class Case:
     size: int = 8192
     pointers: bool = False
     chunks: int = 1
+    team: int = 1
+    pingpong: bool = False
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
-        parts += [str(self.size)] + ["pointers"] * self.pointers + ["chunks"] * (self.chunks > 1)
+        parts += [str(self.size)] + ["pointers"] * self.pointers
+        parts += ["chunks"] * (self.chunks > 1) + [f"team{self.team}"] * (self.team > 1) + ["pingpong"] * self.pingpong
         return "-".join(parts)
 
 
@@ -221,8 +224,12 @@ def compile_case(case: Case) -> list[Compiled]:
     ):
         build = get_variant(case.family, case.variant).build
         operator = build(StubContext(case), make_problem(case))
-        if case.pointers or case.chunks > 1:
-            config = replace(operator.config, descriptors=not case.pointers, chunks=case.chunks)
+        if case.pointers or case.pingpong or case.chunks > 1:
+            config = replace(operator.config, descriptors=not case.pointers)
+            if case.chunks > 1:
+                config = replace(config, chunks=case.chunks, team=case.team)
+            if case.pingpong:
+                config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], team=1)
             operator = build(StubContext(case), make_problem(case), config)
         operator(*_operands(operator.problem, case))
     return [

@@ -30,7 +30,9 @@ def cases_of(variant: Variant) -> list[Case]:
         replace(case, world_size=1, rank=0),
         replace(case, world_size=2, rank=1),
         replace(case, world_size=8),
-        *([replace(case, chunks=3)] if variant.name == "warp_specialized_copies" else []),
+        replace(case, pingpong=True),
+        replace(case, pingpong=True, rank=1, layout="kn"),
+        *(replace(case, chunks=3, team=team) for team in (1, 2) if variant.name == "warp_specialized_copies"),
     ]
 
 

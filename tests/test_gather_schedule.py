@@ -93,6 +93,23 @@ def test_the_last_shard_is_cut_where_the_link_is_slower_than_the_multiplication(
     assert replace(FOUR_OF_LONG_ROWS, world_size=1).quickest().chunks == 1
 
 
+def test_small_shards_are_not_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(FOUR_OF_LONG_ROWS, k=4032)
+    assert small.rows * small.k * 2 < 2 * LEAST_PART_BYTES
+    assert small.quickest().chunks == 1
+    monkeypatch.setattr(module, "LEAST_PART_BYTES", 0)
+    assert small.quickest().chunks > 1
+
+
+def test_a_team_multiplies_all_chunks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tiles, both shared by the two programs: the peer's is begun when its last chunk has come."""
+    monkeypatch.setattr(module, "_LINK_GBPS", 1.0)
+    two = Gathering(128, 256, 65536, world_size=2, itemsize=2, num_programs=2)
+    whole, cut = (Schedule(Cut(256, 2), 1, 1, chunks) for chunks in (1, 2))
+    later_us = two.arrivals_us(cut)[-1, -1] - two.arrivals_us(whole)[-1, -1]
+    assert two.predicted_us(cut) == pytest.approx(two.predicted_us(whole) + later_us)
+
+
 def test_chunks_are_whole_steps_of_rows_that_copy_engines_are_quick_with() -> None:
     assert module.cut_into_chunks(224, 1) == (224, 1)
     assert module.cut_into_chunks(224, 2) == (112, 2)

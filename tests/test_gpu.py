@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 WORLD_SIZES = [1, 2, 4, 8]
 MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
 IN_CHUNKS = "warp_specialized_copies"
+ONLY_OF = {"chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized", IN_CHUNKS)}
 NONE: Mapping[str, int] = {}
 CALLS = 200
 REPLAYS = 1000
@@ -47,7 +48,8 @@ class Case:
 
 
 POINTERS = {"descriptors": False}
-CHUNKS = {"panels": 2, "chunks": 2, "team": 1}
+CHUNKS = {"panels": 2, "group_m": 1, "chunks": 2, "team": 1}
+WIDE = {"block_n": 128, "num_stages": 5}
 RAGGED = Case(4091, 5120, 1024, rows_a_rank=True)
 MANY = [
     RAGGED,
@@ -62,7 +64,9 @@ MANY = [
     Case(33, 37, 41, torch.float16, changes=POINTERS),
     Case(200, 300, 100, torch.bfloat16, "strided", changes=POINTERS),
     Case(6000, 1000, 2040, changes=CHUNKS),
-    Case(3000, 2000, 1080, torch.float16, "kn", changes=CHUNKS | {"team": 2}),
+    Case(3000, 2000, 1080, torch.float16, "kn", changes=CHUNKS | WIDE | {"team": 2}),
+    Case(3000, 2000, 1080, changes=WIDE | {"team": 1, "pingpong": True}),
+    Case(301, 318, 1088, changes=WIDE | {"team": 1, "pingpong": True}),
 ]
 
 
@@ -81,7 +85,7 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
         if get_variant(family, variant).unsupported_reason(problem, None):
             continue
         if case.changes:
-            if "chunks" in case.changes and variant != IN_CHUNKS:
+            if any(key in case.changes and variant not in names for key, names in ONLY_OF.items()):
                 continue
             config = changed_config(build, problem, case.changes)
             if config is None or get_variant(family, variant).unsupported_reason(problem, config):

@@ -56,6 +56,7 @@ class Case:
     panels: int = 1
     team: int = 1
     chunks: int = 1
+    pingpong: bool = False
 
 
 CASES = [
@@ -73,6 +74,16 @@ CASES = [
     Case(300, 144, 203, "rows that are not on 16 bytes, so that operands are copied first", programs=3, world_size=2),
     Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
 ]
+IN_TURNS = [  # two warp groups, a tile each
+    Case(301, 318, 160, "divides nothing, an uneven number of tiles a program", pingpong=True),
+    Case(301, 304, 1040, "many steps a tile", world_size=2, pingpong=True),
+    Case(512, 512, 256, "the widest tile", block_n=128, layout="kn", pingpong=True),
+    Case(5, 64, 64, "fewer tiles than programs, a step a tile", programs=5, pingpong=True),
+    Case(1600, 256, 64, "many tiles of a step", programs=2, world_size=2, pingpong=True),
+    Case(300, 216, 336, "many tiles a program", panels=2, world_size=3, programs=2, pingpong=True),
+    Case(1000, 512, 336, "two tiles wide", block_n=128, programs=3, world_size=2, pingpong=True),
+    Case(200, 100, 136, "alone", world_size=1, programs=2, pingpong=True),
+]
 CHUNKED = [  # the last shard of all-gather's copies
     Case(301, 304, 1040, "chunks that steps do not fill", world_size=2, chunks=3),
     Case(1152, 216, 336, "other shards come whole, the last in parts and chunks", world_size=3, panels=2, chunks=2),
@@ -80,6 +91,7 @@ CHUNKED = [  # the last shard of all-gather's copies
     Case(640, 512, 1040, "more members than chunks", programs=9, block_n=256, world_size=2, team=4, chunks=2),
     Case(300, 3, 200, "a rank without columns", chunks=4),
     Case(5, 64, 64, "more chunks than steps, ranks without rows", programs=5, chunks=3),
+    Case(1000, 512, 1040, "groups in turns", block_n=128, programs=2, panels=2, chunks=2, pingpong=True),
     Case(200, 100, 136, "alone", world_size=1, programs=2, chunks=2),
 ]
 
@@ -177,17 +189,25 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
     run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=True)
 
 
+@pytest.mark.parametrize("late", ["", "first", "second"])
+@pytest.mark.parametrize("case", IN_TURNS, ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case, late: str) -> None:
+    run_case(family, name, case, 0, late=late)
+
+
+@pytest.mark.parametrize("late", ["", "copies"])
 @pytest.mark.parametrize("keep_gathered", [False, True])
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
 def test_output_is_right_where_the_last_shard_comes_in_chunks(
-    case: Case, keep_gathered: bool, monkeypatch: pytest.MonkeyPatch
+    case: Case, keep_gathered: bool, late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule, "_STEPS_OF_A_CHUNK", 1)
-    run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=keep_gathered)
+    run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
 
 
 def run_case(
-    family: str, name: str, case: Case, seed: int, *, is_traced: bool = False, **options: bool
+    family: str, name: str, case: Case, seed: int, *, is_traced: bool = False, late: str = "", **options: bool
 ) -> dict[int, list[spans.Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
@@ -203,9 +223,10 @@ def run_case(
         panels=case.panels,
         team=case.team,
         chunks=case.chunks,
+        pingpong=case.pingpong,
     )
     window = torch.frombuffer(mmap.mmap(-1, case.world_size * (8 << 20)), dtype=torch.uint8)
-    machine = Machine(seed)
+    machine = Machine(seed, late=late)
     world = World(machine)
     faults: list[str] = []
     small_parts = mock.patch.object(all_gather_gemm.warp_specialized, "_PART_BYTES", (1 << 15, 1 << 15))

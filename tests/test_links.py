@@ -25,9 +25,9 @@ def measured(rank: int, world_size: int, broken: str = "") -> list[links.Outcome
     """Measure; of a kind that is broken, the last word is not moved."""
     move = links._Run._move
 
-    def forget(self: Any, kind: str, peer: int) -> None:
-        move(self, kind, peer)
-        if kind == broken:
+    def forget(self: Any, kind: str, peers: list[int]) -> None:
+        move(self, kind, peers)
+        for peer in peers if kind == broken else []:
             end = self.landing[peer] if kind == "load" else self.ctx.peer_view(self.inbox)[peer, self.rank]
             end[-1] = 7
 

@@ -151,41 +151,32 @@ class _Run:
             assert second is not None
             return (lambda *_: self._round_trips(second)) if self.rank in (first, second) else (lambda *_: None)
         if first is None:
-            return lambda *_: self._move_all(kind.removeprefix("all_"), peers)
+            return lambda *_: self._move(kind.removeprefix("all_"), peers)
         if self.rank != first:
             return lambda *_: None
-        return lambda *_: self._move(kind, second)
+        return lambda *_: self._move(kind, [second])
 
-    def _move_all(self, kind: str, peers: Sequence[int]) -> None:
+    def _move(self, kind: str, peers: Sequence[Any]) -> None:
         if kind == "copy":
-            self._copy_to(peers)
+            self.stream.wait_for_current()
+            for peer in peers:
+                there = self.ctx.peer_view(self.inbox)[peer, self.rank]
+                self.stream.copy_2d(there.view(-1, BLOCK), self.outbox.view(-1, BLOCK))
+            self.stream.current_waits()
             return
         for peer in peers:
-            self._move(kind, peer)
-
-    def _copy_to(self, peers: Sequence[Any]) -> None:
-        self.stream.wait_for_current()
-        for peer in peers:
-            there = self.ctx.peer_view(self.inbox)[peer, self.rank]
-            self.stream.copy_2d(there.view(-1, BLOCK), self.outbox.view(-1, BLOCK))
-        self.stream.current_waits()
-
-    def _move(self, kind: str, peer: Any) -> None:
-        if kind == "copy":
-            self._copy_to([peer])
-            return
-        own, at_peer = (self.landing[peer], self.outbox) if kind == "load" else (self.outbox, self.inbox[self.rank])
-        move_kernel[(self.ctx.get_cu_count(),)](
-            own,
-            at_peer,
-            self.plan.elements,
-            self.rank,
-            peer,
-            self.ctx.get_heap_bases(),
-            KIND=PAIRWISE.index(kind),
-            BLOCK=BLOCK,
-            num_warps=16,
-        )
+            own, at_peer = (self.landing[peer], self.outbox) if kind == "load" else (self.outbox, self.inbox[self.rank])
+            move_kernel[(self.ctx.get_cu_count(),)](
+                own,
+                at_peer,
+                self.plan.elements,
+                self.rank,
+                peer,
+                self.ctx.get_heap_bases(),
+                KIND=PAIRWISE.index(kind),
+                BLOCK=BLOCK,
+                num_warps=16,
+            )
 
     def _round_trips(self, with_rank: int) -> None:
         peer = with_rank if self.rank == 0 else 0

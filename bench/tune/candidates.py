@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from iris_core import Context
+from iris_kernels.all_gather_gemm.schedule import cut_into_chunks
 from iris_kernels.common.config import GemmConfig, warps_of
+from iris_kernels.common.hopper.operator import STAGES
 from iris_kernels.common.problem import Problem
 from iris_kernels.common.split_k import Splitting, stages_within
 from overlap_taxonomy import Agent, Variant, get_variant
@@ -93,14 +95,14 @@ def _scale(tuned: Tuned, outcomes: list[Outcome]) -> float:
 def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterator[GemmConfig]:
     """Yield configurations that differ from a variant's default in one respect, and that it can do."""
     tried = {config}
-    for change in _changes(variant, config):
+    for change in _changes(variant, config, problem.a_shape(0)[1]):
         other = replace(config, **change)
         if other not in tried and not variant.unsupported_reason(problem, other):
             tried.add(other)
             yield other
 
 
-def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
+def _changes(variant: Variant, config: GemmConfig, k: int) -> Iterator[dict[str, Any]]:
     if isinstance(variant.build, type) and issubclass(variant.build, Splitting):
         yield from _other_cuts(config)
         return
@@ -114,6 +116,8 @@ def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
                 "num_stages": num_stages,
                 "comm_rows": rows,
             }
+    if variant.name.startswith("warp_specialized"):
+        yield {"pingpong": not config.pingpong, "block_n": 128, "num_stages": STAGES[128], "team": 1}
     if variant.agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS):
         yield {"comm_sms": max(1, config.comm_sms * 2 // 3)}
         yield {"comm_sms": config.comm_sms * 3 // 2}
@@ -121,7 +125,7 @@ def _changes(variant: Variant, config: GemmConfig) -> Iterator[dict[str, Any]]:
         # A panel is whole groups of rows of tiles, at least.
         yield {"panels": config.panels * 2, "group_m": max(1, config.group_m // 2)}
         yield {"panels": max(1, config.panels // 2)}
-        if variant.name == "warp_specialized_copies":
+        if variant.name == "warp_specialized_copies" and cut_into_chunks(-(-k // config.block_k), 2)[1] > 1:
             yield {"chunks": 1 if config.chunks > 1 else 2}
     else:
         yield {"group_m": config.group_m * 2}

@@ -66,7 +66,8 @@ class PushedByCopyEngines(AllGatherGemm):
         part_tiles, self._num_parts = cut_into_parts(row_tiles, config.group_m, self._most_parts())
         self._part_rows = part_tiles * config.block_m
         self._chunk_steps, self._num_chunks = cut_into_chunks(steps, self._most_chunks())
-        self._came = self._flags_by_sender(self._num_parts * self._num_chunks, "part", "shard", a_call=None)
+        what = "part" if self._num_chunks == 1 else "piece"
+        self._came = self._flags_by_sender(self._num_parts * self._num_chunks, what, "shard", a_call=None)
         shards = self.ctx.peer_view(self.gathered)[:, self._own_rows]
         flags = self.ctx.peer_view(self._came)[:, rank]
         self._copies = []  # the rank below needs this shard first

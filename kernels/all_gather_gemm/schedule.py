@@ -1,8 +1,9 @@
-"""Into which tiles, teams and parts `warp_specialized_copies` cuts a call: the quickest, by prediction.
+"""Into which tiles, teams, parts and chunks `warp_specialized_copies` cuts a call: the quickest, by prediction.
 
 Which tiles a program multiplies is known beforehand, and so is, nearly, when the rows of A that each needs have come. A
 program that comes to a tile too early waits. The constants were chosen together, for 124 schedules of 13 problems over
-2 H200s: times are 1 % off beside a factor a problem, and the chosen schedule is 0.5 % slower than the quickest.
+2 H200s: times are 1 % off beside a factor a problem, and the chosen schedule is 0.5 % slower than the quickest. On four,
+where the last shard may come in chunks of columns, they held (docs/performance.md). Chunks are taken as equal.
 """
 
 from __future__ import annotations

@@ -35,7 +35,15 @@ from ..common.hopper.herald import open_herald
 from ..common.hopper.operator import STAGES, WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import gated, open_ring
-from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
+from ..common.hopper.roles import (
+    GROUP_WARPS,
+    LOADER_REGISTERS,
+    MULTIPLY_REGISTERS,
+    multiply_first,
+    multiply_second,
+    multiply_tiles,
+    open_batons,
+)
 from ..common.operands import padded
 from .courier import Consignment, count_parts, gate_of, send_shard, wait_all
 from .operator import FAMILY, AllGatherGemm
@@ -64,6 +72,8 @@ def warp_specialized_kernel(
     """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `group` those of a group's."""
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
+    if TILE.PINGPONG:
+        batons = open_batons()
     herald = open_herald()
     wait_for_earlier_kernels()
     epoch = begin_call(peers, WORLD_SIZE)
@@ -73,37 +83,71 @@ def warp_specialized_kernel(
     first = gl.program_id(0) - shard.senders  # of the programs that multiply
     turns = gl.where(first < 0, 0, gl.cdiv(gl.maximum(positions - first, 0), gl.num_programs(0) - shard.senders))
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    gl.warp_specialize(
-        [
-            (multiply_tiles, (ring, outbox, None, turns, 0, num_steps, peers, epoch, TILE)),
-            (
-                _load_shards_and_store,
+    if TILE.PINGPONG:
+        gl.warp_specialize(
+            [
+                (multiply_first, (batons, ring, outbox, turns, num_steps, peers, TILE)),
+                (multiply_second, (batons, ring, outbox, turns, num_steps, peers, TILE)),
                 (
-                    a,
-                    gathered,
-                    b,
-                    out,
-                    ring,
-                    outbox,
-                    turns,
-                    own_tiles,
-                    group_tiles,
-                    num_steps,
-                    shard,
-                    sizes,
-                    group,
-                    peers,
-                    epoch,
-                    WORLD_SIZE,
-                    TILE,
+                    _load_shards_and_store,
+                    (
+                        a,
+                        gathered,
+                        b,
+                        out,
+                        ring,
+                        outbox,
+                        turns,
+                        own_tiles,
+                        group_tiles,
+                        num_steps,
+                        shard,
+                        sizes,
+                        group,
+                        peers,
+                        epoch,
+                        WORLD_SIZE,
+                        TILE,
+                    ),
                 ),
-            ),
-            (send_shard, (a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
-            (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
-        ],
-        [1, 1, 1],
-        [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
-    )
+                (send_shard, (a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
+                (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
+            ],
+            [GROUP_WARPS, 1, 1, 1],
+            [MULTIPLY_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_tiles, (ring, outbox, None, turns, 0, num_steps, peers, epoch, TILE)),
+                (
+                    _load_shards_and_store,
+                    (
+                        a,
+                        gathered,
+                        b,
+                        out,
+                        ring,
+                        outbox,
+                        turns,
+                        own_tiles,
+                        group_tiles,
+                        num_steps,
+                        shard,
+                        sizes,
+                        group,
+                        peers,
+                        epoch,
+                        WORLD_SIZE,
+                        TILE,
+                    ),
+                ),
+                (send_shard, (a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
+                (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
+            ],
+            [1, 1, 1],
+            [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
+        )
 
 
 @gluon.jit

@@ -33,7 +33,15 @@ from ..common.handshake import current_call, finish_and_clear
 from ..common.hopper.arguments import Gate, Parcel
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import gated, open_ring
-from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
+from ..common.hopper.roles import (
+    GROUP_WARPS,
+    LOADER_REGISTERS,
+    MULTIPLY_REGISTERS,
+    multiply_first,
+    multiply_second,
+    multiply_tiles,
+    open_batons,
+)
 from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .copies import PushedByCopyEngines
 from .operator import FAMILY
@@ -65,40 +73,75 @@ def warp_specialized_kernel(
     epoch = current_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
+    if TILE.PINGPONG:
+        batons = open_batons()
     positions = num_tiles(sizes, TILE) * WORLD_SIZE
     whole = whole_turns(positions, TILE)
     shared = shared_turns(positions, whole, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    gl.warp_specialize(
-        [
-            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
-            (
-                _load_shards_and_store,
+    if TILE.PINGPONG:
+        gl.warp_specialize(
+            [
+                (multiply_first, (batons, ring, outbox, whole, num_steps, peers, TILE)),
+                (multiply_second, (batons, ring, outbox, whole, num_steps, peers, TILE)),
                 (
-                    a,
-                    gathered,
-                    b,
-                    out,
-                    ring,
-                    outbox,
-                    whole,
-                    shared,
-                    sizes,
-                    part_rows,
-                    chunk_steps,
-                    peers,
-                    came_ptr,
-                    epoch,
-                    PARTS,
-                    CHUNKS,
-                    WORLD_SIZE,
-                    TILE,
+                    _load_shards_and_store,
+                    (
+                        a,
+                        gathered,
+                        b,
+                        out,
+                        ring,
+                        outbox,
+                        whole,
+                        shared,
+                        sizes,
+                        part_rows,
+                        chunk_steps,
+                        peers,
+                        came_ptr,
+                        epoch,
+                        PARTS,
+                        CHUNKS,
+                        WORLD_SIZE,
+                        TILE,
+                    ),
                 ),
-            ),
-        ],
-        [1],
-        [LOADER_REGISTERS],
-    )
+            ],
+            [GROUP_WARPS, 1],
+            [MULTIPLY_REGISTERS, LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+                (
+                    _load_shards_and_store,
+                    (
+                        a,
+                        gathered,
+                        b,
+                        out,
+                        ring,
+                        outbox,
+                        whole,
+                        shared,
+                        sizes,
+                        part_rows,
+                        chunk_steps,
+                        peers,
+                        came_ptr,
+                        epoch,
+                        PARTS,
+                        CHUNKS,
+                        WORLD_SIZE,
+                        TILE,
+                    ),
+                ),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )
 
 
 @gluon.jit
@@ -135,13 +178,12 @@ def _load_shards_and_store(
     for turn in range(turns):
         parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
         position, start, stop = work_of(turn, whole, num_steps, TILE)
-        is_whole = stop - start == num_steps
         owner = (peers.rank + position // tiles) % WORLD_SIZE
         row, col = tile_origin(position % tiles, sizes, TILE)
         kept, cols = kept_columns(turn, whole, TILE)
         if owner == peers.rank:
             here = ring
-            if TILE.GATED:
+            if CHUNKS > 1:
                 here = gated(ring, Gate(came_ptr, 1, num_steps, start, True, peers.watchdog_ptr))
             step, start = load_ahead(a, b, here, step, row, col, start, stop, outbox, turn > 1, TILE)
             step = load_and_send(
@@ -157,15 +199,12 @@ def _load_shards_and_store(
             needed = position // tiles * PARTS + part + 1
             flag_ptr = came_ptr + (owner * PARTS + part) * CHUNKS
             coming = ring
-            if TILE.GATED:
-                is_open = needed <= arrived
-                coming = gated(ring, Gate(flag_ptr, 1, steps_a_flag, start, is_open, peers.watchdog_ptr))
-                if is_whole:
-                    arrived = needed
+            if CHUNKS > 1:  # a member of a team awaits its run of k, the same in all tiles that it shares
+                coming = gated(ring, Gate(flag_ptr, 1, steps_a_flag, start, needed <= arrived, peers.watchdog_ptr))
             elif needed > arrived:
                 wait(flag_ptr, 1, peers.watchdog_ptr)
                 fence_before_descriptor_loads()
-                arrived = needed
+            arrived = needed
             a_row = owner * sizes.m + row
             step, start = load_ahead(gathered, b, coming, step, a_row, col, start, stop, outbox, turn > 1, TILE)
             step = load_and_send(

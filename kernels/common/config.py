@@ -38,6 +38,8 @@ class GemmConfig:
         splits: programs for each tile of the last, unfilled wave, in the mean, or fewer, which share those tiles, in
             `one_shot`.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
+        pingpong: two warp groups multiply a tile each, in turns, rather than one together, in the warp-specialised
+            variants: a tile's way out then lies behind the next one's multiplication.
     """
 
     block_m: int
@@ -56,9 +58,10 @@ class GemmConfig:
     splits: int = 1
     chunks: int = 1
     descriptors: bool = True
+    pingpong: bool = False
 
     def __str__(self) -> str:
-        loads = "descriptors" if self.descriptors else "pointers"
+        loads = ("descriptors" if self.descriptors else "pointers") + (" pingpong" if self.pingpong else "")
         return (
             f"{self.block_m}x{self.block_n}x{self.block_k} group={self.group_m} warps={self.num_warps} "
             f"stages={self.num_stages} subtiles={self.epilogue_subtiles} sms={self.num_sms} comm_sms={self.comm_sms} "

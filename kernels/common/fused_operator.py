@@ -105,6 +105,11 @@ class FusedOperator(Operator[P]):
         self._buffers.append(self.ctx.zeros(shape, dtype=dtype))
         return self._buffers[-1]
 
+    @property
+    def _num_warps(self) -> int:
+        """Return how many warps a compute kernel is launched with."""
+        return self.config.num_warps
+
     def _run(
         self, kernel: Any, num_programs: int, *, num_warps: int | None = None, early: bool = False, **arguments: Any
     ) -> None:
@@ -113,7 +118,7 @@ class FusedOperator(Operator[P]):
         With `early` it may be launched before what is ahead of it in the stream is done, where GPUs can do that: it
         calls `wait_for_earlier_kernels`.
         """
-        options = {"num_warps": num_warps or self.config.num_warps, "num_stages": self.config.num_stages}
+        options = {"num_warps": num_warps or self._num_warps, "num_stages": self.config.num_stages}
         if early and is_hopper_or_later(self.ctx.get_arch()):
             options["launch_pdl"] = True
         self._calls.launch(kernel, num_programs, arguments, options)

@@ -27,7 +27,15 @@ from ..common.hopper.arguments import Parcel, Sizes
 from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import open_ring
-from ..common.hopper.roles import LOADER_REGISTERS, multiply_tiles
+from ..common.hopper.roles import (
+    GROUP_WARPS,
+    LOADER_REGISTERS,
+    MULTIPLY_REGISTERS,
+    multiply_first,
+    multiply_second,
+    multiply_tiles,
+    open_batons,
+)
 from ..common.hopper.team import kept_columns, shared_turns, trace_number, whole_turns, work_of
 from ..common.operands import ROW_BYTES, padded
 from ..common.trace import SEND_WAIT, trace_span, trace_time
@@ -40,20 +48,33 @@ def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.conste
     """Compute this rank's block of C into every rank's C."""
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
+    if TILE.PINGPONG:
+        batons = open_batons()
     wait_for_earlier_kernels()
     epoch = begin_call(peers, WORLD_SIZE)
     tiles = num_tiles(sizes, TILE)
     whole = whole_turns(tiles, TILE)
     shared = shared_turns(tiles, whole, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    gl.warp_specialize(
-        [
-            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
-            (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
-        ],
-        [1],
-        [LOADER_REGISTERS],
-    )
+    if TILE.PINGPONG:
+        gl.warp_specialize(
+            [
+                (multiply_first, (batons, ring, outbox, whole, num_steps, peers, TILE)),
+                (multiply_second, (batons, ring, outbox, whole, num_steps, peers, TILE)),
+                (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
+            ],
+            [GROUP_WARPS, 1],
+            [MULTIPLY_REGISTERS, LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+                (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )
 
 
 @gluon.jit

@@ -19,6 +19,7 @@ class WarpTile(NamedTuple):
     STAGES operand tiles are in flight; a finished tile is sent in pieces of PIECE_ROWS rows and `PIECE_COLS` columns.
     TEAM programs compute each of the last tiles together (team.py).
     GATED: operands are still on their way to this rank, rings are gated.
+    PINGPONG: two warp groups multiply a tile each, in turns.
     """
 
     BLOCK_M: int
@@ -30,6 +31,7 @@ class WarpTile(NamedTuple):
     PIECE_ROWS: int
     TEAM: int
     GATED: bool
+    PINGPONG: bool
 
 
 class Ring(NamedTuple):

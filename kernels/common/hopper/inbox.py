@@ -49,6 +49,12 @@ def wait_vacated(inbox, turn):
 
 
 @gluon.jit
+def num_messages(WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return how many messages the partials of a tile are."""
+    return TILE.BLOCK_N // PIECE_COLS * (WORLD_SIZE - 1)
+
+
+@gluon.jit
 def load_partials(inbox, slots, message, rank, row, col, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Load the peers' partials of a tile, which are there; return the next message."""
     SLABS: gl.constexpr = TILE.BLOCK_N // PIECE_COLS

@@ -19,6 +19,7 @@ from ..problem import Problem
 from .arguments import Team, WarpTile
 from .outbox import PIECE_COLS
 from .plan import BLOCK_M, STEP_K, WIDTHS, Cut, quickest_cut
+from .roles import GROUP_WARPS
 
 P = TypeVar("P", bound=Problem)
 
@@ -27,6 +28,7 @@ SHARED_BYTES = 227 << 10  # of an SM, for one program
 BARRIER_BYTES = 1 << 10  # more than the barriers take
 NUM_WARPS = 8  # that multiply: two warp groups of 64 rows each
 STAGES = {256: 3, 128: 5, 64: 6}  # by the width of the tile: as many as fit beside the outbox, and no more than help
+PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
 _MOST_DESCRIPTORS = 64
 
 
@@ -45,6 +47,9 @@ def config_reason(config: GemmConfig) -> str | None:
     if config.block_n not in WIDTHS or config.block_k != STEP_K:
         tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
         return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
+    if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.team > 1):
+        has = f"block_n {config.block_n}, team {config.team}"
+        return f"a warp group alone multiplies {PINGPONG_COLUMNS} columns at most, and in no team; pingpong has {has}"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; pieces have 8 rows or more"
     if config.block_n // config.team < PIECE_COLS.value:
@@ -123,6 +128,10 @@ class WarpSpecializedOperator(FusedOperator[P]):
         )
 
     @property
+    def _num_warps(self) -> int:
+        return GROUP_WARPS.value if self.config.pingpong else self.config.num_warps
+
+    @property
     def _operands_arrive(self) -> bool:
         """Whether steps of a tile are loaded while operands of later ones are still on their way to this rank."""
         return False
@@ -161,6 +170,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             config.comm_rows,
             config.team,
             self._operands_arrive,
+            config.pingpong,
         )
         return {
             "a": self._descriptor(self._rows(a), (config.block_m, 64)),

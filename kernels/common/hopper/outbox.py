@@ -36,6 +36,13 @@ def open_outbox(out, TILE: gl.constexpr):
 
 
 @gluon.jit
+def wait_filled(outbox, turn):
+    """Wait until the program's tile before the `turn`-th is in the outbox; by whoever did not put it there."""
+    if turn > 0:
+        mbarrier.wait(outbox.filled, (turn - 1) & 1)
+
+
+@gluon.jit
 def wait_emptied(outbox, turn):
     """Wait until the program's tile before the `turn`-th is out of the outbox; by the multiply warps."""
     if turn > 0:
@@ -88,8 +95,12 @@ def load_and_send(
     """Load steps of the program's `turn`-th tile while the tile before, `parcel`, is sent; return the next step.
 
     The pieces are spread over these steps and end an eighth before the last: they have arrived when someone waits for
-    them.
+    them. With PINGPONG the tile before is still on its way into the outbox, and they begin a quarter later.
     """
+    if TILE.PINGPONG:
+        later = start + (stop - start) // 4
+        step = load_steps(a, b, ring, step, a_row, col, start, later, TILE)
+        start = later
     messages = 0
     if turn > 0:
         mbarrier.wait(outbox.filled, (turn - 1) & 1)

@@ -84,11 +84,12 @@ def trace_first_step(ring, step, peers, tile, TILE: gl.constexpr):
 
 
 @gluon.jit
-def multiply_tile(ring, step, num_steps, TILE: gl.constexpr):
+def multiply_tile(ring, step, num_steps, TILE: gl.constexpr, baton=None):
     """Return a tile's sum over `num_steps` steps, one or more, in fp32, and the number of the next step.
 
     One multiplication is in flight while the one before frees its stage. A stage is freed by one thread, so a barrier
-    before it brings the warp groups together: the other one may still be reading.
+    before it brings the warps together: others may still be reading. `baton`, a barrier, is passed with the last
+    multiplication in flight.
     """
     BLOCK_M: gl.constexpr = TILE.BLOCK_M
     BLOCK_N: gl.constexpr = TILE.BLOCK_N
@@ -107,6 +108,8 @@ def multiply_tile(ring, step, num_steps, TILE: gl.constexpr):
         gl.thread_barrier()
         mbarrier.arrive(ring.used.index((step + TILE.STAGES - 1) % TILE.STAGES), count=1, pred=k > 0)
         step += 1
+    if baton is not None:
+        mbarrier.arrive(baton, count=1)
     acc = warpgroup_mma_wait(0, deps=[acc])
     gl.thread_barrier()
     mbarrier.arrive(ring.used.index((step + TILE.STAGES - 1) % TILE.STAGES), count=1)

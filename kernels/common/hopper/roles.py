@@ -1,8 +1,10 @@
 """What the multiply warps of a warp-specialised kernel do, turn by turn: a turn is one tile of a program.
 
-Every program is 8 warps that multiply and one that loads and communicates. Programs take tiles in turns: program p its
-t-th at position ``p + t * num_programs``. All of them are resident, one an SM. None waits for another of its rank, but
-for those that share its last tiles, if any (team.py).
+Every program is 8 warps that multiply and one that loads and communicates. The 8 multiply a tile together; or, with
+PINGPONG, each of the two warp groups has a tile of its own, and they multiply in turns: while one rounds its tile and
+leaves it in the outbox, the other multiplies. A group whose turn has not come waits for the baton. Programs take tiles
+in turns: program p its t-th at position ``p + t * num_programs``. All of them are resident, one an SM. None waits for
+another of its rank, but for those that share its last tiles, if any (team.py).
 
 A kernel that is all a call queues is launched early: its programs take SMs that the kernel ahead has left, make their
 barriers, and touch no global memory before that one is done. The kernel behind may start when all programs have asked
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from .outbox import hand_over, wait_emptied
@@ -23,6 +26,56 @@ from .team import sum_of_team, trace_number, work_of
 
 # Of a thread that loads and communicates; those that multiply have the rest. With 56 the handshake of 8 ranks spills.
 LOADER_REGISTERS = gl.constexpr(72)
+# Of a thread of the second warp group, where there is one; those of the first have what is left, more or as many.
+MULTIPLY_REGISTERS = gl.constexpr(208)
+GROUP_WARPS = gl.constexpr(4)
+
+
+@gluon.jit
+def open_batons():
+    """Return two barriers, one a warp group: it may multiply."""
+    batons = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for group in gl.static_range(2):
+        mbarrier.init(batons.index(group), count=1)
+    return batons
+
+
+@gluon.jit
+def wait_baton(batons, turn):
+    """Wait until the last multiplication of the turn before is under way; by the group whose turn it is."""
+    if turn > 0:
+        mbarrier.wait(batons.index(turn % 2), ((turn - 1) // 2) & 1)
+
+
+@gluon.jit
+def multiply_first(batons, ring, outbox, turns, num_steps, peers, TILE: gl.constexpr):
+    """Multiply the first of `turns` tiles, the third, …, and leave each in the outbox."""
+    _multiply_every_other(0, batons, ring, outbox, turns, num_steps, peers, TILE)
+
+
+@gluon.jit
+def multiply_second(batons, ring, outbox, turns, num_steps, peers, TILE: gl.constexpr):
+    """Multiply the second of `turns` tiles, the fourth, …, and leave each in the outbox."""
+    _multiply_every_other(1, batons, ring, outbox, turns, num_steps, peers, TILE)
+
+
+@gluon.jit
+def _multiply_every_other(first, batons, ring, outbox, turns, num_steps, peers, TILE: gl.constexpr):
+    """Multiply every other tile from the `first` on.
+
+    A tile's last operands are loaded when the tile before the last one is out of the outbox, so a group that waits for
+    the last one to be out cannot take the one for the other.
+    """
+    for turn in range(first, turns, 2):
+        wait_baton(batons, turn)
+        began = trace_first_step(ring, turn * num_steps, peers, trace_number(turn), TILE)
+        acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, batons.index((turn + 1) % 2))
+        multiplied = trace_time(peers)
+        wait_emptied(outbox, turn)
+        emptied = trace_time(peers)
+        hand_over(acc, outbox, TILE)
+        trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
+        trace_until(peers, WAIT, trace_number(turn), multiplied, emptied)
 
 
 @gluon.jit
