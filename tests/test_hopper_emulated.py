@@ -29,7 +29,7 @@ from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import herald, inbox, outbox, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
-from iris_kernels.gemm_reduce_scatter import rounds
+from iris_kernels.gemm_reduce_scatter import rounds, turns
 from overlap_taxonomy import get_variant
 
 COPIES = "warp_specialized_copies"
@@ -244,7 +244,7 @@ def run_case(
             machine.spawn(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )
-        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, rounds, KERNELS[family, name]]
+        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, rounds, turns, KERNELS[family, name]]
         with emulated(machine, modules, **world.names):
             machine.run()
     assert not faults

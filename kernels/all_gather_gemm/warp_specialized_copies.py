@@ -201,10 +201,11 @@ def _load_shards_and_store(
             coming = ring
             if CHUNKS > 1:  # a member of a team awaits its run of k, the same in all tiles that it shares
                 coming = gated(ring, Gate(flag_ptr, 1, steps_a_flag, start, needed <= arrived, peers.watchdog_ptr))
+                arrived = needed
             elif needed > arrived:
                 wait(flag_ptr, 1, peers.watchdog_ptr)
                 fence_before_descriptor_loads()
-            arrived = needed
+                arrived = needed
             a_row = owner * sizes.m + row
             step, start = load_ahead(gathered, b, coming, step, a_row, col, start, stop, outbox, turn > 1, TILE)
             step = load_and_send(

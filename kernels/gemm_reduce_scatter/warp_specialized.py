@@ -29,35 +29,32 @@ from ..common.gemm import tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.hopper.arguments import Parcel
 from ..common.hopper.herald import hear, open_herald, said, tell
-from ..common.hopper.inbox import add_partials, load_partials, num_messages, open_inbox, vacate, wait_vacated
+from ..common.hopper.inbox import load_partials, open_inbox, vacate, wait_vacated
 from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.outbox import (
     PIECE_COLS,
     await_arrival,
-    hand_over,
     let_refill,
     load_ahead,
     load_and_send,
     open_outbox,
     send_last,
-    wait_emptied,
-    wait_filled,
 )
-from ..common.hopper.ring import load_steps, multiply_tile, open_ring, trace_first_step
+from ..common.hopper.ring import load_steps, open_ring
 from ..common.hopper.roles import (
     GROUP_WARPS,
     LOADER_REGISTERS,
     MULTIPLY_REGISTERS,
     open_batons,
-    wait_baton,
 )
 from ..common.hopper.team import num_turns, trace_number
 from ..common.operands import padded
 from ..common.partials import announce_position
-from ..common.trace import COLLECT, COLLECT_WAIT, MULTIPLY, SEND_WAIT, SUM, WAIT, trace_span, trace_time, trace_until
+from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
 from .rounds import Work, cut_into_rounds, work_in
+from .turns import sum_first_group, sum_second_group, sum_tiles
 
 
 @gluon.jit
@@ -76,8 +73,8 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
     if TILE.PINGPONG:
         gl.warp_specialize(
             [
-                (_first_group, (batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
-                (_second_group, (batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
+                (sum_first_group, (batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
+                (sum_second_group, (batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
                 (
                     _load_and_send_partials,
                     (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),
@@ -91,7 +88,7 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
     else:
         gl.warp_specialize(
             [
-                (_multiply_and_sum, (ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
+                (sum_tiles, (ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
                 (
                     _load_and_send_partials,
                     (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),
@@ -102,71 +99,6 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
             [1, 1, 1],
             [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
         )
-
-
-@gluon.jit
-def _multiply_and_sum(
-    ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    message = 0
-    for turn in range(turns):
-        is_own = work_in(turn, shards, WORLD_SIZE).distance == 0
-        step = turn * num_steps  # not kept from turn to turn: every register counts
-        began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
-        acc, step = multiply_tile(ring, step, num_steps, TILE)
-        multiplied = trace_time(peers)
-        if is_own:
-            acc, message = add_partials(acc, inbox, message, WORLD_SIZE, TILE)
-        summed = trace_time(peers)
-        wait_emptied(outbox, turn)
-        emptied = trace_time(peers)
-        hand_over(acc, outbox, TILE)
-        trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
-        if is_own:
-            trace_until(peers, SUM, trace_number(turn), multiplied, summed)
-        trace_until(peers, WAIT, trace_number(turn), summed, emptied)
-
-
-@gluon.jit
-def _first_group(
-    batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    _multiply_and_sum_every_other(0, batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)
-
-
-@gluon.jit
-def _second_group(
-    batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    _multiply_and_sum_every_other(1, batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)
-
-
-@gluon.jit
-def _multiply_and_sum_every_other(
-    first, batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    """As `_multiply_and_sum`, of every other turn from `first` on; the tiles come into the outbox in order."""
-    message = 0
-    for turn in range(turns):
-        is_own = work_in(turn, shards, WORLD_SIZE).distance == 0
-        if turn % 2 == first:
-            wait_baton(batons, turn)
-            began = trace_first_step(ring, turn * num_steps, peers, trace_number(turn), TILE)
-            acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, batons.index((turn + 1) % 2))
-            multiplied = trace_time(peers)
-            wait_filled(outbox, turn)  # the other group's partials have been added, too
-            if is_own:
-                acc, message = add_partials(acc, inbox, message, WORLD_SIZE, TILE)
-            summed = trace_time(peers)
-            wait_emptied(outbox, turn)
-            emptied = trace_time(peers)
-            hand_over(acc, outbox, TILE)
-            trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
-            if is_own:
-                trace_until(peers, SUM, trace_number(turn), multiplied, summed)
-            trace_until(peers, WAIT, trace_number(turn), summed, emptied)
-        elif is_own:
-            message += num_messages(WORLD_SIZE, TILE)
 
 
 @gluon.jit
