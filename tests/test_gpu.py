@@ -50,6 +50,7 @@ class Case:
 POINTERS = {"descriptors": False}
 CHUNKS = {"panels": 2, "group_m": 1, "chunks": 2, "team": 1}
 WIDE = {"block_n": 128, "num_stages": 5}
+IN_TURNS = WIDE | {"team": 1, "pingpong": True, "num_sms": 6, "comm_sms": 2}  # few programs: many turns
 RAGGED = Case(4091, 5120, 1024, rows_a_rank=True)
 MANY = [
     RAGGED,
@@ -65,8 +66,9 @@ MANY = [
     Case(200, 300, 100, torch.bfloat16, "strided", changes=POINTERS),
     Case(6000, 1000, 2040, changes=CHUNKS),
     Case(3000, 2000, 1080, torch.float16, "kn", changes=CHUNKS | WIDE | {"team": 2}),
-    Case(3000, 2000, 1080, changes=WIDE | {"team": 1, "pingpong": True}),
-    Case(301, 318, 1088, changes=WIDE | {"team": 1, "pingpong": True}),
+    Case(3000, 2000, 1080, changes=IN_TURNS),
+    Case(3000, 2000, 64, torch.float16, "kn", changes=IN_TURNS),
+    Case(301, 318, 1088, changes=IN_TURNS),
 ]
 
 
@@ -88,7 +90,9 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
             if any(key in case.changes and variant not in names for key, names in ONLY_OF.items()):
                 continue
             config = changed_config(build, problem, case.changes)
-            if config is None or get_variant(family, variant).unsupported_reason(problem, config):
+            if config is None or (reason := get_variant(family, variant).unsupported_reason(problem, config)):
+                if case.changes != POINTERS:
+                    faults.append(f"{case}: {reason}")
                 continue
         operator = build(ctx, problem, config)
         for call in range(2):
@@ -175,6 +179,17 @@ def test_every_call_is_right_where_the_last_shard_comes_in_chunks(
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     called = ranks(world_size).call(call_often, "all_gather_gemm", IN_CHUNKS, seed, CHUNKS)
+    assert called == [[]] * world_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("variant", [one for one in GPU_FUSED if one.name in ONLY_OF["pingpong"]], ids=name)
+def test_every_call_is_right_where_warp_groups_multiply_in_turns(
+    ranks: Callable[[int], Ranks], variant: Variant, world_size: int
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    called = ranks(world_size).call(call_often, variant.family, variant.name, seed, IN_TURNS)
     assert called == [[]] * world_size
 
 

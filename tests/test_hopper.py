@@ -95,6 +95,8 @@ def test_sizes_that_one_family_refuses() -> None:
         ({"group_m": 0}, "group_m is 0"),
         ({"team": 3}, "team is 3"),
         ({"team": 8}, "8 programs share"),
+        ({"pingpong": True}, "block_n 256"),
+        ({"pingpong": True, "block_n": 128, "team": 2}, "team 2"),
     ],
     ids=str,
 )

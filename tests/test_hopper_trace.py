@@ -5,12 +5,19 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from compiling import Case, StubContext
+from families import make_problem
 from test_hopper_emulated import CASES, COPIES, run_case
 
 from iris_bench.trace import thread_of
 from iris_kernels.common import trace as spans
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.hopper import operator as hopper
+from overlap_taxonomy import get_variant
 
 MANY_STEPS, FEW_TILES, TEAMS = CASES[1], CASES[4], CASES[9]
 KINDS = (spans.MULTIPLY, spans.SUM, spans.SEND, spans.COLLECT, spans.COLLECT_WAIT)
@@ -51,3 +58,14 @@ def test_every_tile_is_traced(family: str, name: str, case: Any) -> None:
             of_thread.sort(key=lambda span: span.begin_ns)
             assert all(span.begin_ns <= span.end_ns for span in of_thread)
             assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(of_thread))
+
+
+def test_nothing_is_traced_of_warp_groups_in_turns() -> None:
+    case = Case("warp_specialized", "sm_90")
+    problem = make_problem(case.family, 1024, 1024, 1024, case.world_size, case.dtype)
+    config = GemmConfig(128, 128, 64, comm_rows=32, pingpong=True)
+    with mock.patch.object(hopper, "machine_reason", return_value=None):
+        operator = get_variant(case.family, case.variant).build(StubContext(case), problem, config)
+    with pytest.raises(ValueError, match="pingpong=False"):
+        operator.trace_to(spans.make_trace(1, torch.device("cpu")))
+    operator.trace_to(None)

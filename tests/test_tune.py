@@ -27,11 +27,12 @@ from iris_bench.tune import candidates
 from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.candidates import Tuned, neighbours
 from iris_bench.tune.measured import tables
-from iris_kernels.common.config import default_config
+from iris_kernels.common.config import GemmConfig, default_config
+from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.common.measured import Key, shipped_table
 from iris_kernels.common.split_k import default_split_config
 from iris_kernels.common.tuning_cache import read_cache
-from overlap_taxonomy import Variant, list_families
+from overlap_taxonomy import Variant, list_families, list_variants
 
 RESULTS = Path(__file__).parent.parent / "results"
 GPU = "NVIDIA H200"
@@ -62,6 +63,19 @@ def test_few_rows_are_cut_otherwise(variant: Variant, m: int, n: int, k: int) ->
     assert {config.block_n for config in found} >= {64, 128}
     for config in found:
         assert 2 * (config.block_m + config.block_n) * config.block_k * config.num_stages <= 227 << 10, config
+
+
+@pytest.mark.parametrize("variant", [one for one in list_variants() if one.name.startswith("warp_special")], ids=name)
+def test_warp_groups_are_tried_in_turns_and_chunks_where_they_can_be(variant: Variant) -> None:
+    config = GemmConfig(128, 256, 64, comm_rows=32)
+    for k, chunks in ((8192, {1, 2}), (512, {1})):
+        whole_k = k * (4 if "reduce" in variant.family else 1)
+        problem = make_problem(variant.family, 8192, 8192, whole_k, 4, torch.bfloat16)
+        with mock.patch.object(hopper, "machine_reason", return_value=None):
+            found = list(neighbours(variant, problem, config))
+        (in_turns,) = [other for other in found if other.pingpong]
+        assert (in_turns.block_n, in_turns.team) == (128, 1)
+        assert {other.chunks for other in found} == (chunks if variant.name.endswith("copies") else {1})
 
 
 def test_the_best_time_is_kept_with_its_configuration() -> None:

@@ -82,8 +82,8 @@ def warp_specialized_kernel(
     if TILE.PINGPONG:
         gl.warp_specialize(
             [
-                (multiply_first, (batons, ring, outbox, whole, num_steps, peers, TILE)),
-                (multiply_second, (batons, ring, outbox, whole, num_steps, peers, TILE)),
+                (multiply_first, (batons, ring, outbox, whole, num_steps, TILE)),
+                (multiply_second, (batons, ring, outbox, whole, num_steps, TILE)),
                 (
                     _load_shards_and_store,
                     (

@@ -39,7 +39,7 @@ class GemmConfig:
             `one_shot`.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
         pingpong: two warp groups multiply a tile each, in turns, rather than one together, in the warp-specialised
-            variants: a tile's way out then lies behind the next one's multiplication.
+            variants: a tile's way out then lies behind the next one's multiplication. It cannot be traced.
     """
 
     block_m: int

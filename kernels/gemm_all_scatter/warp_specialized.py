@@ -59,8 +59,8 @@ def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.conste
     if TILE.PINGPONG:
         gl.warp_specialize(
             [
-                (multiply_first, (batons, ring, outbox, whole, num_steps, peers, TILE)),
-                (multiply_second, (batons, ring, outbox, whole, num_steps, peers, TILE)),
+                (multiply_first, (batons, ring, outbox, whole, num_steps, TILE)),
+                (multiply_second, (batons, ring, outbox, whole, num_steps, TILE)),
                 (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
             ],
             [GROUP_WARPS, 1],

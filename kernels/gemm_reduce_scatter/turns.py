@@ -41,23 +41,23 @@ def sum_tiles(ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: 
 
 @gluon.jit
 def sum_first_group(
-    batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """As `sum_tiles`, of the first tile, the third, …."""
-    _every_other(0, batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)
+    _every_other(0, batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)
 
 
 @gluon.jit
 def sum_second_group(
-    batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """As `sum_tiles`, of the second tile, the fourth, …."""
-    _every_other(1, batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)
+    _every_other(1, batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)
 
 
 @gluon.jit
 def _every_other(
-    first, batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    first, batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """As `sum_tiles`, of every other turn from `first` on; the tiles come into the outbox in order."""
     message = 0
@@ -65,19 +65,11 @@ def _every_other(
         is_own = work_in(turn, shards, WORLD_SIZE).distance == 0
         if turn % 2 == first:
             wait_baton(batons, turn)
-            began = trace_first_step(ring, turn * num_steps, peers, trace_number(turn), TILE)
             acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, batons.index((turn + 1) % 2))
-            multiplied = trace_time(peers)
             wait_filled(outbox, turn)  # the other group's partials have been added, too
             if is_own:
                 acc, message = add_partials(acc, inbox, message, WORLD_SIZE, TILE)
-            summed = trace_time(peers)
             wait_emptied(outbox, turn)
-            emptied = trace_time(peers)
             hand_over(acc, outbox, TILE)
-            trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
-            if is_own:
-                trace_until(peers, SUM, trace_number(turn), multiplied, summed)
-            trace_until(peers, WAIT, trace_number(turn), summed, emptied)
         elif is_own:
             message += num_messages(WORLD_SIZE, TILE)

@@ -73,8 +73,8 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
     if TILE.PINGPONG:
         gl.warp_specialize(
             [
-                (sum_first_group, (batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
-                (sum_second_group, (batons, ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
+                (sum_first_group, (batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)),
+                (sum_second_group, (batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)),
                 (
                     _load_and_send_partials,
                     (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),

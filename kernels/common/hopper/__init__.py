@@ -8,7 +8,7 @@
 | `inbox.py` | peers' partial tiles on their way in: loaded in slabs, added to the finished tile |
 | `herald.py` | a warp that announces what another has sent |
 | `team.py` | the turns of a program; the last tiles, computed by several programs each |
-| `roles.py` | the part of the multiply warps |
+| `roles.py` | the part of the multiply warps, together or in turns (reduce-scatter has its own) |
 | `plan.py` | the quickest cut into tiles and teams, by prediction |
 | `operator.py` | the host's part: what is supported, tensor descriptors |
 """

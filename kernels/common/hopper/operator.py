@@ -26,7 +26,7 @@ P = TypeVar("P", bound=Problem)
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 SHARED_BYTES = 227 << 10  # of an SM, for one program
 BARRIER_BYTES = 1 << 10  # more than the barriers take
-NUM_WARPS = 8  # that multiply: two warp groups of 64 rows each
+NUM_WARPS = 8  # that multiply: two warp groups, of 64 rows each or, with pingpong, of a tile each
 STAGES = {256: 3, 128: 5, 64: 6}  # by the width of the tile: as many as fit beside the outbox, and no more than help
 PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
 _MOST_DESCRIPTORS = 64
@@ -43,7 +43,8 @@ def machine_reason() -> str | None:
 def config_reason(config: GemmConfig) -> str | None:
     """Return why the warp-specialised kernels cannot run with a configuration, or None."""
     if config.num_warps != NUM_WARPS or config.block_m != 128:
-        return f"two warp groups multiply 128 rows: num_warps is {config.num_warps} and block_m {config.block_m}"
+        has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
+        return f"two warp groups multiply tiles of 128 rows: {has}"
     if config.block_n not in WIDTHS or config.block_k != STEP_K:
         tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
         return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
@@ -139,6 +140,11 @@ class WarpSpecializedOperator(FusedOperator[P]):
     def _peers_of_a_tile(self) -> int:
         """Return how many peers the last tiles are sent to."""
         return 0
+
+    def trace_to(self, trace: torch.Tensor | None) -> None:
+        if trace is not None and self.config.pingpong:
+            raise ValueError(f"{self}: nothing is traced of two warp groups in turns; trace with pingpong=False")
+        super().trace_to(trace)
 
     def _open_team(self, num_programs: int) -> Team | None:
         """Return where programs that share tiles exchange sums; None if they do not."""

@@ -95,7 +95,7 @@ def load_and_send(
     """Load steps of the program's `turn`-th tile while the tile before, `parcel`, is sent; return the next step.
 
     The pieces are spread over these steps and end an eighth before the last: they have arrived when someone waits for
-    them. With PINGPONG the tile before is still on its way into the outbox, and they begin a quarter later.
+    them. With PINGPONG the tile before is still on its way into the outbox: they begin after a quarter of the steps.
     """
     if TILE.PINGPONG:
         later = start + (stop - start) // 4

@@ -10,7 +10,8 @@ A kernel that is all a call queues is launched early: its programs take SMs that
 barriers, and touch no global memory before that one is done. The kernel behind may start when all programs have asked
 for their last operands. `warp_specialized_copies` is not, as its side streams need a free SM.
 
-A traced turn is written down when its tile is handed over: before, a thread's registers are full of it.
+A traced turn is written down when its tile is handed over: before, a thread's registers are full of it. With PINGPONG
+there is no trace.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ def wait_baton(batons, turn):
 
 
 @gluon.jit
-def multiply_first(batons, ring, outbox, turns, num_steps, peers, TILE: gl.constexpr):
+def multiply_first(batons, ring, outbox, turns, num_steps, TILE: gl.constexpr):
     """Multiply the first of `turns` tiles, the third, …, and leave each in the outbox."""
-    _multiply_every_other(0, batons, ring, outbox, turns, num_steps, peers, TILE)
+    _multiply_every_other(0, batons, ring, outbox, turns, num_steps, TILE)
 
 
 @gluon.jit
-def multiply_second(batons, ring, outbox, turns, num_steps, peers, TILE: gl.constexpr):
+def multiply_second(batons, ring, outbox, turns, num_steps, TILE: gl.constexpr):
     """Multiply the second of `turns` tiles, the fourth, …, and leave each in the outbox."""
-    _multiply_every_other(1, batons, ring, outbox, turns, num_steps, peers, TILE)
+    _multiply_every_other(1, batons, ring, outbox, turns, num_steps, TILE)
 
 
 @gluon.jit
-def _multiply_every_other(first, batons, ring, outbox, turns, num_steps, peers, TILE: gl.constexpr):
+def _multiply_every_other(first, batons, ring, outbox, turns, num_steps, TILE: gl.constexpr):
     """Multiply every other tile from the `first` on.
 
     A tile's last operands are loaded when the tile before the last one is out of the outbox, so a group that waits for
@@ -68,14 +69,9 @@ def _multiply_every_other(first, batons, ring, outbox, turns, num_steps, peers, 
     """
     for turn in range(first, turns, 2):
         wait_baton(batons, turn)
-        began = trace_first_step(ring, turn * num_steps, peers, trace_number(turn), TILE)
         acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, batons.index((turn + 1) % 2))
-        multiplied = trace_time(peers)
         wait_emptied(outbox, turn)
-        emptied = trace_time(peers)
         hand_over(acc, outbox, TILE)
-        trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
-        trace_until(peers, WAIT, trace_number(turn), multiplied, emptied)
 
 
 @gluon.jit
