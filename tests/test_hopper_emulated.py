@@ -189,7 +189,7 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
     run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=True)
 
 
-@pytest.mark.parametrize("late", ["", "first", "second"])
+@pytest.mark.parametrize("late", ["", "_tiles", "_second"])
 @pytest.mark.parametrize("case", IN_TURNS, ids=lambda case: case.why)
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case, late: str) -> None:

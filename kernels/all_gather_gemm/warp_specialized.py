@@ -39,10 +39,9 @@ from ..common.hopper.roles import (
     GROUP_WARPS,
     LOADER_REGISTERS,
     MULTIPLY_REGISTERS,
-    multiply_first,
+    first_role,
     multiply_second,
     multiply_tiles,
-    open_batons,
 )
 from ..common.operands import padded
 from .courier import Consignment, count_parts, gate_of, send_shard, wait_all
@@ -72,8 +71,6 @@ def warp_specialized_kernel(
     """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `group` those of a group's."""
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    if TILE.PINGPONG:
-        batons = open_batons()
     herald = open_herald()
     wait_for_earlier_kernels()
     epoch = begin_call(peers, WORLD_SIZE)
@@ -83,71 +80,38 @@ def warp_specialized_kernel(
     first = gl.program_id(0) - shard.senders  # of the programs that multiply
     turns = gl.where(first < 0, 0, gl.cdiv(gl.maximum(positions - first, 0), gl.num_programs(0) - shard.senders))
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    if TILE.PINGPONG:
-        gl.warp_specialize(
-            [
-                (multiply_first, (batons, ring, outbox, turns, num_steps, TILE)),
-                (multiply_second, (batons, ring, outbox, turns, num_steps, TILE)),
+    gl.warp_specialize(
+        [
+            (multiply_second, (ring, outbox, turns, num_steps, TILE)),
+            (multiply_tiles, (ring, outbox, None, turns, 0, num_steps, peers, epoch, TILE)),
+            (
+                _load_shards_and_store,
                 (
-                    _load_shards_and_store,
-                    (
-                        a,
-                        gathered,
-                        b,
-                        out,
-                        ring,
-                        outbox,
-                        turns,
-                        own_tiles,
-                        group_tiles,
-                        num_steps,
-                        shard,
-                        sizes,
-                        group,
-                        peers,
-                        epoch,
-                        WORLD_SIZE,
-                        TILE,
-                    ),
+                    a,
+                    gathered,
+                    b,
+                    out,
+                    ring,
+                    outbox,
+                    turns,
+                    own_tiles,
+                    group_tiles,
+                    num_steps,
+                    shard,
+                    sizes,
+                    group,
+                    peers,
+                    epoch,
+                    WORLD_SIZE,
+                    TILE,
                 ),
-                (send_shard, (a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
-                (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
-            ],
-            [GROUP_WARPS, 1, 1, 1],
-            [MULTIPLY_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (multiply_tiles, (ring, outbox, None, turns, 0, num_steps, peers, epoch, TILE)),
-                (
-                    _load_shards_and_store,
-                    (
-                        a,
-                        gathered,
-                        b,
-                        out,
-                        ring,
-                        outbox,
-                        turns,
-                        own_tiles,
-                        group_tiles,
-                        num_steps,
-                        shard,
-                        sizes,
-                        group,
-                        peers,
-                        epoch,
-                        WORLD_SIZE,
-                        TILE,
-                    ),
-                ),
-                (send_shard, (a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
-                (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
-            ],
-            [1, 1, 1],
-            [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
-        )
+            ),
+            (send_shard, (a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
+            (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
+        ][first_role(TILE.PINGPONG) :],
+        [GROUP_WARPS, 1, 1, 1][first_role(TILE.PINGPONG) :],
+        [MULTIPLY_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+    )
 
 
 @gluon.jit

@@ -37,10 +37,9 @@ from ..common.hopper.roles import (
     GROUP_WARPS,
     LOADER_REGISTERS,
     MULTIPLY_REGISTERS,
-    multiply_first,
+    first_role,
     multiply_second,
     multiply_tiles,
-    open_batons,
 )
 from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .copies import PushedByCopyEngines
@@ -73,75 +72,41 @@ def warp_specialized_kernel(
     epoch = current_call(peers, WORLD_SIZE)
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    if TILE.PINGPONG:
-        batons = open_batons()
     positions = num_tiles(sizes, TILE) * WORLD_SIZE
     whole = whole_turns(positions, TILE)
     shared = shared_turns(positions, whole, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    if TILE.PINGPONG:
-        gl.warp_specialize(
-            [
-                (multiply_first, (batons, ring, outbox, whole, num_steps, TILE)),
-                (multiply_second, (batons, ring, outbox, whole, num_steps, TILE)),
+    gl.warp_specialize(
+        [
+            (multiply_second, (ring, outbox, whole, num_steps, TILE)),
+            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+            (
+                _load_shards_and_store,
                 (
-                    _load_shards_and_store,
-                    (
-                        a,
-                        gathered,
-                        b,
-                        out,
-                        ring,
-                        outbox,
-                        whole,
-                        shared,
-                        sizes,
-                        part_rows,
-                        chunk_steps,
-                        peers,
-                        came_ptr,
-                        epoch,
-                        PARTS,
-                        CHUNKS,
-                        WORLD_SIZE,
-                        TILE,
-                    ),
+                    a,
+                    gathered,
+                    b,
+                    out,
+                    ring,
+                    outbox,
+                    whole,
+                    shared,
+                    sizes,
+                    part_rows,
+                    chunk_steps,
+                    peers,
+                    came_ptr,
+                    epoch,
+                    PARTS,
+                    CHUNKS,
+                    WORLD_SIZE,
+                    TILE,
                 ),
-            ],
-            [GROUP_WARPS, 1],
-            [MULTIPLY_REGISTERS, LOADER_REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
-                (
-                    _load_shards_and_store,
-                    (
-                        a,
-                        gathered,
-                        b,
-                        out,
-                        ring,
-                        outbox,
-                        whole,
-                        shared,
-                        sizes,
-                        part_rows,
-                        chunk_steps,
-                        peers,
-                        came_ptr,
-                        epoch,
-                        PARTS,
-                        CHUNKS,
-                        WORLD_SIZE,
-                        TILE,
-                    ),
-                ),
-            ],
-            [1],
-            [LOADER_REGISTERS],
-        )
+            ),
+        ][first_role(TILE.PINGPONG) :],
+        [GROUP_WARPS, 1][first_role(TILE.PINGPONG) :],
+        [MULTIPLY_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+    )
 
 
 @gluon.jit

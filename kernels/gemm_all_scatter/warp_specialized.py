@@ -31,10 +31,9 @@ from ..common.hopper.roles import (
     GROUP_WARPS,
     LOADER_REGISTERS,
     MULTIPLY_REGISTERS,
-    multiply_first,
+    first_role,
     multiply_second,
     multiply_tiles,
-    open_batons,
 )
 from ..common.hopper.team import kept_columns, shared_turns, trace_number, whole_turns, work_of
 from ..common.operands import ROW_BYTES, padded
@@ -48,33 +47,21 @@ def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.conste
     """Compute this rank's block of C into every rank's C."""
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    if TILE.PINGPONG:
-        batons = open_batons()
     wait_for_earlier_kernels()
     epoch = begin_call(peers, WORLD_SIZE)
     tiles = num_tiles(sizes, TILE)
     whole = whole_turns(tiles, TILE)
     shared = shared_turns(tiles, whole, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    if TILE.PINGPONG:
-        gl.warp_specialize(
-            [
-                (multiply_first, (batons, ring, outbox, whole, num_steps, TILE)),
-                (multiply_second, (batons, ring, outbox, whole, num_steps, TILE)),
-                (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
-            ],
-            [GROUP_WARPS, 1],
-            [MULTIPLY_REGISTERS, LOADER_REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
-                (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
-            ],
-            [1],
-            [LOADER_REGISTERS],
-        )
+    gl.warp_specialize(
+        [
+            (multiply_second, (ring, outbox, whole, num_steps, TILE)),
+            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+            (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
+        ][first_role(TILE.PINGPONG) :],
+        [GROUP_WARPS, 1][first_role(TILE.PINGPONG) :],
+        [MULTIPLY_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+    )
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from ..common.hopper.inbox import add_partials, num_messages
 from ..common.hopper.outbox import hand_over, wait_emptied, wait_filled
 from ..common.hopper.ring import multiply_tile, trace_first_step
-from ..common.hopper.roles import wait_baton
+from ..common.hopper.roles import next_baton, wait_baton
 from ..common.hopper.team import trace_number
 from ..common.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from .rounds import work_in
@@ -19,7 +19,24 @@ from .rounds import work_in
 
 @gluon.jit
 def sum_tiles(ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Multiply `turns` tiles, add the peers' partials to this rank's own, and leave each in the outbox."""
+    """Multiply `turns` tiles, add the peers' partials to this rank's own, and leave each in the outbox.
+
+    With PINGPONG the first, the third, …: the others are `sum_second`'s.
+    """
+    if TILE.PINGPONG:
+        _sum_every_other(0, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)
+    else:
+        _sum_together(ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)
+
+
+@gluon.jit
+def sum_second(ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """As `sum_tiles`, the second tile, the fourth, …."""
+    _sum_every_other(1, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)
+
+
+@gluon.jit
+def _sum_together(ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     message = 0
     for turn in range(turns):
         is_own = work_in(turn, shards, WORLD_SIZE).distance == 0
@@ -40,33 +57,18 @@ def sum_tiles(ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE: 
 
 
 @gluon.jit
-def sum_first_group(
-    batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+def _sum_every_other(
+    first, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """As `sum_tiles`, of the first tile, the third, …."""
-    _every_other(0, batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)
-
-
-@gluon.jit
-def sum_second_group(
-    batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    """As `sum_tiles`, of the second tile, the fourth, …."""
-    _every_other(1, batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)
-
-
-@gluon.jit
-def _every_other(
-    first, batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    """As `sum_tiles`, of every other turn from `first` on; the tiles come into the outbox in order."""
+    """Every other turn's tile, from the `first` on; they come into the outbox in order."""
     message = 0
     for turn in range(turns):
         is_own = work_in(turn, shards, WORLD_SIZE).distance == 0
         if turn % 2 == first:
-            wait_baton(batons, turn)
-            acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, batons.index((turn + 1) % 2))
-            wait_filled(outbox, turn)  # the other group's partials have been added, too
+            wait_baton(ring, turn)
+            acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, next_baton(ring, turn))
+            if turn > 0:
+                wait_filled(outbox, turn)  # the other group's partials have been added, too
             if is_own:
                 acc, message = add_partials(acc, inbox, message, WORLD_SIZE, TILE)
             wait_emptied(outbox, turn)

@@ -45,7 +45,7 @@ from ..common.hopper.roles import (
     GROUP_WARPS,
     LOADER_REGISTERS,
     MULTIPLY_REGISTERS,
-    open_batons,
+    first_role,
 )
 from ..common.hopper.team import num_turns, trace_number
 from ..common.operands import padded
@@ -54,7 +54,7 @@ from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_t
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
 from .rounds import Work, cut_into_rounds, work_in
-from .turns import sum_first_group, sum_second_group, sum_tiles
+from .turns import sum_second, sum_tiles
 
 
 @gluon.jit
@@ -62,43 +62,26 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
     """Send the partial tiles of the peers' shards, and sum this rank's."""
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    if TILE.PINGPONG:
-        batons = open_batons()
     inbox = open_inbox(outbox, slots, TILE)
     herald = open_herald()
     wait_for_earlier_kernels()
     epoch = begin_call(peers, WORLD_SIZE)
     turns = num_turns(shards.tiles * WORLD_SIZE)
     num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
-    if TILE.PINGPONG:
-        gl.warp_specialize(
-            [
-                (sum_first_group, (batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)),
-                (sum_second_group, (batons, ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)),
-                (
-                    _load_and_send_partials,
-                    (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),
-                ),
-                (_collect, (slots, inbox, turns, shards, peers, epoch, WORLD_SIZE, TILE)),
-                (_announce, (herald, turns, shards, peers, epoch, WORLD_SIZE)),
-            ],
-            [GROUP_WARPS, 1, 1, 1],
-            [MULTIPLY_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (sum_tiles, (ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
-                (
-                    _load_and_send_partials,
-                    (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),
-                ),
-                (_collect, (slots, inbox, turns, shards, peers, epoch, WORLD_SIZE, TILE)),
-                (_announce, (herald, turns, shards, peers, epoch, WORLD_SIZE)),
-            ],
-            [1, 1, 1],
-            [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
-        )
+    gl.warp_specialize(
+        [
+            (sum_second, (ring, outbox, inbox, turns, shards, num_steps, WORLD_SIZE, TILE)),
+            (sum_tiles, (ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
+            (
+                _load_and_send_partials,
+                (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),
+            ),
+            (_collect, (slots, inbox, turns, shards, peers, epoch, WORLD_SIZE, TILE)),
+            (_announce, (herald, turns, shards, peers, epoch, WORLD_SIZE)),
+        ][first_role(TILE.PINGPONG) :],
+        [GROUP_WARPS, 1, 1, 1][first_role(TILE.PINGPONG) :],
+        [MULTIPLY_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+    )
 
 
 @gluon.jit

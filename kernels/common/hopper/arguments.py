@@ -35,12 +35,16 @@ class WarpTile(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Stages of operand tiles in shared memory, and two barriers a stage: they have come, they have been used."""
+    """Stages of operand tiles in shared memory, and two barriers a stage: they have come, they have been used.
+
+    `batons` are barriers, too, one a warp group, with PINGPONG: it may multiply.
+    """
 
     a: Any
     b: Any
     loaded: Any
     used: Any
+    batons: Any
 
 
 class Gate(NamedTuple):

@@ -37,9 +37,8 @@ def open_outbox(out, TILE: gl.constexpr):
 
 @gluon.jit
 def wait_filled(outbox, turn):
-    """Wait until the program's tile before the `turn`-th is in the outbox; by whoever did not put it there."""
-    if turn > 0:
-        mbarrier.wait(outbox.filled, (turn - 1) & 1)
+    """Wait until the program's tile before the `turn`-th, which is not its first, is in the outbox."""
+    mbarrier.wait(outbox.filled, (turn - 1) & 1)
 
 
 @gluon.jit
@@ -103,7 +102,7 @@ def load_and_send(
         start = later
     messages = 0
     if turn > 0:
-        mbarrier.wait(outbox.filled, (turn - 1) & 1)
+        wait_filled(outbox, turn)
         messages = _messages(parcel, DESTINATIONS, TILE)
     span = gl.maximum(stop - start - (stop - start) // 8, 1)
     sent = 0
@@ -134,7 +133,7 @@ def send_last(
     if overdue:
         let_refill(outbox)
     if turns > 0:
-        mbarrier.wait(outbox.filled, (turns - 1) & 1)
+        wait_filled(outbox, turns)
         began = trace_time(parcel)
         for message in range(_messages(parcel, DESTINATIONS, TILE)):
             _send(out, outbox, parcel, message, DESTINATIONS, WORLD_SIZE, TILE)

@@ -17,6 +17,7 @@ there is no trace.
 from __future__ import annotations
 
 from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
@@ -27,56 +28,64 @@ from .team import sum_of_team, trace_number, work_of
 
 # Of a thread that loads and communicates; those that multiply have the rest. With 56 the handshake of 8 ranks spills.
 LOADER_REGISTERS = gl.constexpr(72)
-# Of a thread of the second warp group, where there is one; those of the first have what is left, more or as many.
+# Of a thread of the first warp group with PINGPONG; those of the second have what is left, more or as many.
 MULTIPLY_REGISTERS = gl.constexpr(208)
 GROUP_WARPS = gl.constexpr(4)
 
 
-@gluon.jit
-def open_batons():
-    """Return two barriers, one a warp group: it may multiply."""
-    batons = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for group in gl.static_range(2):
-        mbarrier.init(batons.index(group), count=1)
-    return batons
+@constexpr_function
+def first_role(pingpong):
+    """Return the index of a kernel's first role: the second warp group's, which is listed first, may be left out."""
+    return 0 if pingpong else 1
 
 
 @gluon.jit
-def wait_baton(batons, turn):
+def wait_baton(ring, turn):
     """Wait until the last multiplication of the turn before is under way; by the group whose turn it is."""
     if turn > 0:
-        mbarrier.wait(batons.index(turn % 2), ((turn - 1) // 2) & 1)
+        mbarrier.wait(ring.batons.index(turn % 2), ((turn - 1) // 2) & 1)
 
 
 @gluon.jit
-def multiply_first(batons, ring, outbox, turns, num_steps, TILE: gl.constexpr):
-    """Multiply the first of `turns` tiles, the third, …, and leave each in the outbox."""
-    _multiply_every_other(0, batons, ring, outbox, turns, num_steps, TILE)
+def next_baton(ring, turn):
+    """Return the barrier that lets the other group multiply."""
+    return ring.batons.index((turn + 1) % 2)
 
 
 @gluon.jit
-def multiply_second(batons, ring, outbox, turns, num_steps, TILE: gl.constexpr):
+def multiply_second(ring, outbox, turns, num_steps, TILE: gl.constexpr):
     """Multiply the second of `turns` tiles, the fourth, …, and leave each in the outbox."""
-    _multiply_every_other(1, batons, ring, outbox, turns, num_steps, TILE)
+    _multiply_every_other(1, ring, outbox, turns, num_steps, TILE)
 
 
 @gluon.jit
-def _multiply_every_other(first, batons, ring, outbox, turns, num_steps, TILE: gl.constexpr):
+def _multiply_every_other(first, ring, outbox, turns, num_steps, TILE: gl.constexpr):
     """Multiply every other tile from the `first` on.
 
     A tile's last operands are loaded when the tile before the last one is out of the outbox, so a group that waits for
     the last one to be out cannot take the one for the other.
     """
     for turn in range(first, turns, 2):
-        wait_baton(batons, turn)
-        acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, batons.index((turn + 1) % 2))
+        wait_baton(ring, turn)
+        acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, next_baton(ring, turn))
         wait_emptied(outbox, turn)
         hand_over(acc, outbox, TILE)
 
 
 @gluon.jit
 def multiply_tiles(ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
-    """Multiply `whole` tiles, then `shared` with the team, and leave each, or its part of it, in the outbox."""
+    """Multiply `whole` tiles, then `shared` with the team, and leave each, or its part of it, in the outbox.
+
+    With PINGPONG the first of the whole ones, the third, …: the others are `multiply_second`'s.
+    """
+    if TILE.PINGPONG:
+        _multiply_every_other(0, ring, outbox, whole, num_steps, TILE)
+    else:
+        _multiply_together(ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)
+
+
+@gluon.jit
+def _multiply_together(ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
     step = 0
     for turn in range(whole):
         began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
