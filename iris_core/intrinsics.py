@@ -98,6 +98,31 @@ def let_next_kernel_start(_semantic: Any = None) -> None:
 
 
 @_also_interpreted
+def loads_acquire(_semantic: Any = None) -> tl.constexpr:
+    """Return whether `load_acquire` is there, as a compile-time constant: in code for NVIDIA GPUs."""
+    return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "cuda")
+
+
+@builtin
+def load_acquire(pointer: Any, scope: tl.constexpr, mask: Any = None, _semantic: Any = None) -> Any:
+    """Load an int64 word, or where `mask` is set those of a block, with acquire: one trip where an atomic takes two.
+
+    Every thread that gets a word acquires by itself. What `mask` leaves out is undefined.
+    """
+    address = pointer.to(tl.int64, bitcast=True, _semantic=_semantic)
+    load = f"ld.acquire.{scope.value}.global.b64 $0, [$1];"
+    operands = [address]
+    constraints = "=l,l"
+    if mask is not None:
+        load = f"{{ .reg .pred %chosen; setp.ne.b32 %chosen, $2, 0; @%chosen {load} }}"
+        operands.append(mask.to(tl.int32, _semantic=_semantic))
+        constraints += ",r"
+    return inline_asm_elementwise(
+        load, constraints, operands, dtype=tl.int64, is_pure=False, pack=1, _semantic=_semantic
+    )
+
+
+@_also_interpreted
 def pause(_semantic: Any = None) -> None:
     """Let others run while this program polls. Compiled, it is nothing: the poll's own latency paces the loop."""
     if _semantic is None:

@@ -3,8 +3,9 @@
 `signal_each` and `wait_each` do for a block of flags at once, a thread a flag, what takes a trip a flag one by one.
 
 A flag is an int64 word that only grows, or is zeroed while nobody can write it; a waiter compares with ≥, never ==,
-since a fast peer may already have written the next number. Polls are relaxed; the one acquire comes after the loop,
-because a read-modify-write poll would take the cache line from the writer at every turn.
+since a fast peer may already have written the next number. Where a load can acquire (NVIDIA), a poll is such a load, so
+what ends the wait needs no second trip. Elsewhere polls are relaxed, and one atomic after the loop acquires: a
+read-modify-write poll would take the cache line from the writer at every turn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .device import translate
-from .intrinsics import clock_ns, pause
+from .intrinsics import clock_ns, load_acquire, loads_acquire, pause
 
 # Layout of a watchdog block (int64 words on the device); watchdog.py has the host's half.
 WATCHDOG_TIMEOUT_NS = tl.constexpr(0)  # 0: no limit
@@ -27,6 +28,8 @@ REPORT_WORDS = tl.constexpr(6)
 REPORT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)
 ABORTED = tl.constexpr(2)
+
+_PEERS_AT_ONCE = tl.constexpr(32)
 
 
 @triton.jit
@@ -49,13 +52,19 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
     thread of this program. When the limit passes, or another wait of this heap has failed, it reports and returns:
     the kernel ends with wrong data and the host raises. `watchdog_ptr` is ``Context.get_watchdog()``.
     """
-    if tl.load(flag_ptr, volatile=True) < expected:
-        _poll(flag_ptr, expected, watchdog_ptr)
-    # The acquire is one thread's; Triton hands its result to the others through a barrier, so none reads ahead of it.
-    # The result must be used: an atomic whose result is not is deleted, with its acquire (Triton 3.6, NVIDIA).
-    seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
-    if seen < expected:
-        _report(flag_ptr, seen, expected, watchdog_ptr)
+    if loads_acquire():  # every thread polls, and acquires, by itself
+        if load_acquire(flag_ptr, scope) < expected:
+            seen = _poll(flag_ptr, expected, watchdog_ptr, scope)
+            if seen < expected:
+                _report(flag_ptr, seen, expected, watchdog_ptr)
+    else:
+        if tl.load(flag_ptr, volatile=True) < expected:
+            _poll(flag_ptr, expected, watchdog_ptr, scope)
+        # The acquire is one thread's; Triton hands its result to the others through a barrier, so none reads ahead of
+        # it. The result must be used: an atomic whose result is not is deleted, with its acquire (Triton 3.6).
+        seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
+        if seen < expected:
+            _report(flag_ptr, seen, expected, watchdog_ptr)
 
 
 @triton.jit
@@ -74,18 +83,47 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
 
     Edge and limit: those of `wait` over the system, for each of them; of several that fail one is reported.
     """
-    if _any_below(flag_ptrs, expected, mask):
-        start = clock_ns()
-        limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
-        waiting = _any_below(flag_ptrs, expected, mask)
-        while waiting:
-            pause()
-            aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
-            expired = (limit > 0) & (clock_ns() - start > limit)
-            waiting = _any_below(flag_ptrs, expected, mask) & ((aborted | expired) == 0)
-    # The result must be used, as in `wait`.
-    seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
-    tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
+    if loads_acquire():
+        if _any_below(load_acquire(flag_ptrs, "sys", mask), expected, mask):
+            _report_each(flag_ptrs, _poll_each(flag_ptrs, expected, mask, watchdog_ptr), expected, mask, watchdog_ptr)
+        tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
+    else:
+        if _any_below(tl.load(flag_ptrs, mask=mask, other=0, volatile=True), expected, mask):
+            _poll_each(flag_ptrs, expected, mask, watchdog_ptr)
+        # The result must be used, as in `wait`.
+        seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
+        tl.debug_barrier()
+        _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr)
+
+
+@triton.jit
+def _poll_each(flag_ptrs, expected, mask, watchdog_ptr):
+    """Poll flags until each is at least `expected`, or time is up; return what they were seen to be."""
+    start = clock_ns()
+    limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
+    seen = _seen_each(flag_ptrs, mask)
+    waiting = _any_below(seen, expected, mask)
+    while waiting:
+        pause()
+        aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
+        expired = (limit > 0) & (clock_ns() - start > limit)
+        seen = _seen_each(flag_ptrs, mask)
+        waiting = _any_below(seen, expected, mask) & ((aborted | expired) == 0)
+    return seen
+
+
+@triton.jit
+def _seen_each(flag_ptrs, mask):
+    """Return a block of flags, with acquire where loads can."""
+    if loads_acquire():
+        return load_acquire(flag_ptrs, "sys", mask)
+    else:
+        return tl.load(flag_ptrs, mask=mask, other=0, volatile=True)
+
+
+@triton.jit
+def _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr):
+    """Report one of the flags that were seen to be below `expected`, if any."""
     addresses = tl.where(mask & (seen < expected), tl.cast(flag_ptrs, tl.int64), 0)
     failed = tl.max(addresses, axis=0)
     if failed != 0:
@@ -93,21 +131,33 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
 
 
 @triton.jit
-def _any_below(flag_ptrs, expected, mask):
-    seen = tl.load(flag_ptrs, mask=mask, other=0, volatile=True)
+def _any_below(seen, expected, mask):
     return tl.max((mask & (seen < expected)).to(tl.int32), axis=0) != 0
 
 
 @triton.jit
-def _poll(flag_ptr, expected, watchdog_ptr):
+def _poll(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr):
+    """Poll a flag until it is at least `expected`, or time is up; return what it was seen to be."""
     start = clock_ns()
     limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
-    waiting = tl.load(flag_ptr, volatile=True) < expected
+    seen = _seen(flag_ptr, scope)
+    waiting = seen < expected
     while waiting:
         pause()
         aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
         expired = (limit > 0) & (clock_ns() - start > limit)
-        waiting = (tl.load(flag_ptr, volatile=True) < expected) & ((aborted | expired) == 0)
+        seen = _seen(flag_ptr, scope)
+        waiting = (seen < expected) & ((aborted | expired) == 0)
+    return seen
+
+
+@triton.jit
+def _seen(flag_ptr, scope: tl.constexpr):
+    """Return a flag, with acquire where loads can."""
+    if loads_acquire():
+        return load_acquire(flag_ptr, scope)
+    else:
+        return tl.load(flag_ptr, volatile=True)
 
 
 @triton.jit
@@ -137,10 +187,12 @@ def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
     Edge: all memory operations of every rank's program before its call happen before everything after it on any rank.
     """
     epoch = tl.load(state_ptr + world_size) + 1
-    for distance in range(1, world_size):
-        peer = (rank + distance) % world_size  # rotated: not everyone to rank 0 first
-        signal(translate(state_ptr, rank, peer, heap_bases) + rank, epoch)
-    for distance in range(1, world_size):
-        peer = (rank + distance) % world_size
-        wait(state_ptr + peer, epoch, watchdog_ptr)
+    for first in range(0, world_size, _PEERS_AT_ONCE):
+        peers = first + tl.arange(0, _PEERS_AT_ONCE)
+        is_peer = (peers < world_size) & (peers != rank)
+        flag_ptrs = translate(state_ptr, rank, tl.minimum(peers, world_size - 1), heap_bases) + rank
+        signal_each(flag_ptrs, epoch, is_peer)
+    for first in range(0, world_size, _PEERS_AT_ONCE):
+        peers = first + tl.arange(0, _PEERS_AT_ONCE)
+        wait_each(state_ptr + peers, epoch, (peers < world_size) & (peers != rank), watchdog_ptr)
     tl.store(state_ptr + world_size, epoch)

@@ -53,6 +53,11 @@ TARGETS = {
 }
 
 
+# What a wait's acquire looks like in PTX; {} is its scope. A wait that is compiled once has so many: ahead of its loop,
+# as it enters it, and within.
+NVIDIA_ACQUIRE = r"\bld\.acquire\.{}\.global"
+LOADS_OF_A_WAIT = 3
+
 HEAP_SIZE = 3 << 30  # bytes a rank; addresses only
 NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 

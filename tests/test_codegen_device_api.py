@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from compiling import HEAP_SIZE, TARGETS, Case, Compiled, StubContext, compile_kernel
+from compiling import HEAP_SIZE, LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, StubContext, compile_kernel
 
 import iris_core
 from iris_core.kernels import barrier_kernel
@@ -97,7 +97,7 @@ def test_signal_releases_and_wait_acquires(target: str, scope: str) -> None:
     kernel = compiled(message_kernel, target, SCOPE=scope)
     if TARGETS[target].is_nvidia:
         assert kernel.count(rf"atom\.global\.{scope}\.release\.exch") == 1
-        assert kernel.count(rf"(?:ld|atom)\.global\.{scope}\.acquire") == 1
+        assert kernel.count(NVIDIA_ACQUIRE.format(scope)) == LOADS_OF_A_WAIT
     else:
         bits = {"gpu": "sc1", "sys": "sc0 sc1"}[scope]
         assert kernel.count(rf"buffer_wbl2 {bits}\n") == 1
@@ -115,7 +115,7 @@ def test_waits_poll_without_an_atomic(target: str) -> None:
 def test_barrier_is_compiled_for_every_rank(target: str, rank: int) -> None:
     kernel = compiled(barrier_kernel, target, rank, num_warps=1)
     release = r"atom\.global\.sys\.release\.exch" if TARGETS[target].is_nvidia else r"buffer_wbl2 sc0 sc1"
-    acquire = r"(?:ld|atom)\.global\.sys\.acquire" if TARGETS[target].is_nvidia else r"buffer_inv sc0 sc1"
+    acquire = NVIDIA_ACQUIRE.format("sys") if TARGETS[target].is_nvidia else r"buffer_inv sc0 sc1"
     assert kernel.count(release) >= 1
     assert kernel.count(acquire) >= 1
     assert kernel.scratch_bytes == 0

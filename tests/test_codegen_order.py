@@ -37,7 +37,7 @@ def test_partials_are_read_after_the_wait_for_them(variant: str, dtype: torch.dt
     for kernel in compile_one_step("gemm_reduce_scatter", variant, dtype):
         acquired = False
         for line in kernel.ttgir.splitlines():
-            acquired |= "tt.atomic_rmw add, acquire" in line
+            acquired |= "ld.acquire." in line
             if "cacheModifier = cg" in line:  # how a peer's partial, or another program's, is read
                 checked += 1
                 assert acquired, kernel.name

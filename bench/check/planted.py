@@ -62,7 +62,7 @@ def signal_in_gpu(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
 def relaxed_wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
     """`wait` without its acquire."""
     if tl.load(flag_ptr, volatile=True) < expected:
-        sync._poll(flag_ptr, expected, watchdog_ptr)
+        sync._poll(flag_ptr, expected, watchdog_ptr, "sys")
     tl.atomic_add(flag_ptr, 0, sem="relaxed", scope=scope)
 
 
@@ -70,7 +70,7 @@ def relaxed_wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.cons
 def wait_in_gpu(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
     """`wait` whatever the scope, within its GPU."""
     if tl.load(flag_ptr, volatile=True) < expected:
-        sync._poll(flag_ptr, expected, watchdog_ptr)
+        sync._poll(flag_ptr, expected, watchdog_ptr, "sys")
     tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu")
 
 
@@ -132,7 +132,7 @@ def begin_after_peers(peers, WORLD_SIZE: tl.constexpr):
 @triton.jit
 def finish_unawaited(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     """`finish_call` that does not wait for the peers' data."""
-    if handshake._is_last(peers, epoch, num_programs, WORLD_SIZE):
+    if handshake._is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
         done_ptr = peers.state_ptr + WORLD_SIZE
         for distance in tl.static_range(1, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
@@ -143,16 +143,21 @@ def finish_unawaited(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 @triton.jit
 def finish_uncleared(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZE: tl.constexpr):
     """`finish_and_clear` that leaves the flags as they are."""
-    if handshake._is_last(peers, epoch, num_programs, WORLD_SIZE):
+    if handshake._is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
         handshake._end_with_peers(peers, epoch, WORLD_SIZE)
 
 
 @triton.jit
-def relaxed_arrival(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
+def relaxed_arrival(peers, epoch, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.constexpr):
     """`_is_last` without its edges."""
     tl.debug_barrier()
     arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="relaxed", scope="sys") + 1
     return arrived == epoch * num_programs
+
+
+@triton.jit
+def all_parts_unawaited(peers, count, WORLD_SIZE: tl.constexpr):
+    """`wait_all_parts` that waits for nobody."""
 
 
 @triton.jit
@@ -217,6 +222,7 @@ PLANTED = (
     Planted("a cyclic wait: every rank is ready when the others are", handshake.begin_call, begin_after_peers),
     Planted("a call that ends before the peers' data are there", handshake.finish_call, finish_unawaited),
     Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
+    Planted("a call that waits for no part", handshake.wait_all_parts, all_parts_unawaited, variant="one_shot"),
     Planted("a relaxed flag of a part of a tile", shared_tiles.leave_part, leave_unordered, variant="one_shot"),
     Planted("one buffer for two calls", shared_tiles.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
     Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),

@@ -23,9 +23,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.gemm import store_tile
 from ..common.handshake import (
     announce_part_to_all,
-    begin_and_tell,
-    current_call,
-    finish_after_arrivals,
+    begin_own_call,
+    end_own_call,
+    tell_all_ready,
     wait_all_parts,
     wait_all_ready,
 )
@@ -39,25 +39,29 @@ COLS = 1024  # of a piece of the shard: what a program of 128 threads loads at o
 
 
 @triton.jit
-def push_part(first, step, shard, offset, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr):
-    """Copy pieces first, first + step, … of the shard to every rank, this one first, `offset` elements further."""
-    for piece in tl.range(first, num_parts_of(shard, ROWS, COLS), step, num_stages=1):
-        src, dst, mask = place_of_part(shard, piece, ROWS, COLS)
-        dst += offset
-        value = tl.load(shard.src_ptr + src, mask=mask)
-        tl.store(shard.dst_ptr + dst, value, mask=mask)
-        for distance in tl.static_range(1, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            tl.store(translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases) + dst, value, mask=mask)
+def push_piece(value, mask, dst, shard, peer_ptrs, WORLD_SIZE: tl.constexpr):
+    """Store a piece of the shard at every rank, this one first."""
+    tl.store(shard.dst_ptr + dst, value, mask=mask)
+    for peer in tl.static_range(WORLD_SIZE - 1):
+        tl.store(peer_ptrs[peer] + dst, value, mask=mask)
+
+
+@triton.jit
+def at_peers(pointer, peers, WORLD_SIZE: tl.constexpr, DISTANCE: tl.constexpr = tl.constexpr(1)):
+    """Return where a place on this rank's heap lies on the peers', from rank+DISTANCE to rank-1."""
+    if DISTANCE == WORLD_SIZE:
+        return ()
+    else:
+        nearest = (translate(pointer, peers.rank, (peers.rank + DISTANCE) % WORLD_SIZE, peers.heap_bases),)
+        return nearest + at_peers(pointer, peers, WORLD_SIZE, DISTANCE + 1)
 
 
 @triton.jit
 def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Store a tile; the last of `tiles` ends the call."""
+    """Store a tile."""
     began = trace_time(peers)
     store_tile(acc, block, row, col, peers, 1, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
-    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -71,6 +75,7 @@ def one_shot_kernel(
     parts,
     buffer_rows,
     sharing,
+    calls_ptr,
     peers,
     BUFFERS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -81,26 +86,34 @@ def one_shot_kernel(
     TILE: tl.constexpr,
 ):
     """Gather A in one of BUFFERS, one below the other, and multiply it; the first `parts` programs push."""
-    wait_for_earlier_kernels()
+    widest = with_columns(block, columns)
     pid = tl.program_id(0)
+    peer_ptrs = at_peers(shard.dst_ptr, peers, WORLD_SIZE)
+    src, dst, mask = place_of_part(shard, pid, ROWS, COLS)
+    wait_for_earlier_kernels()
+    # Under way while the call's number is.
+    value = tl.load(shard.src_ptr + src, mask=mask & (pid < parts))
+    epoch = begin_own_call(calls_ptr)
     if BUFFERS == 1:
-        epoch = begin_and_tell(peers, WORLD_SIZE)
+        tell_all_ready(peers, epoch, WORLD_SIZE)
         buffer_row = 0
     else:
-        epoch = current_call(peers, WORLD_SIZE)
         buffer_row = tl.cast(turn_of_call(epoch, BUFFERS), tl.int32) * buffer_rows
     began = trace_time(peers)
     if pid < parts:
         if BUFFERS == 1:
             wait_all_ready(peers, epoch, WORLD_SIZE)
         offset = tl.cast(buffer_row, tl.int64) * shard.stride_dst_m
-        push_part(pid, parts, shard, offset, peers, ROWS, COLS, WORLD_SIZE)
-        announce_part_to_all(peers, WORLD_SIZE, "release")
+        push_piece(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
+        for piece in tl.range(pid + parts, num_parts_of(shard, ROWS, COLS), parts, num_stages=1):
+            src, dst, mask = place_of_part(shard, piece, ROWS, COLS)
+            value = tl.load(shard.src_ptr + src, mask=mask)
+            push_piece(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
+        announce_part_to_all(peers, WORLD_SIZE)
         began = trace_span(peers, PUSH, pid, began)
     wait_all_parts(peers, epoch * parts, WORLD_SIZE)
     fence_before_descriptor_loads()
     trace_span(peers, WAIT, pid, began)
-    widest = with_columns(block, columns)
     compute_tiles(
         a,
         b,
@@ -118,6 +131,7 @@ def one_shot_kernel(
         WORLD_SIZE,
         TILE,
     )
+    end_own_call(calls_ptr, epoch)
 
 
 class OneShot(Splitting, AllGatherGemm):

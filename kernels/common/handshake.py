@@ -15,6 +15,9 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 
 The call's number is read from the device, so a captured graph can be replayed. A rank that finishes call e has seen
 every peer's done[e]: nobody is ever two calls ahead.
+
+Where the programs of one kernel are all of a call, and each awaits what it needs, nobody has to end it: they count
+calls by themselves (`begin_own_call`), and epoch and arrivals stay zero.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ def finish_call(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     is through, this rank's output is complete. `num_programs` counts every program that calls this in one call, over
     all kernels, and is the same in every call of an operator.
     """
-    if _is_last(peers, epoch, num_programs, WORLD_SIZE):
+    if _is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
         _end_with_peers(peers, epoch, WORLD_SIZE)
 
 
@@ -120,7 +123,7 @@ def finish_and_clear(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZ
     Precondition: all of them have been set in this call, and whoever needs them has awaited them.
     Edge: all peers' programs' accesses in this call, and the zeroes there, happen before what follows it in the stream.
     """
-    if _is_last(peers, epoch, num_programs, WORLD_SIZE):
+    if _is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
         for flag in range(num_flags):
             tl.store(flags_ptr + flag, 0)
         _end_with_peers(peers, epoch, WORLD_SIZE)
@@ -139,16 +142,19 @@ def _end_with_peers(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 @triton.jit
 def finish_after_arrivals(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
-    """As `finish_call`, for operators whose programs have awaited all the peers' data themselves."""
-    if _is_last(peers, epoch, num_programs, WORLD_SIZE):
+    """As `finish_call`, for operators whose programs have awaited the peers' data, and announced theirs, themselves.
+
+    Nothing is left to be released to the peers: the last program only counts the call.
+    """
+    if _is_last(peers, epoch, num_programs, "gpu", WORLD_SIZE):
         tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
 
 
 @triton.jit
-def _is_last(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
+def _is_last(peers, epoch, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.constexpr):
     tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
-    # Acquire-release over the system: collects the other programs' stores to peers, for the last one to release.
-    arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="acq_rel", scope="sys") + 1
+    # Over the system it collects the other programs' stores to peers, for the last one to release.
+    arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="acq_rel", scope=SCOPE) + 1
     return arrived == epoch * num_programs
 
 
@@ -164,16 +170,14 @@ def on_every_rank(word_ptr, peers, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def begin_and_tell(peers, WORLD_SIZE: tl.constexpr):
-    """Return this call's number; program 0 tells all peers at once that this rank's output may be overwritten.
+def tell_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Tell all peers at once that this rank's output may be overwritten; by program 0, in a call's first kernel.
 
     Edge: that of `begin_call`.
     """
-    epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
     if tl.program_id(0) == 0:
         pointers, ranks = on_every_rank(peers.state_ptr + peers.rank, peers, WORLD_SIZE)
         signal_each(pointers, epoch, (ranks >= 0) & (ranks != peers.rank))
-    return epoch
 
 
 @triton.jit
@@ -185,16 +189,14 @@ def wait_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr, SEM: tl.constexpr):
-    """Count one more part of this rank's data on every rank, this one too; return how many this rank has counted.
+def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr):
+    """Count one more part of this rank's data on every rank, this one too.
 
-    Edge: this program's stores happen before what follows a rank's `wait_all_parts`; where SEM is acq_rel, also before
-    what follows this in the program that counts this rank's next part.
+    Edge: this program's stores happen before what follows a rank's `wait_all_parts`.
     """
     pointers, ranks = on_every_rank(peers.state_ptr + WORLD_SIZE + peers.rank, peers, WORLD_SIZE)
     tl.debug_barrier()  # each release is one thread's: every thread's stores must come before it
-    counts = tl.atomic_add(pointers, 1, mask=ranks >= 0, sem=SEM, scope="sys")
-    return tl.max(tl.where(ranks == peers.rank, counts, 0), axis=0) + 1
+    tl.atomic_add(pointers, 1, mask=ranks >= 0, sem="release", scope="sys")
 
 
 @triton.jit
@@ -204,7 +206,17 @@ def wait_all_parts(peers, count, WORLD_SIZE: tl.constexpr):
     wait_each(peers.state_ptr + WORLD_SIZE + ranks, count, ranks < WORLD_SIZE, peers.watchdog_ptr)
 
 
+# For calls that nobody has to end. The kernel is complete when all its programs are, and the next one begins then.
+
+
 @triton.jit
-def end_call(peers, epoch, WORLD_SIZE: tl.constexpr):
-    """Count the call as completed; by one program, after all others of the call that read or write here."""
-    tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+def begin_own_call(calls_ptr):
+    """Return this call's number; `calls_ptr` points at how many calls each program has ended."""
+    return tl.load(calls_ptr + tl.program_id(0)) + 1
+
+
+@triton.jit
+def end_own_call(calls_ptr, epoch):
+    """Count the call as ended by this program."""
+    tl.debug_barrier()  # every thread has its number
+    tl.store(calls_ptr + tl.program_id(0), epoch)

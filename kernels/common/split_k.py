@@ -83,6 +83,7 @@ class Splitting(FusedOperator[Any]):
         size = max(1, sharers * config.block_m * config.block_n)
         self._sums = torch.empty(size, dtype=torch.float32, device=self.ctx.get_device())
         self._left = self._local_flags(sharers, "the part of a shared tile by program")
+        self._calls_ended = self._local_flags(self._num_programs, "the number of calls ended by program")
 
     @property
     def _columns(self) -> int:
@@ -133,6 +134,7 @@ class Splitting(FusedOperator[Any]):
         plan = self._plan
         return {
             "sharing": Sharing(self._sums, self._left, plan.sharers, plan.height, plan.head),
+            "calls_ptr": self._calls_ended,
             "peers": self._peers(),
             "HAS_WHOLE": plan.whole > 0,
             "PARTS": known_parts(plan, self.config.block_m, self.config.block_n),

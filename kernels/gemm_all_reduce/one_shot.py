@@ -21,7 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from ..common.arguments import Block
 from ..common.config import GemmConfig
 from ..common.gemm import part_offsets, store_part, store_tile
-from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
+from ..common.handshake import begin_own_call, end_own_call, on_every_rank
 from ..common.shared_tiles import compute_tiles, turn_of_call
 from ..common.split_k import Splitting
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
@@ -30,7 +30,7 @@ from .operator import FAMILY
 
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Send a partial tile to all ranks, and sum all ranks'; the last of `tiles` ends the call."""
+    """Send a partial tile to all ranks, and sum all ranks'."""
     out, slots_ptr, flags_ptr = target
     slot_size = tl.cast(out.m, tl.int64) * out.n
     mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
@@ -48,7 +48,6 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     for part in range(TILE.SUBTILES):
         sum_part(out, slots_ptr, peers, row, col + part * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
     trace_span(peers, SUM, tile, began)
-    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -74,6 +73,7 @@ def one_shot_kernel(
     slots_ptr,
     flags_ptr,
     sharing,
+    calls_ptr,
     peers,
     HAS_WHOLE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -82,11 +82,12 @@ def one_shot_kernel(
 ):
     """Send this rank's partial tiles to all ranks, and sum all ranks'."""
     wait_for_earlier_kernels()
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = begin_own_call(calls_ptr)
     target = (out, slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n, flags_ptr)
     compute_tiles(
         a, b, gemm, out, out, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
+    end_own_call(calls_ptr, epoch)
 
 
 class OneShot(Splitting):

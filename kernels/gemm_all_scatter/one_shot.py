@@ -1,8 +1,8 @@
 """GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
 Programs share tiles (../common/shared_tiles.py); the one that leads a tile stores it to every rank. It waits for the
-peers to be ready just before, and counts the tile on every rank just after, all at once; the program that counts a
-rank's last tile waits for as many of every peer, and ends the call. Counts grow over all calls and are never reset.
+peers to be ready just before, and counts the tile on every rank just after, all at once. The first program ends when
+every rank, its own too, has counted all its tiles here. Counts grow over all calls and are never reset.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ import triton.language as tl
 from iris_core import wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-from ..common.gemm import store_tile
-from ..common.handshake import announce_part_to_all, begin_and_tell, end_call, wait_all_parts, wait_all_ready
+from ..common.gemm import num_tiles, store_tile
+from ..common.handshake import (
+    announce_part_to_all,
+    begin_own_call,
+    end_own_call,
+    tell_all_ready,
+    wait_all_parts,
+    wait_all_ready,
+)
 from ..common.shared_tiles import compute_tiles, with_columns
 from ..common.split_k import Splitting
 from ..common.trace import STORE, WAIT, trace_span, trace_time
@@ -24,16 +31,13 @@ from .operator import FAMILY, GemmAllScatter
 
 @triton.jit
 def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Store a tile to every rank when the peers are ready, and count it there; the last of `tiles` ends the call."""
+    """Store a tile to every rank when the peers are ready, and count it there."""
     began = trace_time(peers)
     wait_all_ready(peers, epoch, WORLD_SIZE)
     began = trace_span(peers, WAIT, tile, began)
     store_tile(acc, block, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
-    began = trace_span(peers, STORE, tile, began)
-    if announce_part_to_all(peers, WORLD_SIZE, "acq_rel") == epoch * tiles:
-        wait_all_parts(peers, epoch * tiles, WORLD_SIZE)
-        end_call(peers, epoch, WORLD_SIZE)
-        trace_span(peers, WAIT, tile, began)
+    announce_part_to_all(peers, WORLD_SIZE)
+    trace_span(peers, STORE, tile, began)
 
 
 @triton.jit
@@ -44,6 +48,7 @@ def one_shot_kernel(
     block,
     columns,
     sharing,
+    calls_ptr,
     peers,
     HAS_WHOLE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -52,11 +57,17 @@ def one_shot_kernel(
 ):
     """Compute this rank's block of C into every rank's C."""
     wait_for_earlier_kernels()
-    epoch = begin_and_tell(peers, WORLD_SIZE)
+    epoch = begin_own_call(calls_ptr)
+    tell_all_ready(peers, epoch, WORLD_SIZE)
     widest = with_columns(block, columns)
     compute_tiles(
         a, b, gemm, block, widest, 0, sharing, block, peers, epoch, send_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
+    if tl.program_id(0) == 0:
+        began = trace_time(peers)
+        wait_all_parts(peers, epoch * num_tiles(widest, TILE), WORLD_SIZE)
+        trace_span(peers, WAIT, 0, began)
+    end_own_call(calls_ptr, epoch)
 
 
 class OneShot(Splitting, GemmAllScatter):

@@ -20,7 +20,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.arguments import Block
 from ..common.gemm import rounded, subtile
-from ..common.handshake import current_call, finish_after_arrivals, on_every_rank
+from ..common.handshake import begin_own_call, end_own_call, on_every_rank
 from ..common.shared_tiles import compute_tiles, turn_of_call
 from ..common.split_k import Splitting
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
@@ -109,14 +109,13 @@ def sum_own_part(
 
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Send the peers their rows of a tile, and sum this rank's; the last of `tiles` ends the call."""
+    """Send the peers their rows of a tile, and sum this rank's."""
     out, staging, slots_ptr = target
     began = trace_time(peers)
     send_tile(acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
         sum_own_rows(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, tiles, WORLD_SIZE)
 
 
 @triton.jit
@@ -127,6 +126,7 @@ def one_shot_kernel(
     out,
     staging,
     sharing,
+    calls_ptr,
     peers,
     HAS_WHOLE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -136,11 +136,12 @@ def one_shot_kernel(
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
     wait_for_earlier_kernels()
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = begin_own_call(calls_ptr)
     target = (out, staging, staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n)
     compute_tiles(
         a, b, gemm, whole, whole, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
     )
+    end_own_call(calls_ptr, epoch)
 
 
 class OneShot(Splitting, GemmReduceScatter):
