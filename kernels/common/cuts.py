@@ -19,6 +19,7 @@ GROUP_M = 8  # rows of tiles whose columns follow each other
 # is 0.8 % slower than the best in the mean, 8 % at most), but for what leaving a sum takes, which was measured alone.
 _SM_BYTES_US = 117e3  # operands into an SM from the L2 cache
 _SM_STREAM_US = 96e3  # and where the weights come from memory for it alone
+_SM_LOW_STREAM_US = 78e3  # and the tile has 16 or 32 rows
 _MEMORY_BYTES_US = 4.27e6  # weights into all of them
 _SM_FLOPS_US = 7.0e6
 _TILE_RATES = {
@@ -200,8 +201,9 @@ def step_us(block_m: int, block_n: int, block_k: int, rows: int, programs: int, 
     """Return the predicted time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
     rate = max(_LEAST_RATE, _TILE_RATES.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
     weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
+    stream_us = _SM_LOW_STREAM_US if block_m < LOW_ROWS else _SM_STREAM_US
     return max(
-        (block_m + block_n) * block_k * element_bytes / (_SM_STREAM_US if rows == 1 else _SM_BYTES_US),
+        (block_m + block_n) * block_k * element_bytes / (stream_us if rows == 1 else _SM_BYTES_US),
         weight_bytes * programs / _MEMORY_BYTES_US,
         2.0 * block_m * block_n * block_k / (_SM_FLOPS_US * rate),
     )
