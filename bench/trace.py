@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,8 @@ def clock_kernel(now_ptr):
 def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, device: str) -> Traced:
     """Trace a call; collective. Every rank returns the same.
 
+    Where warp groups take turns by default, they multiply together here: `Traced.config` says so.
+
     Args:
         job: the problem.
         variant: one that can trace.
@@ -107,7 +109,7 @@ def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, 
     """
     ctx = iris_core.iris(heap_bytes, device)
     problem: Any = job.problem()
-    operator: Any = get_variant(job.family, variant).build(ctx, problem)
+    operator = _traceable(get_variant(job.family, variant).build, ctx, problem)
     operands = FAMILIES[job.family].operands(problem, rank, Draw(job.seed, problem, 0, ctx.get_device()))
     trace = spans.make_trace(_CAPACITY, ctx.get_device())
     operator.trace_to(trace)
@@ -132,6 +134,16 @@ def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, 
     operator.close()
     ctx.close()
     return Traced(job.family, variant, described, config, ranks, accuracy_ns, lost)
+
+
+def _traceable(build: Any, ctx: Context, problem: Any) -> Any:
+    """Return an operator; where by default warp groups would take turns, of which there is no trace, one without."""
+    operator = build(ctx, problem)
+    config = getattr(operator, "config", None)  # the vendor's have none
+    if not config or not config.pingpong:
+        return operator
+    operator.close()
+    return build(ctx, problem, replace(config, pingpong=False))
 
 
 def _read_clocks(ctx: Context) -> list[int]:

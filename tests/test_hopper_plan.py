@@ -17,7 +17,9 @@ from iris_kernels.common.hopper import plan
 from iris_kernels.common.hopper.plan import LEAST_KEPT, STEP_K, Cut, is_possible, predicted_us, quickest_cut
 from iris_kernels.gemm_reduce_scatter import rounds
 
-MEASURED = Path(__file__).parents[1] / "results" / "configurations-h200x4-bf16.csv"
+RESULTS = Path(__file__).parents[1] / "results"
+MEASURED = RESULTS / "configurations-h200x4-bf16.csv"
+MEASURED_ON_TWO = RESULTS / "configurations-h200x2-bf16.csv"
 
 on_four = partial(predicted_us, num_programs=132, peers=3)
 alone = partial(predicted_us, num_programs=132, peers=0)
@@ -109,6 +111,33 @@ def test_what_is_predicted_to_be_quickest_was_nearly_the_quickest() -> None:
         behind.append(times[min(predicted, key=predicted.__getitem__)] / min(times.values()))
     assert statistics.mean(behind) < 1.005
     assert max(behind) < 1.03
+
+
+def test_where_warp_groups_take_turns_it_was_nearly_the_quickest() -> None:
+    runs: dict[tuple[str, ...], dict[Cut, float]] = defaultdict(dict)
+    with MEASURED_ON_TWO.open(newline="") as file:
+        for row in csv.DictReader(file):
+            found = re.match(r"128x(\d+)x64 group=8 .* sms=132 .* team=(\d) ", row["config"])
+            if found and row["run"].startswith("pingpong") and row["family"] == "gemm_all_scatter":
+                cut = Cut(int(found[1]), int(found[2]), row["config"].endswith("pingpong"))
+                runs[row["run"], row["m"], row["n"], row["k"]].setdefault(cut, float(row["time_us"]))
+    assert len(runs) == 20
+    in_turns = 0
+    for (_, m, n, k), times in runs.items():
+        sizes = (int(m), int(n) // 2, int(k))
+        cut = quickest_cut(*sizes, num_programs=132, peers=1, teams=(1, 2), pingpong=True)
+        assert times[cut] <= 1.04 * min(times.values()), (m, n, k)
+        if cut.pingpong:
+            in_turns += 1
+            assert times[cut] == min(times.values()), (m, n, k)
+    assert in_turns == 10
+
+
+@pytest.mark.parametrize("peers", [0, 3, 7])
+def test_warp_groups_take_turns_only_where_that_was_measured(peers: int) -> None:
+    for size in (2048, 4096, 8192):
+        cut = quickest_cut(8192, 2048, size, num_programs=132, peers=peers, teams=(1, 2), pingpong=True)
+        assert not cut.pingpong
 
 
 def test_narrow_outputs_get_narrow_tiles() -> None:

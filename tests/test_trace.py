@@ -152,6 +152,20 @@ def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: st
         assert traced.scratch_bytes <= (8 if (family, variant) == ("gemm_reduce_scatter", "warp_specialized") else 0)
 
 
+def test_a_default_whose_warp_groups_take_turns_is_traced_without_turns() -> None:
+    made: list[Any] = []
+
+    def build(ctx: Any, problem: Any, config: GemmConfig | None = None) -> Any:
+        made.append(mock.Mock(config=config or GemmConfig(128, 128, 64, pingpong=True)))
+        return made[-1]
+
+    ctx: Any = None
+    assert traces._traceable(build, ctx, None) is made[1]
+    assert made[1].config == replace(made[0].config, pingpong=False)
+    made[0].close.assert_called_once()
+    assert traces._traceable(lambda *_: made[1], ctx, None) is made[1]
+
+
 def test_clocks_are_aligned_by_the_barriers() -> None:
     apart = [1000, 1010, 990, 1000, 1005, 995]
     first = [0, 100, 200, 300, 400, 500]

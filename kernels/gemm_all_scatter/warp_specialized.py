@@ -102,6 +102,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
     """See the module."""
 
     teams = (1, 2)
+    pingpong = True
 
     @classmethod
     def _sizes_reason(cls, problem: GemmAllScatterProblem) -> str | None:

@@ -18,7 +18,7 @@ from ..operands import describable, padded
 from ..problem import Problem
 from .arguments import Team, WarpTile
 from .outbox import PIECE_COLS
-from .plan import BLOCK_M, STEP_K, WIDTHS, Cut, quickest_cut
+from .plan import BLOCK_M, PINGPONG_COLUMNS, STEP_K, WIDTHS, Cut, quickest_cut
 from .roles import GROUP_WARPS
 
 P = TypeVar("P", bound=Problem)
@@ -28,7 +28,6 @@ SHARED_BYTES = 227 << 10  # of an SM, for one program
 BARRIER_BYTES = 1 << 10  # more than the barriers take
 NUM_WARPS = 8  # that multiply: two warp groups, of 64 rows each or, with pingpong, of a tile each
 STAGES = {256: 3, 128: 5, 64: 6}  # by the width of the tile: as many as fit beside the outbox, and no more than help
-PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
 _MOST_DESCRIPTORS = 64
 
 
@@ -82,6 +81,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
 
     variant = "warp_specialized"
     teams: tuple[int, ...] = (1,)  # sizes that a default configuration may have
+    pingpong = False  # whether in one warp groups may take turns
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
@@ -113,7 +113,8 @@ class WarpSpecializedOperator(FusedOperator[P]):
         num_sms = self.ctx.get_cu_count()
         k = self.problem.a_shape(0)[1]
         peers = self._peers_of_a_tile()
-        return self._config_of(quickest_cut(m, n, k, num_programs=num_sms, peers=peers, teams=self.teams))
+        cut = quickest_cut(m, n, k, num_programs=num_sms, peers=peers, teams=self.teams, pingpong=self.pingpong)
+        return self._config_of(cut)
 
     def _config_of(self, cut: Cut) -> GemmConfig:
         """Return the configuration with these tiles and teams, on all SMs."""
@@ -126,6 +127,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             num_sms=self.ctx.get_cu_count(),
             comm_rows=32,
             team=cut.team,
+            pingpong=cut.pingpong,
         )
 
     @property
