@@ -122,6 +122,19 @@ def load_acquire(pointer: Any, scope: tl.constexpr, mask: Any = None, _semantic:
     )
 
 
+@builtin
+def store_by_each_thread(pointer: Any, value: Any, _semantic: Any = None) -> None:
+    """Store an int64 word, relaxed, by every thread that comes here, where Triton's store is the first thread's alone.
+
+    On NVIDIA GPUs.
+    """
+    address = pointer.to(tl.int64, bitcast=True, _semantic=_semantic)
+    store = "st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;"
+    inline_asm_elementwise(
+        store, "=r,l,l", [address, value], dtype=tl.int32, is_pure=False, pack=1, _semantic=_semantic
+    )
+
+
 @_also_interpreted
 def pause(_semantic: Any = None) -> None:
     """Let others run while this program polls. Compiled, it is nothing: the poll's own latency paces the loop."""

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .device import translate
-from .intrinsics import clock_ns, load_acquire, loads_acquire, pause
+from .intrinsics import clock_ns, load_acquire, loads_acquire, pause, store_by_each_thread
 
 # Layout of a watchdog block (int64 words on the device); watchdog.py has the host's half.
 WATCHDOG_TIMEOUT_NS = tl.constexpr(0)  # 0: no limit
@@ -57,6 +57,7 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
             seen = _poll(flag_ptr, expected, watchdog_ptr, scope)
             if seen < expected:
                 _report(flag_ptr, seen, expected, watchdog_ptr)
+        tl.debug_barrier()  # what follows, a plain store to the flag perhaps, comes after every thread's polls
     else:
         if tl.load(flag_ptr, volatile=True) < expected:
             _poll(flag_ptr, expected, watchdog_ptr, scope)
@@ -108,7 +109,8 @@ def _poll_each(flag_ptrs, expected, mask, watchdog_ptr):
         aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
         expired = (limit > 0) & (clock_ns() - start > limit)
         seen = _seen_each(flag_ptrs, mask)
-        waiting = _any_below(seen, expected, mask) & ((aborted | expired) == 0)
+        # A block of more flags than a warp has threads is reduced by all warps: they must leave the loop together.
+        waiting = _any_below(seen, expected, mask & ((aborted | expired) == 0))
     return seen
 
 
@@ -174,8 +176,12 @@ def _report(flag_ptr, seen, expected, watchdog_ptr):
         tl.store(row + 4, tl.cast(pid, tl.int64))
         tl.store(row + 5, clock_ns())
         tl.store(row, tl.where(aborted, ABORTED, EXPIRED).to(tl.int64))
-    tl.store(notice, tl.cast(1, tl.int64))
-    tl.store(watchdog_ptr + WATCHDOG_ABORT, tl.cast(1, tl.int64))
+    if loads_acquire():  # where a thread may fail whose program's first, which writes the row, does not
+        store_by_each_thread(notice, tl.cast(1, tl.int64))
+        store_by_each_thread(watchdog_ptr + WATCHDOG_ABORT, tl.cast(1, tl.int64))
+    else:
+        tl.store(notice, tl.cast(1, tl.int64))
+        tl.store(watchdog_ptr + WATCHDOG_ABORT, tl.cast(1, tl.int64))
 
 
 @triton.jit

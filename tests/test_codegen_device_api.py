@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -36,6 +37,19 @@ def cas_kernel(pointer, rank, peer, heap_bases):
 def message_kernel(flag_ptr, watchdog_ptr, SCOPE: tl.constexpr):
     iris_core.signal(flag_ptr, 1, scope=SCOPE)
     iris_core.wait(flag_ptr + 1, 1, watchdog_ptr, scope=SCOPE)
+
+
+@triton.jit
+def clear_kernel(flag_ptr, watchdog_ptr):
+    iris_core.wait(flag_ptr, 1, watchdog_ptr)
+    tl.store(flag_ptr, 0)
+
+
+@triton.jit
+def clear_each_kernel(flag_ptr, watchdog_ptr):
+    flags = tl.arange(0, 4)
+    iris_core.wait_each(flag_ptr + flags, 1, flags < 3, watchdog_ptr)
+    tl.store(flag_ptr + flags, 0)
 
 
 def compiled(kernel: Any, target: str, rank: int = 2, heap_size: int = HEAP_SIZE, **arguments: Any) -> Compiled:
@@ -102,6 +116,16 @@ def test_signal_releases_and_wait_acquires(target: str, scope: str) -> None:
         bits = {"gpu": "sc1", "sys": "sc0 sc1"}[scope]
         assert kernel.count(rf"buffer_wbl2 {bits}\n") == 1
         assert kernel.count(rf"buffer_inv {bits}\n") == 1
+
+
+@pytest.mark.parametrize("kernel", [clear_kernel, clear_each_kernel], ids=lambda kernel: kernel.fn.__name__)
+def test_nothing_behind_a_wait_comes_before_every_threads_polls(target: str, kernel: Any) -> None:
+    """Whoever zeroes a flag that he has awaited must not zero it under the polls of his other threads."""
+    code = compiled(kernel, target, num_warps=4).code
+    is_nvidia = TARGETS[target].is_nvidia
+    acquired = [found.end() for found in re.finditer(NVIDIA_ACQUIRE.format("sys") if is_nvidia else "buffer_inv", code)]
+    cleared = [found.start() for found in re.finditer(r"\bst\.global" if is_nvidia else "global_store", code)]
+    assert ("bar.sync" if is_nvidia else "s_barrier") in code[acquired[-1] : cleared[-1]]
 
 
 def test_waits_poll_without_an_atomic(target: str) -> None:

@@ -133,7 +133,7 @@ def test_where_warp_groups_take_turns_it_was_nearly_the_quickest() -> None:
     assert in_turns == 10
 
 
-@pytest.mark.parametrize("peers", [0, 3, 7])
+@pytest.mark.parametrize("peers", [0, 2, 3, 7])
 def test_warp_groups_take_turns_only_where_that_was_measured(peers: int) -> None:
     for size in (2048, 4096, 8192):
         cut = quickest_cut(8192, 2048, size, num_programs=132, peers=peers, teams=(1, 2), pingpong=True)

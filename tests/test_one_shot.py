@@ -83,7 +83,7 @@ def test_stages_fit_shared_memory(arch: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
 def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> None:
-    """Several splits, on the matrix units, stages for all of shared memory's bytes in flight, wide stores."""
+    """Several splits, on the matrix units, as many stages as there should be, wide stores."""
     compiled, arguments, operator = compile_one(variant, target, 1, 1024, 14336)
     assert arguments["PARTS"] > 1
     assert not arguments["HAS_WHOLE"]
@@ -96,6 +96,14 @@ def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> N
         check_early_launch(variant, compiled.code, "mma.sync")
         assert stages * stage_bytes >= 40 << 10
         assert set().union(*(widths for file, widths in compiled.stores_by_file().items() if file in TILES)) == {16}
+
+
+@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+def test_a_call_is_counted_when_every_thread_has_its_number(variant: Variant) -> None:
+    """The count is the kernel's last store, right behind a barrier."""
+    ttgir = compile_one(variant, "sm_90", 1, 1024, 14336)[0].ttgir
+    ahead = ttgir[: ttgir.rindex("tt.store")]
+    assert "tt." not in ahead[ahead.rindex("gpu.barrier") :]
 
 
 @pytest.mark.parametrize("variant", ONE_SHOT, ids=name)

@@ -32,7 +32,7 @@ from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.common.measured import Key, shipped_table
 from iris_kernels.common.split_k import default_split_config
 from iris_kernels.common.tuning_cache import read_cache
-from overlap_taxonomy import Variant, list_families, list_variants
+from overlap_taxonomy import Variant, get_variant, list_families, list_variants
 
 RESULTS = Path(__file__).parent.parent / "results"
 GPU = "NVIDIA H200"
@@ -76,6 +76,15 @@ def test_warp_groups_are_tried_in_turns_and_chunks_where_they_can_be(variant: Va
         (in_turns,) = [other for other in found if other.pingpong]
         assert (in_turns.block_n, in_turns.team) == (128, 1)
         assert {other.chunks for other in found} == (chunks if variant.name.endswith("copies") else {1})
+
+
+def test_where_warp_groups_take_turns_other_tiles_are_tried_without() -> None:
+    variant = get_variant("gemm_all_scatter", "warp_specialized")
+    default = GemmConfig(128, 128, 64, num_stages=5, comm_rows=32, pingpong=True)
+    problem = make_problem(variant.family, 8192, 8192, 8192, 2, torch.bfloat16)
+    with mock.patch.object(hopper, "machine_reason", return_value=None):
+        found = list(neighbours(variant, problem, default))
+    assert {(one.block_n, one.pingpong) for one in found} >= {(256, False), (128, False), (64, False)}
 
 
 def test_the_best_time_is_kept_with_its_configuration() -> None:

@@ -115,6 +115,7 @@ def _changes(variant: Variant, config: GemmConfig, k: int) -> Iterator[dict[str,
                 "num_warps": num_warps,
                 "num_stages": num_stages,
                 "comm_rows": rows,
+                "pingpong": False,
             }
     if variant.name.startswith("warp_specialized"):
         yield {"pingpong": not config.pingpong, "block_n": 128, "num_stages": STAGES[128], "team": 1}

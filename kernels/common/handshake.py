@@ -9,7 +9,7 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 | ready[peer] | `peer`, as its call starts | the last call in which `peer`'s output may be overwritten |
 | done[peer] | `peer`, after all it stores in a call | the last call that `peer` has ended: its data has arrived here¹ |
 | epoch | the last program of a call | calls completed |
-| arrivals | every program that takes part in `finish` | programs (or tiles) finished, over all calls |
+| arrivals | every program that takes part in `finish` | programs finished, over all calls |
 
 ¹ Or, where data is announced in parts, how many parts have arrived over all calls.
 

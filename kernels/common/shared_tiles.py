@@ -14,9 +14,8 @@ Nobody should wait long: runs that turn from one tile to another are shorter tha
 program that leads a tile, and leaves no sum, has more steps by what leaving one takes (`Sharing.head`).
 
 Tiles are taken in ascending order by every program of every rank, and all programs are resident: a tile may wait for
-the same tile of a peer, as the earliest that is waited for is always under way. Every program has some work, so a call
-is over when its tiles are: programs that led none are not counted. All ranks have the same tiles, those of the rank
-with the most columns: what a smaller one lacks is masked.
+the same tile of a peer, as the earliest that is waited for is always under way. All ranks have the same tiles, those of
+the rank with the most columns: what a smaller one lacks is masked.
 
 A short kernel of this loop is launched before the one ahead of it in the stream is done, where GPUs can do that: its
 programs are there when the last tile of that one is. It begins with `wait_for_earlier_kernels`.

@@ -87,7 +87,7 @@ def quickest_cut(
     in_turns = Cut(PINGPONG_COLUMNS, 1, pingpong=True)
     tiles = -(-m // BLOCK_M) * -(-n // PINGPONG_COLUMNS)
     sent_us = tiles * _tile_sent_us(in_turns, peers)
-    is_measured = k <= _PINGPONG_MOST_K and 0 < sent_us < _PINGPONG_MOST_SENT * us(in_turns)
+    is_measured = peers == 1 and k <= _PINGPONG_MOST_K and sent_us < _PINGPONG_MOST_SENT * us(in_turns)
     can_gain = pingpong and is_measured and tiles > num_programs
     return in_turns if can_gain and us(in_turns) < min(us(best), _PINGPONG_MOST_US) else best
 
