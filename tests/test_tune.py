@@ -58,8 +58,10 @@ def test_few_rows_are_cut_otherwise(variant: Variant, m: int, n: int, k: int) ->
     default = default_split_config("sm_90", 132, m=m, n=n, k=k, dtype=torch.bfloat16)
     found = list(neighbours(variant, problem, default))
     assert {config.block_m for config in found} == {default.block_m}  # as low as the output
-    same_tiles = {config.splits for config in found if config.block_n == default.block_n}
-    assert same_tiles == {default.splits + 1, default.splits - 1, 2 * default.splits} - {0}
+    same_tiles = {config.splits for config in found if config.block_n == default.block_n} - {default.splits}
+    assert same_tiles == {default.splits + 1, default.splits - 1, 2 * default.splits} - {0, default.splits}
+    same_cut = {config.num_stages for config in found if config == replace(default, num_stages=config.num_stages)}
+    assert same_cut == {stages for stages in (default.num_stages - 1, default.num_stages - 2) if stages >= 4}
     assert {config.block_n for config in found} >= {64, 128}
     for config in found:
         assert 2 * (config.block_m + config.block_n) * config.block_k * config.num_stages <= 227 << 10, config

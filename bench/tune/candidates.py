@@ -11,7 +11,7 @@ from iris_kernels.all_gather_gemm.schedule import cut_into_chunks
 from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.hopper.operator import STAGES
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.split_k import Splitting, stages_within
+from iris_kernels.common.split_k import LEAST_STAGES, Splitting, stages_within
 from overlap_taxonomy import Agent, Variant, get_variant
 
 from .. import measure
@@ -133,10 +133,13 @@ def _changes(variant: Variant, config: GemmConfig, k: int) -> Iterator[dict[str,
 
 
 def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
-    """More and fewer programs for the same tiles; narrower and wider tiles, and about as many programs."""
+    """More and fewer programs for the same tiles; less on its way; other widths, and about as many programs."""
     for splits in (config.splits + 1, config.splits - 1, 2 * config.splits):
         if splits > 0:
             yield {"splits": splits}
+    for stages in (config.num_stages - 1, config.num_stages - 2):
+        if stages >= LEAST_STAGES:
+            yield {"num_stages": stages}
     for block_n in (64, 128):
         if block_n != config.block_n:
             warps = warps_of(config.block_m, block_n)

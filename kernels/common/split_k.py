@@ -16,7 +16,7 @@ _OPERAND_BYTES = 220 << 10  # of shared memory, for operands, from sm_90 on
 _EARLIER_OPERAND_BYTES = 96 << 10
 # Weights on their way to all SMs, at most: 12288 x 12288 takes one row 73 us with 13 MB of them, 79 with 19 MB (H200).
 _FLIGHT_BYTES = 15e6
-_LEAST_STAGES = 4
+LEAST_STAGES = 4
 _SHORT_US = 45.0  # worth an early launch
 
 
@@ -54,7 +54,7 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
         stages = stages_within(operand_bytes, (cut.block_m + cut.block_n) * block_k * dtype.itemsize)
         plan = plan_of_cut(cut, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize)
         in_flight = int(_FLIGHT_BYTES // (max(1, plan.programs) * cut.block_n * block_k * dtype.itemsize))
-        stages = min(stages, max(_LEAST_STAGES, in_flight))
+        stages = min(stages, max(LEAST_STAGES, in_flight))
     return GemmConfig(
         cut.block_m,
         cut.block_n,
