@@ -118,6 +118,13 @@ def test_signal_releases_and_wait_acquires(target: str, scope: str) -> None:
         assert kernel.count(rf"buffer_inv {bits}\n") == 1
 
 
+def test_every_thread_that_gives_up_says_so(target: str) -> None:
+    """On NVIDIA GPUs each has a verdict of its own, and Triton's stores are the first thread's alone."""
+    kernel = compiled(message_kernel, target, SCOPE="sys", num_warps=4)
+    by_each = re.findall(r"(@\S+ )?st\.relaxed\.sys\.global", kernel.code)
+    assert by_each == (["", ""] if TARGETS[target].is_nvidia else [])  # the notice and the abort, unpredicated
+
+
 @pytest.mark.parametrize("kernel", [clear_kernel, clear_each_kernel], ids=lambda kernel: kernel.fn.__name__)
 def test_nothing_behind_a_wait_comes_before_every_threads_polls(target: str, kernel: Any) -> None:
     """Whoever zeroes a flag that he has awaited must not zero it under the polls of his other threads."""
