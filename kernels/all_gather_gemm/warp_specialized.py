@@ -35,14 +35,7 @@ from ..common.hopper.herald import open_herald
 from ..common.hopper.operator import STAGES, WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import gated, open_ring
-from ..common.hopper.roles import (
-    GROUP_WARPS,
-    LOADER_REGISTERS,
-    MULTIPLY_REGISTERS,
-    first_role,
-    multiply_second,
-    multiply_tiles,
-)
+from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.operands import padded
 from .courier import Consignment, count_parts, gate_of, send_shard, wait_all
 from .operator import FAMILY, AllGatherGemm
@@ -109,8 +102,8 @@ def warp_specialized_kernel(
             (send_shard, (a, everywhere, ring, herald, shard, peers, epoch, WORLD_SIZE, TILE)),
             (count_parts, (herald, shard, peers, epoch, WORLD_SIZE)),
         ][first_role(TILE.PINGPONG) :],
-        [GROUP_WARPS, 1, 1, 1][first_role(TILE.PINGPONG) :],
-        [MULTIPLY_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+        worker_warps(3, TILE.PINGPONG),
+        worker_registers(3, TILE.PINGPONG),
     )
 
 

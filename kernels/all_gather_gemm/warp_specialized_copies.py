@@ -33,14 +33,7 @@ from ..common.handshake import current_call, finish_and_clear
 from ..common.hopper.arguments import Gate, Parcel
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import gated, open_ring
-from ..common.hopper.roles import (
-    GROUP_WARPS,
-    LOADER_REGISTERS,
-    MULTIPLY_REGISTERS,
-    first_role,
-    multiply_second,
-    multiply_tiles,
-)
+from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .copies import PushedByCopyEngines
 from .operator import FAMILY
@@ -104,8 +97,8 @@ def warp_specialized_kernel(
                 ),
             ),
         ][first_role(TILE.PINGPONG) :],
-        [GROUP_WARPS, 1][first_role(TILE.PINGPONG) :],
-        [MULTIPLY_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+        worker_warps(1, TILE.PINGPONG),
+        worker_registers(1, TILE.PINGPONG),
     )
 
 

@@ -27,14 +27,7 @@ from ..common.hopper.arguments import Parcel, Sizes
 from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
 from ..common.hopper.ring import open_ring
-from ..common.hopper.roles import (
-    GROUP_WARPS,
-    LOADER_REGISTERS,
-    MULTIPLY_REGISTERS,
-    first_role,
-    multiply_second,
-    multiply_tiles,
-)
+from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.team import kept_columns, shared_turns, trace_number, whole_turns, work_of
 from ..common.operands import ROW_BYTES, padded
 from ..common.trace import SEND_WAIT, trace_span, trace_time
@@ -59,8 +52,8 @@ def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.conste
             (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
             (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
         ][first_role(TILE.PINGPONG) :],
-        [GROUP_WARPS, 1][first_role(TILE.PINGPONG) :],
-        [MULTIPLY_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+        worker_warps(1, TILE.PINGPONG),
+        worker_registers(1, TILE.PINGPONG),
     )
 
 

@@ -41,12 +41,7 @@ from ..common.hopper.outbox import (
     send_last,
 )
 from ..common.hopper.ring import load_steps, open_ring
-from ..common.hopper.roles import (
-    GROUP_WARPS,
-    LOADER_REGISTERS,
-    MULTIPLY_REGISTERS,
-    first_role,
-)
+from ..common.hopper.roles import first_role, worker_registers, worker_warps
 from ..common.hopper.team import num_turns, trace_number
 from ..common.operands import padded
 from ..common.partials import announce_position
@@ -79,8 +74,8 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
             (_collect, (slots, inbox, turns, shards, peers, epoch, WORLD_SIZE, TILE)),
             (_announce, (herald, turns, shards, peers, epoch, WORLD_SIZE)),
         ][first_role(TILE.PINGPONG) :],
-        [GROUP_WARPS, 1, 1, 1][first_role(TILE.PINGPONG) :],
-        [MULTIPLY_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS][first_role(TILE.PINGPONG) :],
+        worker_warps(3, TILE.PINGPONG),
+        worker_registers(3, TILE.PINGPONG),
     )
 
 

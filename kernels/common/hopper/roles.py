@@ -39,6 +39,18 @@ def first_role(pingpong):
     return 0 if pingpong else 1
 
 
+@constexpr_function
+def worker_warps(helpers, pingpong):
+    """Return the warps of each role but the first that is listed; `helpers` of them load and communicate."""
+    return [GROUP_WARPS.value] * pingpong + [1] * helpers
+
+
+@constexpr_function
+def worker_registers(helpers, pingpong):
+    """Return the registers of a thread of the same roles."""
+    return [MULTIPLY_REGISTERS.value] * pingpong + [LOADER_REGISTERS.value] * helpers
+
+
 @gluon.jit
 def wait_baton(ring, turn):
     """Wait until the last multiplication of the turn before is under way; by the group whose turn it is."""
