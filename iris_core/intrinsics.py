@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
-from triton.language.core import builtin, inline_asm_elementwise
+from triton.language.core import _unwrap_if_constexpr, builtin, inline_asm_elementwise
 
 
 def _also_interpreted(fn: Any) -> Any:
@@ -109,6 +109,7 @@ def load_acquire(pointer: Any, scope: tl.constexpr, mask: Any = None, _semantic:
 
     Every thread that gets a word acquires by itself. What `mask` leaves out is undefined.
     """
+    mask = _unwrap_if_constexpr(mask)
     address = pointer.to(tl.int64, bitcast=True, _semantic=_semantic)
     load = f"ld.acquire.{scope.value}.global.b64 $0, [$1];"
     operands = [address]

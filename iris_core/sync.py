@@ -85,42 +85,17 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
     Edge and limit: those of `wait` over the system, for each of them; of several that fail one is reported.
     """
     if loads_acquire():
-        if _any_below(load_acquire(flag_ptrs, "sys", mask), expected, mask):
-            _report_each(flag_ptrs, _poll_each(flag_ptrs, expected, mask, watchdog_ptr), expected, mask, watchdog_ptr)
+        if _any_below(load_acquire(flag_ptrs, "sys", mask), expected, mask, True):
+            seen = _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
+            _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr)
         tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
     else:
-        if _any_below(tl.load(flag_ptrs, mask=mask, other=0, volatile=True), expected, mask):
-            _poll_each(flag_ptrs, expected, mask, watchdog_ptr)
+        if _any_below(tl.load(flag_ptrs, mask=mask, volatile=True), expected, mask, True):
+            _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
         # The result must be used, as in `wait`.
         seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
         tl.debug_barrier()
         _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr)
-
-
-@triton.jit
-def _poll_each(flag_ptrs, expected, mask, watchdog_ptr):
-    """Poll flags until each is at least `expected`, or time is up; return what they were seen to be."""
-    start = clock_ns()
-    limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
-    seen = _seen_each(flag_ptrs, mask)
-    waiting = _any_below(seen, expected, mask)
-    while waiting:
-        pause()
-        aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
-        expired = (limit > 0) & (clock_ns() - start > limit)
-        seen = _seen_each(flag_ptrs, mask)
-        # A block of more flags than a warp has threads is reduced by all warps: they must leave the loop together.
-        waiting = _any_below(seen, expected, mask & ((aborted | expired) == 0))
-    return seen
-
-
-@triton.jit
-def _seen_each(flag_ptrs, mask):
-    """Return a block of flags, with acquire where loads can."""
-    if loads_acquire():
-        return load_acquire(flag_ptrs, "sys", mask)
-    else:
-        return tl.load(flag_ptrs, mask=mask, other=0, volatile=True)
 
 
 @triton.jit
@@ -133,33 +108,41 @@ def _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr):
 
 
 @triton.jit
-def _any_below(seen, expected, mask):
-    return tl.max((mask & (seen < expected)).to(tl.int32), axis=0) != 0
+def _poll(flag_ptrs, expected, watchdog_ptr, scope: tl.constexpr, mask=None):
+    """Poll a flag, or those of a block that `mask` selects, until each is at least `expected`, or time is up.
 
-
-@triton.jit
-def _poll(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr):
-    """Poll a flag until it is at least `expected`, or time is up; return what it was seen to be."""
+    Return what they were seen to be.
+    """
     start = clock_ns()
     limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
-    seen = _seen(flag_ptr, scope)
-    waiting = seen < expected
+    seen = _seen(flag_ptrs, scope, mask)
+    waiting = _any_below(seen, expected, mask, True)
     while waiting:
         pause()
         aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
         expired = (limit > 0) & (clock_ns() - start > limit)
-        seen = _seen(flag_ptr, scope)
-        waiting = (seen < expected) & ((aborted | expired) == 0)
+        seen = _seen(flag_ptrs, scope, mask)
+        waiting = _any_below(seen, expected, mask, (aborted | expired) == 0)
     return seen
 
 
 @triton.jit
-def _seen(flag_ptr, scope: tl.constexpr):
-    """Return a flag, with acquire where loads can."""
+def _seen(flag_ptrs, scope: tl.constexpr, mask):
+    """Return a flag, or those of a block, with acquire where loads can."""
     if loads_acquire():
-        return load_acquire(flag_ptr, scope)
+        return load_acquire(flag_ptrs, scope, mask)
     else:
-        return tl.load(flag_ptr, volatile=True)
+        return tl.load(flag_ptrs, mask=mask, volatile=True)
+
+
+@triton.jit
+def _any_below(seen, expected, mask, has_time):
+    """Return whether a flag, or one of a block that `mask` selects, is below `expected`, and there is time."""
+    if mask is None:
+        return (seen < expected) & has_time
+    else:
+        # A block of more flags than a warp has threads is reduced by all warps: what they find must be one for all.
+        return tl.max((mask & (seen < expected) & has_time).to(tl.int32), axis=0) != 0
 
 
 @triton.jit
