@@ -85,6 +85,15 @@ class Case:
         parts += ["chunks"] * (self.chunks > 1) + [f"team{self.team}"] * (self.team > 1) + ["pingpong"] * self.pingpong
         return "-".join(parts)
 
+    @property
+    def announces_itself(self) -> bool:
+        """Whether programs announce their data themselves: what the last one collects it does not release to peers."""
+        if self.family == "all_gather_gemm":
+            return self.variant in ("producer_consumer", "workgroup_specialized", "warp_specialized")
+        if self.family == "gemm_all_reduce":
+            return self.variant == "fused_sequential"
+        return self.family == "gemm_reduce_scatter" and self.variant != "bulk_synchronous"
+
 
 @dataclass(frozen=True)
 class Compiled:

@@ -122,8 +122,7 @@ def test_handshake_is_ordered(case: Case) -> None:
     code = "".join(kernel.code for kernel in compile_once(case))
     peers = case.world_size - 1
     waits = len(re.findall(NVIDIA_ACQUIRE.format("sys"), code)) // LOADS_OF_A_WAIT
-    awaits_itself = case.variant == "warp_specialized" and case.family != "gemm_all_scatter"
-    scope = "gpu" if awaits_itself else "sys"  # of the count by which programs are collected
+    scope = "gpu" if case.announces_itself else "sys"  # of the count by which programs are collected
     assert len(re.findall(rf"atom\.global\.{scope}\.acq_rel\.add", code)) >= 1
     assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= peers  # ready, or done
     if case.variant == "warp_specialized_copies":

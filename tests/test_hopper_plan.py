@@ -18,8 +18,6 @@ from iris_kernels.common.hopper.plan import LEAST_KEPT, STEP_K, Cut, is_possible
 from iris_kernels.gemm_reduce_scatter import rounds
 
 RESULTS = Path(__file__).parents[1] / "results"
-MEASURED = RESULTS / "configurations-h200x4-bf16.csv"
-MEASURED_ON_TWO = RESULTS / "configurations-h200x2-bf16.csv"
 
 on_four = partial(predicted_us, num_programs=132, peers=3)
 alone = partial(predicted_us, num_programs=132, peers=0)
@@ -95,37 +93,36 @@ def test_what_is_chosen_is_possible() -> None:
     assert not is_possible(Cut(128, 4), 8192)
 
 
-def test_what_is_predicted_to_be_quickest_was_nearly_the_quickest() -> None:
-    runs: dict[tuple[str, ...], dict[Cut, float]] = defaultdict(dict)
-    with MEASURED.open(newline="") as file:
+def measured_cuts(machine: str) -> dict[tuple[str, int, int, int], dict[Cut, float]]:
+    """Return the times in µs of all-scatters of many rows by run, m, n and k, and by cut: the first of each."""
+    runs: dict[tuple[str, int, int, int], dict[Cut, float]] = defaultdict(dict)
+    with (RESULTS / f"configurations-{machine}-bf16.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             found = re.match(r"128x(\d+)x64 group=8 .* sms=132 .* team=(\d) ", row["config"])
             if found and row["family"] == "gemm_all_scatter" and row["status"] == "ok" and int(row["m"]) > 512:
-                cut = Cut(int(found[1]), int(found[2]))
-                runs[row["run"], row["m"], row["n"], row["k"]].setdefault(cut, float(row["time_us"]))
-    runs = {key: times for key, times in runs.items() if len(times) > 1}
+                key = (row["run"], int(row["m"]), int(row["n"]), int(row["k"]))
+                cut = Cut(int(found[1]), int(found[2]), row["config"].endswith("pingpong"))
+                runs[key].setdefault(cut, float(row["time_us"]))
+    return runs
+
+
+def test_what_is_predicted_to_be_quickest_was_nearly_the_quickest() -> None:
+    runs = {key: times for key, times in measured_cuts("h200x4").items() if len(times) > 1}
     assert len(runs) == 37
     behind = []
     for (_, m, n, k), times in runs.items():
-        predicted = {cut: on_four(cut, int(m), int(n) // 4, int(k)) for cut in times}
+        predicted = {cut: on_four(cut, m, n // 4, k) for cut in times}
         behind.append(times[min(predicted, key=predicted.__getitem__)] / min(times.values()))
     assert statistics.mean(behind) < 1.005
     assert max(behind) < 1.03
 
 
 def test_where_warp_groups_take_turns_it_was_nearly_the_quickest() -> None:
-    runs: dict[tuple[str, ...], dict[Cut, float]] = defaultdict(dict)
-    with MEASURED_ON_TWO.open(newline="") as file:
-        for row in csv.DictReader(file):
-            found = re.match(r"128x(\d+)x64 group=8 .* sms=132 .* team=(\d) ", row["config"])
-            if found and row["run"].startswith("pingpong") and row["family"] == "gemm_all_scatter":
-                cut = Cut(int(found[1]), int(found[2]), row["config"].endswith("pingpong"))
-                runs[row["run"], row["m"], row["n"], row["k"]].setdefault(cut, float(row["time_us"]))
+    runs = {key: times for key, times in measured_cuts("h200x2").items() if key[0].startswith("pingpong")}
     assert len(runs) == 20
     in_turns = 0
     for (_, m, n, k), times in runs.items():
-        sizes = (int(m), int(n) // 2, int(k))
-        cut = quickest_cut(*sizes, num_programs=132, peers=1, teams=(1, 2), pingpong=True)
+        cut = quickest_cut(m, n // 2, k, num_programs=132, peers=1, teams=(1, 2), pingpong=True)
         assert times[cut] <= 1.04 * min(times.values()), (m, n, k)
         if cut.pingpong:
             in_turns += 1
