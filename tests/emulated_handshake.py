@@ -18,7 +18,6 @@ class World:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._sums: dict[Any, Any] = {}  # (rank, slot) -> what members of a team give each other
         self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
         self._times = itertools.count()
         self.set_in_a_call: set[tuple[int, int]] = set()  # flags, at rank, that copies set
@@ -28,7 +27,7 @@ class World:
             for name in (
                 *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
                 *("current_call", "finish_and_clear"),
-                *("count_pieces", "wait", "announce_position", "signal", "put_sums", "get_sums"),
+                *("count_pieces", "wait", "announce_position", "signal"),
                 *("trace_time", "trace_span", "trace_until"),
             )
         }
@@ -96,12 +95,6 @@ class World:
 
     def signal(self, flag: int, value: int, scope: str) -> None:
         self._words[_KINDS[scope], self._machine.task.rank, flag] = value
-
-    def put_sums(self, sums: None, slot: int, value: Any, tile: Any) -> None:
-        self._sums[self._machine.task.rank, slot] = value
-
-    def get_sums(self, sums: None, slot: int, tile: Any) -> Any:
-        return self._sums[self._machine.task.rank, slot]
 
     def trace_time(self, bundle: Any) -> int:
         return next(self._times)

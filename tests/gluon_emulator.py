@@ -172,6 +172,16 @@ class Register:
         return Register(self.value + other.value)
 
 
+class Pointer:
+    """A place in global memory, or a block of them."""
+
+    def __init__(self, memory: torch.Tensor, offsets: Any = 0) -> None:
+        self.memory, self.offsets = memory, offsets
+
+    def __add__(self, offsets: Any) -> Pointer:
+        return Pointer(self.memory, self.offsets + offsets)
+
+
 class Descriptor:
     """A tensor descriptor: what reaches past the end reads as zero and is not stored."""
 
@@ -256,6 +266,13 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         awaited = len(stores) - int(pendings)
         machine.wait(lambda: all(state == "arrived" for state in stores[:awaited]))
 
+    def load_block(pointers: Pointer, mask: torch.Tensor, other: float, cache_modifier: str) -> Register:
+        found = pointers.memory[torch.where(mask, pointers.offsets, 0)]
+        return Register(torch.where(mask, found, torch.tensor(other)))
+
+    def store_block(pointers: Pointer, value: Register) -> None:
+        pointers.memory[pointers.offsets] = value.value
+
     gl = SimpleNamespace(
         constexpr=lambda value: value,
         int64=torch.int64,
@@ -272,6 +289,11 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape)),
         join=lambda left, right: Register(torch.stack([left.value, right.value], -1)),
         convert_layout=lambda value, layout: value,
+        arange=lambda start, stop, layout: torch.arange(start, stop),
+        load=load_block,
+        store=store_block,
+        SliceLayout=lambda dim, parent: None,
+        BlockedLayout=lambda *sizes: None,
         thread_barrier=lambda: machine.wait(lambda: True),
         allocate_shared_memory=allocate,
         warp_specialize=specialize,
@@ -298,6 +320,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         "fence_async_shared": lambda: None,
         "fence_before_descriptor_loads": lambda: None,
         "PIECE_COLS": 64,
+        "_MATES_AT_ONCE": 4,
         "LAG": 4,
     }
 

@@ -94,7 +94,7 @@ def test_sizes_that_one_family_refuses() -> None:
         ({"epilogue_subtiles": 2}, "epilogue_subtiles"),
         ({"group_m": 0}, "group_m is 0"),
         ({"team": 3}, "team is 3"),
-        ({"team": 8}, "8 programs share"),
+        ({"team": 32}, "32 programs share a tile of 16 pieces"),
         ({"pingpong": True}, "block_n 256"),
         ({"pingpong": True, "block_n": 128, "team": 2}, "team 2"),
     ],

@@ -19,7 +19,7 @@ import torch
 from checking import fault, make_data, poison
 from emulated_handshake import World
 from families import make_problem
-from gluon_emulator import Descriptor, Machine, emulated
+from gluon_emulator import Descriptor, Machine, Pointer, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
@@ -27,7 +27,7 @@ from iris_kernels.all_gather_gemm import courier, schedule
 from iris_kernels.common import gemm
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import herald, inbox, outbox, ring, roles, team
+from iris_kernels.common.hopper import herald, inbox, outbox, positions, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.gemm_reduce_scatter import rounds, turns
 from overlap_taxonomy import get_variant
@@ -72,6 +72,8 @@ CASES = [
     Case(700, 1024, 200, "two share a tile, and one program is in no team", panels=2, programs=5, block_n=128, team=2),
     Case(640, 512, 1040, "four share a tile, and one is left out", programs=9, block_n=256, world_size=2, team=4),
     Case(300, 144, 203, "rows that are not on 16 bytes, so that operands are copied first", programs=3, world_size=2),
+    Case(100, 64, 1040, "one tile, and more programs than it has pieces", programs=7, team=2),
+    Case(640, 128, 136, "a last round with more programs than steps", programs=5, team=2),
     Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
 ]
 IN_TURNS = [  # two warp groups, a tile each
@@ -89,6 +91,7 @@ CHUNKED = [  # the last shard of all-gather's copies
     Case(1152, 216, 336, "other shards come whole, the last in parts and chunks", world_size=3, panels=2, chunks=2),
     Case(700, 1024, 456, "members of a team begin within a chunk", programs=5, block_n=128, team=2, chunks=3),
     Case(640, 512, 1040, "more members than chunks", programs=9, block_n=256, world_size=2, team=4, chunks=2),
+    Case(1024, 128, 1024, "a later round needs another chunk", programs=5, world_size=2, team=2, chunks=2),
     Case(300, 3, 200, "a rank without columns", chunks=4),
     Case(5, 64, 64, "more chunks than steps, ranks without rows", programs=5, chunks=3),
     Case(1000, 512, 1040, "groups in turns", block_n=128, programs=2, panels=2, chunks=2, pingpong=True),
@@ -134,7 +137,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     if "shard" in arguments:
         arguments["shard"] = arguments["shard"]._replace(counts_ptr=0)
     if arguments.get("team"):
-        arguments["team"] = arguments["team"]._replace(sums_ptr=None, flags_ptr=0)
+        sums = arguments["team"].sums_ptr.fill_(float("nan"))
+        arguments["team"] = arguments["team"]._replace(sums_ptr=Pointer(sums), flags_ptr=0)
     kernel = KERNELS[operator.family, operator.variant].warp_specialized_kernel
     programs = [
         machine.spawn("program", partial(kernel.fn, **arguments), rank=rank, program=program, num_programs=num_programs)
@@ -244,7 +248,20 @@ def run_case(
             machine.spawn(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )
-        modules = [gemm, ring, outbox, inbox, herald, team, roles, courier, rounds, turns, KERNELS[family, name]]
+        modules = [
+            gemm,
+            positions,
+            ring,
+            outbox,
+            inbox,
+            herald,
+            team,
+            roles,
+            courier,
+            rounds,
+            turns,
+            KERNELS[family, name],
+        ]
         with emulated(machine, modules, **world.names):
             machine.run()
     assert not faults

@@ -119,6 +119,8 @@ def _changes(variant: Variant, config: GemmConfig, k: int) -> Iterator[dict[str,
             }
     if variant.name.startswith("warp_specialized"):
         yield {"pingpong": not config.pingpong, "block_n": 128, "num_stages": STAGES[128], "team": 1}
+        for team in (1, 2, 4):
+            yield {"team": team, "pingpong": False}
     if variant.agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS):
         yield {"comm_sms": max(1, config.comm_sms * 2 // 3)}
         yield {"comm_sms": config.comm_sms * 3 // 2}

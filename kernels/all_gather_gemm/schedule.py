@@ -8,21 +8,23 @@ held on four, where the last shard may come in chunks of columns (docs/performan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, TFLOPS, Cut, possible_cuts
+from ..common.hopper.plan import BLOCK_M, TFLOPS, Cut, possible_cuts, rounds_of
 
-TEAMS = (1, 2, 4)
+TEAMS = (1, 2)
 PARTS = (1, 2, 4, 8)
 CHUNKS = (1, 2)  # four are half a percent faster and take the host 10 µs more
 GROUP = 8  # rows of tiles that consecutive tiles share, where parts are not smaller
 LEAST_PART_BYTES = 8 << 20  # smaller parts gain nothing, and each costs the host a copy and a flag
 # Widths of tiles, and how fast each multiplies, relative to the first: no stores to peers hold the narrower ones up.
 _WIDTHS = {256: 1.0, 128: 0.98, 64: 0.55}
-_LEAST_GAIN = 1.02  # that chunks of columns must bring: each costs the host a copy and a flag
+_LEAST_GAIN = (
+    1.02  # that chunks of columns must bring, each of which costs the host a copy and a flag, and that teams must
+)
 _STEPS_OF_A_CHUNK = 8  # or a multiple: copies of rows of 9,600 bytes are slower than of 7,168
 _EXCHANGE_US = 4.0  # of a team's sums of 128 columns
 _LINK_GBPS = 387.0  # a copy engine, H200 and NVLink 4
@@ -93,13 +95,21 @@ class Gathering:
             for cut, parts, chunks in product(cuts, counts, CHUNKS)
             if chunks == 1 or self._shard_bytes >= parts * chunks * LEAST_PART_BYTES
         ]
-        return min(schedules, key=lambda one: self.predicted_us(one) * (_LEAST_GAIN if one.chunks > 1 else 1.0))
+
+        us = {schedule: self.predicted_us(schedule) for schedule in schedules}
+
+        def is_worth_its_chunks(one: Schedule) -> bool:
+            return one.chunks == 1 or us[one] * _LEAST_GAIN <= us[replace(one, chunks=1)]
+
+        def cost(one: Schedule) -> float:
+            return us[one] * (1.0 if one.chunks == one.cut.team == 1 else _LEAST_GAIN)
+
+        return min(filter(is_worth_its_chunks, schedules), key=cost)
 
     def predicted_us(self, schedule: Schedule) -> float:
         """Return how long the call is predicted to take, in µs."""
         cut = schedule.cut
         tile_us = 2e-6 * BLOCK_M * cut.block_n * self.k / (TFLOPS * _WIDTHS[cut.block_n])
-        shared_us = tile_us / cut.team + _EXCHANGE_US * cut.block_n / 128
         arrivals = self.arrivals_us(schedule)
         count = self.num_programs
         ends = np.zeros(count)
@@ -109,12 +119,15 @@ class Gathering:
             for chunk in coming.T:
                 ends[: len(coming)] = np.maximum(ends[: len(coming)], chunk) + tile_us / schedule.chunks
         if cut.team > 1:
-            teams = count // cut.team
-            ends = ends[: teams * cut.team].reshape(teams, cut.team).max(axis=1)
             left = arrivals[max(whole, 0) * count :, -1]  # whose members multiply all chunks at once
-            for turn in range(-(-len(left) // teams)):
-                coming = left[turn * teams : (turn + 1) * teams]
-                ends[: len(coming)] = np.maximum(ends[: len(coming)], coming) + shared_us
+            for tiles, members in rounds_of(cut, len(left), self.k, num_programs=count):
+                coming, left = left[:tiles], left[tiles:]
+                number = np.arange(tiles)
+                first = number * cut.team if tiles == count // cut.team else -(-number * count // tiles)
+                sharers = first[:, None] + np.arange(members)
+                begun = np.maximum(ends[sharers].max(axis=1), coming)
+                exchange_us = _EXCHANGE_US * cut.block_n / 128 if members > 1 else 0.0
+                ends[sharers] = (begun + tile_us / members + exchange_us)[:, None]
         return float(ends.max()) + _BESIDE_US
 
     def arrivals_us(self, schedule: Schedule) -> np.ndarray:

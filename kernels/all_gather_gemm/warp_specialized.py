@@ -76,7 +76,7 @@ def warp_specialized_kernel(
     gl.warp_specialize(
         [
             (multiply_second, (ring, outbox, turns, num_steps, TILE)),
-            (multiply_tiles, (ring, outbox, None, turns, 0, num_steps, peers, epoch, TILE)),
+            (multiply_tiles, (ring, outbox, None, positions, turns, 0, num_steps, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
                 (
@@ -134,7 +134,7 @@ def _load_shards_and_store(
     col = 0
     opened = 0  # groups of the peers' shards, in the order of their use, that have come
     for turn in range(turns):
-        parcel = Parcel(owner, row, col, TILE.BLOCK_N, peers.trace_ptr)
+        parcel = Parcel(owner, row, col, 0, TILE.PIECES, peers.trace_ptr)
         position = gl.program_id(0) - shard.senders + turn * (gl.num_programs(0) - shard.senders)
         if position < own_tiles:
             owner = peers.rank
@@ -158,7 +158,7 @@ def _load_shards_and_store(
             opened = index + 1
     let_next_kernel_start()  # the last operands have been asked for; a program without tiles needs none
     send_last(
-        out, outbox, Parcel(owner, row, col, TILE.BLOCK_N, peers.trace_ptr), turns, turns > 1, 1, WORLD_SIZE, TILE
+        out, outbox, Parcel(owner, row, col, 0, TILE.PIECES, peers.trace_ptr), turns, turns > 1, 1, WORLD_SIZE, TILE
     )
     await_arrival()
     if (own_tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same

@@ -32,9 +32,9 @@ from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import current_call, finish_and_clear
 from ..common.hopper.arguments import Gate, Parcel
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
+from ..common.hopper.positions import share_of, shared_turns, whole_turns
 from ..common.hopper.ring import gated, open_ring
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
-from ..common.hopper.team import kept_columns, shared_turns, whole_turns, work_of
 from .copies import PushedByCopyEngines
 from .operator import FAMILY
 from .schedule import Gathering
@@ -67,12 +67,12 @@ def warp_specialized_kernel(
     outbox = open_outbox(out, TILE)
     positions = num_tiles(sizes, TILE) * WORLD_SIZE
     whole = whole_turns(positions, TILE)
-    shared = shared_turns(positions, whole, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    shared = shared_turns(positions, whole, num_steps, TILE)
     gl.warp_specialize(
         [
             (multiply_second, (ring, outbox, whole, num_steps, TILE)),
-            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+            (multiply_tiles, (ring, outbox, team, positions, whole, shared, num_steps, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
                 (
@@ -130,15 +130,19 @@ def _load_shards_and_store(
     owner = 0
     row = 0
     col = 0
-    kept = 0
-    cols = 0
+    piece = 0
+    pieces = 0
     arrived = PARTS  # in the order in which they are used; the own shard's are there
     for turn in range(turns):
-        parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
-        position, start, stop = work_of(turn, whole, num_steps, TILE)
+        parcel = Parcel(owner, row, col, piece, pieces, peers.trace_ptr)
+        share = share_of(turn, tiles * WORLD_SIZE, whole, num_steps, TILE)
+        position = share.position
+        start = share.start
+        stop = share.stop
+        piece = share.piece
+        pieces = share.pieces
         owner = (peers.rank + position // tiles) % WORLD_SIZE
         row, col = tile_origin(position % tiles, sizes, TILE)
-        kept, cols = kept_columns(turn, whole, TILE)
         if owner == peers.rank:
             here = ring
             if CHUNKS > 1:
@@ -157,9 +161,9 @@ def _load_shards_and_store(
             needed = position // tiles * PARTS + part + 1
             flag_ptr = came_ptr + (owner * PARTS + part) * CHUNKS
             coming = ring
-            if CHUNKS > 1:  # a member of a team awaits its run of k, the same in all tiles that it shares
+            if CHUNKS > 1:
                 coming = gated(ring, Gate(flag_ptr, 1, steps_a_flag, start, needed <= arrived, peers.watchdog_ptr))
-                arrived = needed
+                arrived = gl.where(share.members == 1, needed, arrived)  # a team's member awaits its own run of k alone
             elif needed > arrived:
                 wait(flag_ptr, 1, peers.watchdog_ptr)
                 fence_before_descriptor_loads()
@@ -169,7 +173,7 @@ def _load_shards_and_store(
             step = load_and_send(
                 gathered, b, coming, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
-    parcel = Parcel(owner, row, col + kept, cols, peers.trace_ptr)
+    parcel = Parcel(owner, row, col, piece, pieces, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, turns > 1, 1, WORLD_SIZE, TILE)
     await_arrival()
     if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
@@ -210,7 +214,8 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
 
     def _open_output(self) -> None:
         super()._open_output()
-        self._team = self._open_team(self._num_programs(self.config.num_sms))
+        num_programs = self._num_programs(self.config.num_sms)
+        self._team = self._open_team(num_programs, self._sizes, self.problem.world_size)
 
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
         return warp_specialized_kernel, {

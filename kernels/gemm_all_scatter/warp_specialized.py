@@ -26,9 +26,9 @@ from ..common.handshake import begin_call, finish_call, wait_ready
 from ..common.hopper.arguments import Parcel, Sizes
 from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
+from ..common.hopper.positions import share_of, shared_turns, trace_number, whole_turns
 from ..common.hopper.ring import open_ring
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
-from ..common.hopper.team import kept_columns, shared_turns, trace_number, whole_turns, work_of
 from ..common.operands import ROW_BYTES, padded
 from ..common.trace import SEND_WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmAllScatter
@@ -44,12 +44,12 @@ def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.conste
     epoch = begin_call(peers, WORLD_SIZE)
     tiles = num_tiles(sizes, TILE)
     whole = whole_turns(tiles, TILE)
-    shared = shared_turns(tiles, whole, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    shared = shared_turns(tiles, whole, num_steps, TILE)
     gl.warp_specialize(
         [
             (multiply_second, (ring, outbox, whole, num_steps, TILE)),
-            (multiply_tiles, (ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)),
+            (multiply_tiles, (ring, outbox, team, tiles, whole, shared, num_steps, peers, epoch, TILE)),
             (_load_and_scatter, (a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(1, TILE.PINGPONG),
@@ -61,28 +61,30 @@ def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.conste
 def _load_and_scatter(
     a, b, out, ring, outbox, whole, shared, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
+    tiles = num_tiles(sizes, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     turns = whole + shared
     step = 0
     row = 0
     col = 0
-    kept = 0
-    cols = 0
+    piece = 0
+    pieces = 0
     for turn in range(turns):
-        parcel = Parcel(peers.rank + 1, row, col + kept, cols, peers.trace_ptr)
-        position, start, stop = work_of(turn, whole, num_steps, TILE)
-        row, col = tile_origin(position, sizes, TILE)
-        kept, cols = kept_columns(turn, whole, TILE)
-        step, start = load_ahead(a, b, ring, step, row, col, start, stop, outbox, turn > 1, TILE)
+        parcel = Parcel(peers.rank + 1, row, col, piece, pieces, peers.trace_ptr)
+        share = share_of(turn, tiles, whole, num_steps, TILE)
+        row, col = tile_origin(share.position, sizes, TILE)
+        piece = share.piece
+        pieces = share.pieces
+        step, start = load_ahead(a, b, ring, step, row, col, share.start, share.stop, outbox, turn > 1, TILE)
         step = load_and_send(
-            a, b, ring, step, row, col, start, stop, out, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
+            a, b, ring, step, row, col, start, share.stop, out, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
         )
         if turn == 0:
             began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
             trace_span(peers, SEND_WAIT, trace_number(turn), began)
     let_next_kernel_start()  # the last operands have been asked for
-    parcel = Parcel(peers.rank + 1, row, col + kept, cols, peers.trace_ptr)
+    parcel = Parcel(peers.rank + 1, row, col, piece, pieces, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, turns > 1, WORLD_SIZE, WORLD_SIZE, TILE)
     began = trace_time(peers)
     await_arrival()
@@ -117,7 +119,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
         # This rank's columns of every rank's C. Where it has none, nothing is stored, but a descriptor needs some.
         columns = slice(start, stop) if stop > start else slice(0, 1)
         self._out = self._pieces_of(self.ctx.peer_view(rows)[:, :, columns])
-        self._team = self._open_team(self.config.num_sms)
+        self._team = self._open_team(self.config.num_sms, self._sizes)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(

@@ -10,9 +10,9 @@ from triton.experimental.gluon import language as gl
 
 from ..common.hopper.inbox import add_partials, num_messages
 from ..common.hopper.outbox import hand_over, wait_emptied, wait_filled
+from ..common.hopper.positions import trace_number
 from ..common.hopper.ring import multiply_tile, trace_first_step
 from ..common.hopper.roles import next_baton, wait_baton
-from ..common.hopper.team import trace_number
 from ..common.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from .rounds import work_in
 

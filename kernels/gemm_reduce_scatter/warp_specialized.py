@@ -40,9 +40,9 @@ from ..common.hopper.outbox import (
     open_outbox,
     send_last,
 )
+from ..common.hopper.positions import num_turns, trace_number
 from ..common.hopper.ring import load_steps, open_ring
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
-from ..common.hopper.team import num_turns, trace_number
 from ..common.operands import padded
 from ..common.partials import announce_position
 from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
@@ -105,7 +105,7 @@ def _load_and_send_partials(
     announced = 0
     for turn in range(turns):
         sending = now
-        parcel = Parcel(peers.rank + sending.distance, row, col, TILE.BLOCK_N, peers.trace_ptr)
+        parcel = Parcel(peers.rank + sending.distance, row, col, 0, TILE.PIECES, peers.trace_ptr)
         now = work_in(turn, shards, WORLD_SIZE)
         row, col = tile_origin(now.tile, shards, TILE)
         a_row = (peers.rank + now.distance) % WORLD_SIZE * shards.m + row
@@ -134,7 +134,7 @@ def _load_and_send_partials(
     if is_held:
         let_refill(outbox)
     announced = _have_announced(herald, is_owed, announced)
-    parcel = Parcel(peers.rank + now.distance, row, col, TILE.BLOCK_N, peers.trace_ptr)
+    parcel = Parcel(peers.rank + now.distance, row, col, 0, TILE.PIECES, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, False, 1, WORLD_SIZE, TILE)
     began = trace_time(peers)
     await_arrival()

@@ -16,8 +16,8 @@ class Sizes(NamedTuple):
 class WarpTile(NamedTuple):
     """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
 
-    STAGES operand tiles are in flight; a finished tile is sent in pieces of PIECE_ROWS rows and `PIECE_COLS` columns.
-    TEAM programs compute each of the last tiles together (team.py).
+    STAGES operand tiles are in flight; a finished tile is sent in PIECES of PIECE_ROWS rows and `PIECE_COLS` columns.
+    TEAM programs, or more, compute each of the last tiles together (positions.py).
     GATED: operands are still on their way to this rank, rings are gated.
     PINGPONG: two warp groups multiply a tile each, in turns.
     """
@@ -29,6 +29,7 @@ class WarpTile(NamedTuple):
     LOADS: int
     STAGES: int
     PIECE_ROWS: int
+    PIECES: int
     TEAM: int
     GATED: bool
     PINGPONG: bool
@@ -45,6 +46,29 @@ class Ring(NamedTuple):
     loaded: Any
     used: Any
     batons: Any
+
+
+class Share(NamedTuple):
+    """A program's part of the tile at `position`: steps from `start` and without `stop`, `pieces` from `piece` on.
+
+    It is one of `members` programs, the first of which is `first`; `round` counts the tiles that it shares.
+    """
+
+    position: Any
+    start: Any
+    stop: Any
+    piece: Any
+    pieces: Any
+    first: Any
+    members: Any
+    round: Any
+
+
+class Place(NamedTuple):
+    """A step's stage of the ring, and the phase of the stage's barriers."""
+
+    stage: Any
+    phase: Any
 
 
 class Gate(NamedTuple):
@@ -98,20 +122,22 @@ class Herald(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there; and its width.
+    """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there.
 
-    `trace_ptr` is where the warp that sends it writes down when (../trace.py); None for nowhere.
+    Of its pieces those from `piece` on are sent, `pieces` of them. `trace_ptr` is where the warp that sends it writes
+    down when (../trace.py); None for nowhere.
     """
 
     rank: Any
     row: Any
     col: Any
-    cols: Any
+    piece: Any
+    pieces: Any
     trace_ptr: Any
 
 
 class Team(NamedTuple):
-    """Where programs that share a tile exchange sums, in this rank's memory, and a flag a round and program."""
+    """Where programs that share a tile exchange sums, in this rank's memory: a slot and a flag a round and program."""
 
     sums_ptr: Any
     flags_ptr: Any

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .arguments import Inbox
-from .outbox import PIECE_COLS
+from .positions import PIECE_COLS
 
 
 @gluon.jit

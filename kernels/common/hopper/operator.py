@@ -16,9 +16,9 @@ from ..fused_operator import FusedOperator
 from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..operands import describable, padded
 from ..problem import Problem
-from .arguments import Team, WarpTile
-from .outbox import PIECE_COLS
+from .arguments import Sizes, Team, WarpTile
 from .plan import BLOCK_M, PINGPONG_COLUMNS, STEP_K, WIDTHS, Cut, quickest_cut
+from .positions import PIECE_COLS
 from .roles import GROUP_WARPS
 
 P = TypeVar("P", bound=Problem)
@@ -39,6 +39,11 @@ def machine_reason() -> str | None:
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
 
 
+def _pieces_of(config: GemmConfig) -> int:
+    """Return how many pieces a finished tile is sent in."""
+    return config.block_m // config.comm_rows * (config.block_n // PIECE_COLS.value)
+
+
 def config_reason(config: GemmConfig) -> str | None:
     """Return why the warp-specialised kernels cannot run with a configuration, or None."""
     if config.num_warps != NUM_WARPS or config.block_m != 128:
@@ -52,8 +57,8 @@ def config_reason(config: GemmConfig) -> str | None:
         return f"a warp group alone multiplies {PINGPONG_COLUMNS} columns at most, and in no team; pingpong has {has}"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; pieces have 8 rows or more"
-    if config.block_n // config.team < PIECE_COLS.value:
-        return f"{config.team} programs share {config.block_n} columns; each keeps {PIECE_COLS.value} or more"
+    if config.team > _pieces_of(config):
+        return f"{config.team} programs share a tile of {_pieces_of(config)} pieces; each keeps one or more"
     if config.num_sms <= config.team:
         return f"{config.team} programs make a team; there are only {config.num_sms}"
     if config.epilogue_subtiles != 1 or not config.descriptors:
@@ -148,15 +153,22 @@ class WarpSpecializedOperator(FusedOperator[P]):
             raise ValueError(f"{self}: nothing is traced of two warp groups in turns; trace with pingpong=False")
         super().trace_to(trace)
 
-    def _open_team(self, num_programs: int) -> Team | None:
-        """Return where programs that share tiles exchange sums; None if they do not."""
+    def _open_team(self, num_programs: int, sizes: Sizes, shards: int = 1) -> Team | None:
+        """Return where programs that share tiles exchange sums; None if they share none.
+
+        Args:
+            num_programs: that compute.
+            sizes, shards: the tiles, of so many shards of these sizes.
+        """
         config = self.config
         if config.team == 1:
             return None
-        most_rounds = -(-num_programs // (num_programs // config.team))
-        elements = min(most_rounds, 2) * num_programs * config.block_m * config.block_n
+        num_tiles = -(-sizes.m // config.block_m) * -(-sizes.n // config.block_n) * shards
+        left = num_tiles - max(-(-num_tiles // num_programs) - 1, 0) * num_programs
+        slots = -(-left // (num_programs // config.team)) * num_programs
+        elements = max(slots, 1) * config.block_m * config.block_n
         sums = torch.empty(elements, dtype=torch.float32, device=self.ctx.get_device())
-        return Team(sums, self._local_flags(most_rounds * num_programs, "round and program"))
+        return Team(sums, self._local_flags(slots, "round and program"))
 
     def _operands(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return the operands' descriptors, and the compile-time shape of the work."""
@@ -176,6 +188,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             loads,
             config.num_stages,
             config.comm_rows,
+            _pieces_of(config),
             config.team,
             self._operands_arrive,
             config.pingpong,

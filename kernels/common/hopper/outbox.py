@@ -17,17 +17,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..trace import SEND, trace_span, trace_time, trace_until
 from .arguments import Outbox
-from .ring import load_step, load_steps
-from .team import trace_number
-
-PIECE_COLS = gl.constexpr(64)  # 128 bytes, the widest row of a swizzled tile
+from .positions import PIECE_COLS, trace_number
+from .ring import load_step, load_steps, next_place, place_of
 
 
 @gluon.jit
 def open_outbox(out, TILE: gl.constexpr):
     """Return an empty outbox for pieces of the descriptor `out`."""
-    PIECES: gl.constexpr = (TILE.BLOCK_M // TILE.PIECE_ROWS) * (TILE.BLOCK_N // PIECE_COLS)
-    pieces = gl.allocate_shared_memory(out.dtype, [PIECES, 1, TILE.PIECE_ROWS, PIECE_COLS], out.layout)
+    pieces = gl.allocate_shared_memory(out.dtype, [TILE.PIECES, 1, TILE.PIECE_ROWS, PIECE_COLS], out.layout)
     filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(filled, count=1)
@@ -50,10 +47,24 @@ def wait_emptied(outbox, turn):
 
 @gluon.jit
 def hand_over(acc, outbox, TILE: gl.constexpr):
-    """Round a tile, or its first columns, into the empty outbox and say that it is there; by the multiply warps."""
+    """Round a tile into the empty outbox and say that it is there; by the multiply warps."""
     SHAPE: gl.constexpr = [acc.shape[0], acc.shape[1]]
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, outbox.pieces.dtype)
     outbox.pieces._reinterpret(outbox.pieces.dtype, SHAPE, LAYOUT).store(acc.to(outbox.pieces.dtype))
+    say_filled(outbox)
+
+
+@gluon.jit
+def put_piece(piece, outbox, index, TILE: gl.constexpr):
+    """Round one piece of a tile into the empty outbox; by the multiply warps."""
+    SHAPE: gl.constexpr = [TILE.PIECE_ROWS, PIECE_COLS]
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, outbox.pieces.dtype)
+    outbox.pieces.index(index)._reinterpret(outbox.pieces.dtype, SHAPE, LAYOUT).store(piece.to(outbox.pieces.dtype))
+
+
+@gluon.jit
+def say_filled(outbox):
+    """Say that the tile, or what is sent of it, is there; by the multiply warps."""
     fence_async_shared()  # every thread's stores, before the copy engine's reads
     gl.thread_barrier()  # the arrival is one thread's
     mbarrier.arrive(outbox.filled, count=1)
@@ -103,18 +114,21 @@ def load_and_send(
     messages = 0
     if turn > 0:
         wait_filled(outbox, turn)
-        messages = _messages(parcel, DESTINATIONS, TILE)
+        messages = parcel.pieces * DESTINATIONS
     span = gl.maximum(stop - start - (stop - start) // 8, 1)
+    place = place_of(step, TILE)
     sent = 0
+    due = 0  # in parts of a message, of which it has `span`
     began = trace_time(parcel)
     ended = began
     for i in range(start, stop):
-        load_step(a, b, ring, step, a_row, col, i * TILE.BLOCK_K, TILE)
-        step += 1
-        due = gl.minimum((i - start + 1) * messages // span, messages)
-        while sent < due:
+        load_step(a, b, ring, place, a_row, col, i * TILE.BLOCK_K, TILE)
+        place = next_place(place, TILE)
+        due += messages
+        while (due >= span) & (sent < messages):
             _send(out, outbox, parcel, sent, DESTINATIONS, WORLD_SIZE, TILE)
             sent += 1
+            due -= span
             ended = trace_time(parcel)
     while sent < messages:
         _send(out, outbox, parcel, sent, DESTINATIONS, WORLD_SIZE, TILE)
@@ -122,7 +136,7 @@ def load_and_send(
         ended = trace_time(parcel)
     if turn > 0:
         trace_until(parcel, SEND, trace_number(turn - 1), began, ended)
-    return step
+    return step + (stop - start)
 
 
 @gluon.jit
@@ -135,14 +149,9 @@ def send_last(
     if turns > 0:
         wait_filled(outbox, turns)
         began = trace_time(parcel)
-        for message in range(_messages(parcel, DESTINATIONS, TILE)):
+        for message in range(parcel.pieces * DESTINATIONS):
             _send(out, outbox, parcel, message, DESTINATIONS, WORLD_SIZE, TILE)
         trace_span(parcel, SEND, trace_number(turns - 1), began)
-
-
-@gluon.jit
-def _messages(parcel, DESTINATIONS: gl.constexpr, TILE: gl.constexpr):
-    return parcel.cols // PIECE_COLS * (TILE.BLOCK_M // TILE.PIECE_ROWS) * DESTINATIONS
 
 
 @gluon.jit
@@ -150,7 +159,7 @@ def _send(out, outbox, parcel, message, DESTINATIONS: gl.constexpr, WORLD_SIZE: 
     """Send one piece to one of the DESTINATIONS ranks from the parcel's on; a piece to all, then the next piece."""
     ROWS: gl.constexpr = TILE.BLOCK_M // TILE.PIECE_ROWS
     rank = (parcel.rank + message % DESTINATIONS) % WORLD_SIZE
-    piece = message // DESTINATIONS
+    piece = parcel.piece + message // DESTINATIONS
     row = parcel.row + (piece % ROWS) * TILE.PIECE_ROWS
     col = parcel.col + (piece // ROWS) * PIECE_COLS
     tma.async_copy_shared_to_global(out, [rank, row, col], outbox.pieces.index(piece))

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
+from .positions import PIECE_COLS
+
 BLOCK_M = 128
 STEP_K = 64
 # Widths of tiles, and how fast each multiplies, relative to the first. These constants were chosen together, so that of
 # 104 cuts of 37 all-scatters over 4 H200s, in six runs, the quickest are predicted to be (docs/performance.md).
 WIDTHS = {256: 1.0, 128: 1.0, 64: 0.55}
-LEAST_KEPT = 64  # columns that a member of a team keeps
+PIECE_ROWS = 32  # of what a member of a team keeps at least, 64 columns wide
 TFLOPS = 5.8  # of an SM, with the widest tile
 _TILE_US = 3.0  # that a tile takes beside its multiplication
 # The same with pingpong. Within these bounds it gained 0 to 7 % of ten all-scatters over 2 H200s, 2 % in the mean.
@@ -22,8 +24,10 @@ _PINGPONG_MOST_K = 8192
 _PINGPONG_MOST_SENT = 0.5  # of that time in which the link is busy: a tile's pieces leave later
 PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
 _LINK_GBPS = 345.0  # stores of all SMs to peers, H200 and NVLink 4
-_EXCHANGE_US = 5.0  # of a team's sums of 128 columns
-_TEAM_RATE = 0.96  # how fast a kernel with teams that sends tiles multiplies, in all its turns
+# What an exchange of a team's sums of 128 columns costs, all in all, where tiles are sent; chosen by 14 all-scatters
+# over two H200s that send as four do. There teams of 256 columns took 2 % more in the mean than was predicted.
+_EXCHANGE_US = 14.0
+_TEAM_MOST_COLUMNS = 128
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class Cut:
 def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: int) -> float:
     """Return how long a rank takes for an (m, n) of inner size k, in µs, with what it sends at last.
 
-    All programs end a turn at once. What they then have is sent during the next turn, or after the last one. So it ends
-    with the multiplication and the last turn's bytes, or with the first turn and all bytes, whichever is later.
+    All programs end a turn at once. What they then have is sent during the next turn, which cannot end before, or after
+    the last one.
 
     Args:
         cut: into which tiles, and teams.
@@ -48,21 +52,37 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
         peers: how many ranks each tile is sent to.
     """
     tiles = -(-m // BLOCK_M) * -(-n // cut.block_n)
-    if not tiles:
-        return 0.0
-    tile_us = 2e-6 * BLOCK_M * cut.block_n * k / (TFLOPS * WIDTHS[cut.block_n])
-    tile_us += _PINGPONG_TILE_US if cut.pingpong else _TILE_US
-    if cut.team > 1 and peers:
-        tile_us /= _TEAM_RATE
-    tile_sent_us = _tile_sent_us(cut, peers)
+    us = _tile_us(cut, k)
+    whole = max(-(-tiles // num_programs) - 1, 0)
+    turns = [(num_programs, us)] * whole
+    for shared, members in rounds_of(cut, tiles - whole * num_programs, k, num_programs=num_programs):
+        turns.append((shared, us / members + (_EXCHANGE_US * cut.block_n / 128 if members > 1 else 0.0)))
+    multiplied = sent = 0.0  # when the turn before is, and when its tiles are
+    for finished, turn_us in turns:
+        multiplied = max(multiplied + turn_us, sent)
+        sent = multiplied + finished * _tile_sent_us(cut, peers)
+    return sent
+
+
+def _tile_us(cut: Cut, k: int) -> float:
+    """Return how long a program takes for a tile by itself."""
+    beside_us = _PINGPONG_TILE_US if cut.pingpong else _TILE_US
+    return 2e-6 * BLOCK_M * cut.block_n * k / (TFLOPS * WIDTHS[cut.block_n]) + beside_us
+
+
+def rounds_of(cut: Cut, left: int, k: int, *, num_programs: int) -> list[tuple[int, int]]:
+    """Return how many tiles there are in each round behind the whole turns, and how few programs share one of them.
+
+    `left` are the tiles of all these rounds, 0 to `num_programs`. See positions.py.
+    """
+    if cut.team == 1:
+        return [(left, 1)] if left else []
     teams = num_programs // cut.team
-    whole = -(-tiles // num_programs) - 1
-    left = tiles - whole * num_programs
-    rounds = -(-left // teams)
-    round_us = tile_us / cut.team + (_EXCHANGE_US * cut.block_n / 128 if cut.team > 1 else 0.0)
-    first_us = tile_us if whole else round_us
-    multiplied_us = whole * tile_us + rounds * round_us
-    return max(multiplied_us + (left - (rounds - 1) * teams) * tile_sent_us, first_us + tiles * tile_sent_us)
+    rounds = [(teams, cut.team)] * (left // teams)
+    if left_over := left % teams:
+        most = min(BLOCK_M // PIECE_ROWS * (cut.block_n // PIECE_COLS.value), -(-k // STEP_K))
+        rounds.append((left_over, min(num_programs // left_over, most)))
+    return rounds
 
 
 def _tile_sent_us(cut: Cut, peers: int) -> float:
@@ -83,7 +103,8 @@ def quickest_cut(
     def us(cut: Cut) -> float:
         return predicted_us(cut, m, n, k, num_programs=num_programs, peers=peers)
 
-    best = min(possible_cuts(k, num_programs=num_programs, teams=teams), key=us)
+    cuts = possible_cuts(k, num_programs=num_programs, teams=teams)
+    best = min((cut for cut in cuts if cut.team == 1 or cut.block_n <= _TEAM_MOST_COLUMNS), key=us)
     in_turns = Cut(PINGPONG_COLUMNS, 1, pingpong=True)
     tiles = -(-m // BLOCK_M) * -(-n // PINGPONG_COLUMNS)
     sent_us = tiles * _tile_sent_us(in_turns, peers)
@@ -99,5 +120,6 @@ def possible_cuts(k: int, *, num_programs: int, teams: Iterable[int]) -> list[Cu
 
 
 def is_possible(cut: Cut, k: int) -> bool:
-    """Whether each member of a team has columns to keep and a step of k to multiply."""
-    return cut.team == 1 or (cut.block_n // cut.team >= LEAST_KEPT and k >= cut.team * STEP_K)
+    """Whether each member of a team has a piece to keep and a step of k to multiply."""
+    most = BLOCK_M // PIECE_ROWS * (cut.block_n // PIECE_COLS.value)
+    return cut.team == 1 or (cut.team <= most and k >= cut.team * STEP_K)

@@ -2,7 +2,8 @@
 
 A step of the main loop uses one stage of the ring. Both sides count steps over all tiles of the program: step i uses
 stage ``i % STAGES`` for the ``i // STAGES``-th time, which gives a barrier's phase. So a program may have any number
-of tiles, none included, and any number of steps a tile.
+of tiles, none included, and any number of steps a tile. From step to step the stage and the phase are counted on: the
+warp that loads has no time to divide for them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from iris_core import fence_before_descriptor_loads, wait
 
 from ..gemm import DESCRIPTORS_B_NK
 from ..trace import WAIT, trace_span, trace_time
-from .arguments import GatedRing, Ring
+from .arguments import GatedRing, Place, Ring
 
 
 @gluon.jit
@@ -42,22 +43,44 @@ def gated(ring, gate):
 
 
 @gluon.jit
-def load_step(a, b, ring, step, a_row, col, k, TILE: gl.constexpr):
+def place_of(step, TILE: gl.constexpr):
+    """Return where a program's `step`-th step is in the ring."""
+    return Place(step % TILE.STAGES, (step // TILE.STAGES) & 1)
+
+
+@gluon.jit
+def next_place(place, TILE: gl.constexpr):
+    """Return where the step after is."""
+    stage = place.stage + 1
+    is_past = stage == TILE.STAGES
+    return Place(gl.where(is_past, 0, stage), gl.where(is_past, place.phase ^ 1, place.phase))
+
+
+@gluon.jit
+def stage_before(place, TILE: gl.constexpr):
+    """Return the stage of the step before.
+
+    A loop must not keep it as ``before = place.stage``: Triton 3.6 would take it for a constant (docs/decisions.md).
+    """
+    return gl.where(place.stage == 0, TILE.STAGES, place.stage) - 1
+
+
+@gluon.jit
+def load_step(a, b, ring, place, a_row, col, k, TILE: gl.constexpr):
     """Load the operands of one step, of A from row `a_row` and of B from column `col`; run by one warp.
 
     What reaches past the end of an operand is zero.
     """
     if TILE.GATED:
         _pass(ring.gate, k // TILE.BLOCK_K)
-    stage = step % TILE.STAGES
-    loaded = ring.loaded.index(stage)
-    mbarrier.wait(ring.used.index(stage), ((step // TILE.STAGES) & 1) ^ 1)
+    loaded = ring.loaded.index(place.stage)
+    mbarrier.wait(ring.used.index(place.stage), place.phase ^ 1)
     mbarrier.expect(loaded, a.block_type.nbytes + b.block_type.nbytes)
-    tma.async_copy_global_to_shared(a, [a_row, k], loaded, ring.a.index(stage))
+    tma.async_copy_global_to_shared(a, [a_row, k], loaded, ring.a.index(place.stage))
     if TILE.LOADS == DESCRIPTORS_B_NK:
-        tma.async_copy_global_to_shared(b, [col, k], loaded, ring.b.index(stage))
+        tma.async_copy_global_to_shared(b, [col, k], loaded, ring.b.index(place.stage))
     else:
-        tma.async_copy_global_to_shared(b, [k, col], loaded, ring.b.index(stage))
+        tma.async_copy_global_to_shared(b, [k, col], loaded, ring.b.index(place.stage))
 
 
 @gluon.jit
@@ -70,11 +93,12 @@ def _pass(gate, step):
 
 @gluon.jit
 def load_steps(a, b, ring, step, a_row, col, start, stop, TILE: gl.constexpr):
-    """Load the operands of a tile's steps from `start` and without `stop`; return the program's next step."""
+    """Load the operands of a tile's steps from `start` and without `stop`, none or more; return the next step."""
+    place = place_of(step, TILE)
     for i in range(start, stop):
-        load_step(a, b, ring, step, a_row, col, i * TILE.BLOCK_K, TILE)
-        step += 1
-    return step
+        load_step(a, b, ring, place, a_row, col, i * TILE.BLOCK_K, TILE)
+        place = next_place(place, TILE)
+    return step + (stop - start)
 
 
 @gluon.jit
@@ -82,7 +106,8 @@ def trace_first_step(ring, step, peers, tile, TILE: gl.constexpr):
     """Write down how long the multiply warps wait for a tile's first operands; return when they are there."""
     began = trace_time(peers)
     if peers.trace_ptr is not None:
-        mbarrier.wait(ring.loaded.index(step % TILE.STAGES), (step // TILE.STAGES) & 1)
+        place = place_of(step, TILE)
+        mbarrier.wait(ring.loaded.index(place.stage), place.phase)
     return trace_span(peers, WAIT, tile, began)
 
 
@@ -100,20 +125,20 @@ def multiply_tile(ring, step, num_steps, TILE: gl.constexpr, baton=None):
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, 16]
     )
     acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
+    place = place_of(step, TILE)
     for k in range(num_steps):
-        stage = step % TILE.STAGES
-        mbarrier.wait(ring.loaded.index(stage), (step // TILE.STAGES) & 1)
-        b = ring.b.index(stage)
+        mbarrier.wait(ring.loaded.index(place.stage), place.phase)
+        b = ring.b.index(place.stage)
         if TILE.LOADS == DESCRIPTORS_B_NK:
             b = b.permute((1, 0))
-        acc = warpgroup_mma(ring.a.index(stage), b, acc, use_acc=k > 0, is_async=True)
+        acc = warpgroup_mma(ring.a.index(place.stage), b, acc, use_acc=k > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
         gl.thread_barrier()
-        mbarrier.arrive(ring.used.index((step + TILE.STAGES - 1) % TILE.STAGES), count=1, pred=k > 0)
-        step += 1
+        mbarrier.arrive(ring.used.index(stage_before(place, TILE)), count=1, pred=k > 0)
+        place = next_place(place, TILE)
     if baton is not None:
         mbarrier.arrive(baton, count=1)
     acc = warpgroup_mma_wait(0, deps=[acc])
     gl.thread_barrier()
-    mbarrier.arrive(ring.used.index((step + TILE.STAGES - 1) % TILE.STAGES), count=1)
-    return acc, step
+    mbarrier.arrive(ring.used.index(stage_before(place, TILE)), count=1)
+    return acc, step + num_steps

@@ -21,10 +21,11 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
+from ..trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
 from .outbox import hand_over, wait_emptied
+from .positions import share_of, trace_number
 from .ring import multiply_tile, trace_first_step
-from .team import sum_of_team, trace_number, work_of
+from .team import exchange_sums, leave_sums
 
 # Of a thread that loads and communicates; those that multiply have the rest. With 56 the handshake of 8 ranks spills.
 LOADER_REGISTERS = gl.constexpr(72)
@@ -85,7 +86,7 @@ def _multiply_every_other(first, ring, outbox, turns, num_steps, TILE: gl.conste
 
 
 @gluon.jit
-def multiply_tiles(ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
+def multiply_tiles(ring, outbox, team, num_positions, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
     """Multiply `whole` tiles, then `shared` with the team, and leave each, or its part of it, in the outbox.
 
     With PINGPONG the first of the whole ones, the third, …: the others are `multiply_second`'s.
@@ -93,11 +94,11 @@ def multiply_tiles(ring, outbox, team, whole, shared, num_steps, peers, epoch, T
     if TILE.PINGPONG:
         _multiply_every_other(0, ring, outbox, whole, num_steps, TILE)
     else:
-        _multiply_together(ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE)
+        _multiply_together(ring, outbox, team, num_positions, whole, shared, num_steps, peers, epoch, TILE)
 
 
 @gluon.jit
-def _multiply_together(ring, outbox, team, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
+def _multiply_together(ring, outbox, team, num_positions, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
     step = 0
     for turn in range(whole):
         began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
@@ -110,15 +111,16 @@ def _multiply_together(ring, outbox, team, whole, shared, num_steps, peers, epoc
         trace_until(peers, WAIT, trace_number(turn), multiplied, emptied)
     if TILE.TEAM > 1:
         for turn in range(whole, whole + shared):
-            _, start, stop = work_of(turn, whole, num_steps, TILE)
+            share = share_of(turn, num_positions, whole, num_steps, TILE)
             began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
-            acc, step = multiply_tile(ring, step, stop - start, TILE)
+            acc, step = multiply_tile(ring, step, share.stop - share.start, TILE)
             multiplied = trace_time(peers)
-            kept = sum_of_team(acc, team, turn - whole, epoch, peers.watchdog_ptr, TILE)
-            summed = trace_time(peers)
+            exchange_sums(acc, team, share, epoch, peers.watchdog_ptr, TILE)
+            exchanged = trace_time(peers)
             wait_emptied(outbox, turn)
             emptied = trace_time(peers)
-            hand_over(kept, outbox, TILE)
+            leave_sums(outbox, team, share, TILE)
             trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
-            trace_until(peers, SUM, trace_number(turn), multiplied, summed)
-            trace_until(peers, WAIT, trace_number(turn), summed, emptied)
+            trace_until(peers, SUM, trace_number(turn), multiplied, exchanged)
+            trace_until(peers, WAIT, trace_number(turn), exchanged, emptied)
+            trace_span(peers, SUM, trace_number(turn), emptied)
