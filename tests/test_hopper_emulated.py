@@ -18,8 +18,9 @@ import pytest
 import torch
 from checking import fault, make_data, poison
 from emulated_handshake import World
+from emulated_memory import Descriptor, Pointer
 from families import make_problem
-from gluon_emulator import Descriptor, Machine, Pointer, emulated
+from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
