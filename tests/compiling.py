@@ -238,9 +238,9 @@ def compile_case(case: Case) -> list[Compiled]:
     ):
         build = get_variant(case.family, case.variant).build
         operator = build(StubContext(case), make_problem(case))
-        if case.pointers or case.pingpong or case.chunks > 1:
+        if case.pointers or case.pingpong or case.chunks > 1 or case.team > 1:
             config = replace(operator.config, descriptors=not case.pointers)
-            if case.chunks > 1:
+            if case.chunks > 1 or case.team > 1:
                 config = replace(config, chunks=case.chunks, team=case.team)
             if case.pingpong:
                 config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], team=1)

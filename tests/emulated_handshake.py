@@ -95,6 +95,7 @@ class World:
 
     def signal(self, flag: int, value: int, scope: str) -> None:
         self._words[_KINDS[scope], self._machine.task.rank, flag] = value
+        self._machine.wait(lambda: True)  # who waits for it may go on before whoever has signalled
 
     def trace_time(self, bundle: Any) -> int:
         return next(self._times)

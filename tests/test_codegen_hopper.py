@@ -35,6 +35,7 @@ def cases_of(variant: Variant) -> list[Case]:
         replace(case, pingpong=True, rank=1, layout="kn"),
         replace(case, pingpong=True, world_size=8),
         *(replace(case, chunks=3, team=team) for team in (1, 2) if variant.name == "warp_specialized_copies"),
+        *(replace(case, team=team) for team in (2, 4) if variant.family == "gemm_all_scatter"),
     ]
 
 
@@ -83,6 +84,8 @@ def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
     assert set(stores) <= {"sync.py", "handshake.py", "device.py"}
     assert set(exchanged) <= {8}  # two columns; four neighbouring threads fill a sector
     assert bool(exchanged) == (kernel.config.team > 1)
+    # Mates' sums are in the L2 cache; this SM's own may hold an older call's.
+    assert (kernel.ttgir.count("cacheModifier = cg") >= 2) == (kernel.config.team > 1)
     # Splitting an accumulator into slabs renames registers; through shared memory it would take 32 stores or more.
     assert kernel.count(r"st\.shared\.\S*") < 32
 
@@ -107,6 +110,22 @@ def test_nothing_spills_and_every_register_is_used(case: Case) -> None:
     else:
         assert max(asked) >= 208  # those that multiply: 128 of them hold a tile of 128x256
         assert kernel.threads * max(asked) <= REGISTERS
+
+
+@each_case
+def test_a_stage_is_freed_that_the_loop_reckons(case: Case) -> None:
+    """Not one that Triton takes for the same in all steps (docs/decisions.md)."""
+    lines = [line for line in specialized(case).ttgir.splitlines() if line.strip()]
+    depth = [len(line) - len(line.lstrip()) for line in lines]
+    multiplications = [number for number, line in enumerate(lines) if "ttng.warp_group_dot " in line]
+    assert multiplications
+    for number in multiplications:
+        begin = max(i for i in range(number) if depth[i] < depth[number])
+        end = next(i for i in range(number, len(lines)) if depth[i] < depth[number])
+        body = "\n".join(lines[begin + 1 : end])
+        (freed,) = re.findall(r"ttng\.arrive_barrier (%\w+)", body)
+        (index,) = re.findall(rf"{freed} = ttg\.memdesc_index %\w+\[(%\w+)\]", body)
+        assert re.search(rf"^\s*{index} = arith\.", body, re.MULTILINE), index
 
 
 @each_case

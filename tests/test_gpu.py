@@ -50,6 +50,7 @@ class Case:
 POINTERS = {"descriptors": False}
 CHUNKS = {"panels": 2, "group_m": 1, "chunks": 2, "team": 1}
 WIDE = {"block_n": 128, "num_stages": 5}
+WIDEST = {"block_n": 256, "num_stages": 3}
 IN_TURNS = WIDE | {"team": 1, "pingpong": True, "num_sms": 6, "comm_sms": 2}  # few programs: many turns
 RAGGED = Case(4091, 5120, 1024, rows_a_rank=True)
 MANY = [
@@ -118,6 +119,19 @@ def changed_config(build: Callable[..., Any], problem: Problem, changes: Mapping
 def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_size: int) -> None:
     cases = MANY if world_size == MOST else [RAGGED]
     assert ranks(world_size).call(run_cases, variant.family, variant.name, cases) == [[]] * world_size
+
+
+SHARED = [  # few programs, so that teams of the last round have different sizes
+    Case(3000, 2048, 1080, changes=WIDE | {"team": 2, "num_sms": 9, "comm_sms": 1}),
+    Case(3000, 2048, 1080, torch.float16, "kn", changes=WIDEST | {"team": 4, "num_sms": 7, "comm_sms": 1}),
+    Case(3000, 2048, 8192, changes=WIDE | {"team": 2}),
+]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_all_scatter_is_right_where_programs_share_tiles(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    found = ranks(world_size).call(run_cases, "gemm_all_scatter", "warp_specialized", SHARED)
+    assert found == [[]] * world_size
 
 
 def make_operator(

@@ -58,6 +58,7 @@ class Case:
     team: int = 1
     chunks: int = 1
     pingpong: bool = False
+    comm_rows: int = 32
 
 
 CASES = [
@@ -74,6 +75,8 @@ CASES = [
     Case(640, 512, 1040, "four share a tile, and one is left out", programs=9, block_n=256, world_size=2, team=4),
     Case(300, 144, 203, "rows that are not on 16 bytes, so that operands are copied first", programs=3, world_size=2),
     Case(100, 64, 1040, "one tile, and more programs than it has pieces", programs=7, team=2),
+    Case(300, 512, 400, "many small pieces", programs=5, world_size=2, block_n=128, team=4, comm_rows=8),
+    Case(300, 512, 400, "pieces as high as the tile", programs=5, world_size=2, block_n=128, team=2, comm_rows=128),
     Case(640, 128, 136, "a last round with more programs than steps", programs=5, team=2),
     Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
 ]
@@ -224,7 +227,7 @@ def run_case(
         num_stages=3,
         num_sms=case.programs,
         comm_sms=1,
-        comm_rows=32,
+        comm_rows=case.comm_rows,
         panels=case.panels,
         team=case.team,
         chunks=case.chunks,

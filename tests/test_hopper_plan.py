@@ -7,13 +7,23 @@ import re
 import statistics
 from collections import defaultdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from iris_kernels.common.hopper.plan import STEP_K, Cut, is_possible, predicted_us, quickest_cut, rounds_of
+from iris_kernels.common.hopper import plan
+from iris_kernels.common.hopper.plan import (
+    STEP_K,
+    Cut,
+    is_possible,
+    possible_cuts,
+    predicted_us,
+    quickest_cut,
+    rounds_of,
+)
 from iris_kernels.gemm_reduce_scatter import rounds
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -176,6 +186,22 @@ def test_warp_groups_take_turns_only_where_that_was_measured(peers: int) -> None
     for size in (2048, 4096, 8192):
         cut = quickest_cut(8192, 2048, size, num_programs=132, peers=peers, teams=(1, 2), pingpong=True)
         assert not cut.pingpong
+
+
+def test_no_team_is_taken_for_nothing() -> None:
+    """Where the link bounds a call, teams and none are predicted to take as long; narrow and short tiles have none."""
+    sizes = (2048, 3584, 8192)
+    even = on_four(Cut(128, 2), *sizes)
+    with mock.patch.object(plan, "_LINK_GBPS", 10.0):
+        assert on_four(Cut(128, 2), *sizes) == pytest.approx(on_four(Cut(128, 1), *sizes))
+        assert quickest_cut(*sizes, num_programs=132, peers=3, teams=(1, 2)).team == 1
+    with mock.patch.object(plan, "predicted_us", lambda cut, *args, **kwargs: 100.0 - 0.01 * cut.team):
+        assert quickest_cut(*sizes, num_programs=132, peers=3, teams=(1, 2)).team == 1
+    assert even < on_four(Cut(256, 2), *sizes)
+    for k in (512, 4096):
+        for m, n in product((8, 128, 1024, 2048, 8192), (896, 2752, 3584, 7392)):
+            assert quickest_cut(m, n, k, num_programs=132, peers=3, teams=TEAMS).team == 1
+    assert all(cut.team == 1 for cut in possible_cuts(8192, num_programs=132, teams=TEAMS) if cut.block_n < 128)
 
 
 def test_narrow_outputs_get_narrow_tiles() -> None:

@@ -11,6 +11,7 @@ import pytest
 from gluon_emulator import Machine, emulated
 
 from iris_kernels.common.hopper import positions
+from iris_kernels.common.hopper.plan import STEP_K, Cut, rounds_of
 
 PIECES = 8
 
@@ -72,6 +73,18 @@ def test_tiles_behind_whole_turns_are_shared_by_all() -> None:
     assert {len(mine) for mine in found.values()} == {9}
     assert {mine[7].members for mine in found.values()} == {2}
     assert {mine[8].members for mine in found.values()} == {3, 4}
+
+
+@pytest.mark.parametrize(("tiles", "programs", "team", "steps"), CASES)
+def test_the_plan_reckons_with_the_same_rounds(tiles: int, programs: int, team: int, steps: int) -> None:
+    whole = max(-(-tiles // programs) - 1, 0)
+    teams: dict[int, dict[int, int]] = defaultdict(dict)  # of each round: the members of each tile
+    for mine in shares(tiles, programs, team, steps).values():
+        for share in mine[whole:]:
+            teams[share.round if team > 1 else 0][share.position] = share.members
+    found = [(len(members), min(members.values())) for _, members in sorted(teams.items())]
+    cut = Cut(128, team)  # of eight pieces
+    assert found == rounds_of(cut, tiles - whole * programs, steps * STEP_K, num_programs=programs)
 
 
 def test_without_teams_the_last_turn_is_some_programs_alone() -> None:

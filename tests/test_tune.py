@@ -77,6 +77,8 @@ def test_warp_groups_are_tried_in_turns_and_chunks_where_they_can_be(variant: Va
             found = list(neighbours(variant, problem, config))
         (in_turns,) = [other for other in found if other.pingpong]
         assert (in_turns.block_n, in_turns.team) == (128, 1)
+        shares = variant.family == "gemm_all_scatter" or variant.name.endswith("copies")
+        assert {other.team for other in found} == ({1, 2, 4} if shares else {1})
         assert {other.chunks for other in found} == (chunks if variant.name.endswith("copies") else {1})
 
 

@@ -34,8 +34,8 @@ class GemmConfig:
         panels: into how many panels of rows what is sent is cut, in the variants that send panels.
         chunks: into how many chunks of columns each panel of the shard that is used last is cut, in
             `warp_specialized_copies`; with two or more, the other shards are sent whole.
-        team: how many programs compute each of the last tiles together, in the variants that can; in a last round more
-            do, so that none is idle.
+        team: how many programs compute each of the last tiles together, in the variants that can; in a last round as
+            many as there are for each tile that is left.
         splits: programs for each tile of the last, unfilled wave, in the mean, or fewer, which share those tiles, in
             `one_shot`.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.

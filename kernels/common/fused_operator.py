@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -138,14 +139,16 @@ class FusedOperator(Operator[P]):
         """Return a queue of work beside the current stream, of high priority."""
         return SideStream(self._calls, self.ctx.make_stream())
 
-    def _local_flags(self, count: int, what: str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Return zeroed words that only this rank's kernels use, named in the report of a failed wait.
+    def _local_flags(
+        self, count: int, what: str, dtype: torch.dtype = torch.int64, name: Callable[[int], str] = str
+    ) -> torch.Tensor:
+        """Return zeroed words that only this rank's kernels use, named in the report of a failed wait: `what`, `name`.
 
         int64 words hold call numbers; others count within a call.
         """
         flags = torch.zeros(max(count, 1), dtype=dtype, device=self.ctx.get_device())
         call_of = number_of_call if dtype == torch.int64 else None
-        self.ctx.watchdog.watch(flags, lambda word: f"{self}: {what} {word} of this rank", call_of)
+        self.ctx.watchdog.watch(flags, lambda word: f"{self}: {what} {name(word)} of this rank", call_of)
         self._watched.append(flags)
         return flags
 

@@ -7,7 +7,8 @@
 | `outbox.py` | a finished tile on its way out: left in shared memory, sent in pieces paced by the next tile's loads |
 | `inbox.py` | peers' partial tiles on their way in: loaded in slabs, added to the finished tile |
 | `herald.py` | a warp that announces what another has sent |
-| `team.py` | the turns of a program; the last tiles, computed by several programs each |
+| `positions.py` | the turns of a program: which tiles it computes, and which of the last ones with others |
+| `team.py` | sums of a tile, exchanged by the programs that share it |
 | `roles.py` | the part of the multiply warps, together or in turns (reduce-scatter has its own) |
 | `plan.py` | the quickest cut into tiles and teams, by prediction |
 | `operator.py` | the host's part: what is supported, tensor descriptors |

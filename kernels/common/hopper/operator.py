@@ -17,7 +17,7 @@ from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..operands import describable, padded
 from ..problem import Problem
 from .arguments import Sizes, Team, WarpTile
-from .plan import BLOCK_M, PINGPONG_COLUMNS, STEP_K, WIDTHS, Cut, quickest_cut
+from .plan import BLOCK_M, PIECE_ROWS, PINGPONG_COLUMNS, STEP_K, WIDTHS, Cut, quickest_cut
 from .positions import PIECE_COLS
 from .roles import GROUP_WARPS
 
@@ -130,7 +130,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             num_warps=NUM_WARPS,
             num_stages=STAGES[cut.block_n],
             num_sms=self.ctx.get_cu_count(),
-            comm_rows=32,
+            comm_rows=PIECE_ROWS,
             team=cut.team,
             pingpong=cut.pingpong,
         )
@@ -168,7 +168,11 @@ class WarpSpecializedOperator(FusedOperator[P]):
         slots = -(-left // (num_programs // config.team)) * num_programs
         elements = max(slots, 1) * config.block_m * config.block_n
         sums = torch.empty(elements, dtype=torch.float32, device=self.ctx.get_device())
-        return Team(sums, self._local_flags(slots, "round and program"))
+
+        def name(word: int) -> str:
+            return f"{word // num_programs}, the sums of program {word % num_programs}"
+
+        return Team(sums, self._local_flags(slots, "round", name=name))
 
     def _operands(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return the operands' descriptors, and the compile-time shape of the work."""

@@ -13,7 +13,7 @@ STEP_K = 64
 # Widths of tiles, and how fast each multiplies, relative to the first. These constants were chosen together, so that of
 # 104 cuts of 37 all-scatters over 4 H200s, in six runs, the quickest are predicted to be (docs/performance.md).
 WIDTHS = {256: 1.0, 128: 1.0, 64: 0.55}
-PIECE_ROWS = 32  # of what a member of a team keeps at least, 64 columns wide
+PIECE_ROWS = 32  # of default configurations; a member of a team keeps a piece or more
 TFLOPS = 5.8  # of an SM, with the widest tile
 _TILE_US = 3.0  # that a tile takes beside its multiplication
 # The same with pingpong. Within these bounds it gained 0 to 7 % of ten all-scatters over 2 H200s, 2 % in the mean.
@@ -25,9 +25,11 @@ _PINGPONG_MOST_SENT = 0.5  # of that time in which the link is busy: a tile's pi
 PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
 _LINK_GBPS = 345.0  # stores of all SMs to peers, H200 and NVLink 4
 # What an exchange of a team's sums of 128 columns costs, all in all, where tiles are sent; chosen by 14 all-scatters
-# over two H200s that send as four do. There teams of 256 columns took 2 % more in the mean than was predicted.
+# over two H200s that send as four do. Teams of 256 columns took 2 % more in the mean than was predicted there, teams of
+# tiles that take less time lost, and teams of 64 columns were not measured.
 _EXCHANGE_US = 14.0
-_TEAM_MOST_COLUMNS = 128
+_TEAM_COLUMNS = 128
+_TEAM_LEAST_TILE_US = 45.0
 
 
 @dataclass(frozen=True)
@@ -103,19 +105,23 @@ def quickest_cut(
     def us(cut: Cut) -> float:
         return predicted_us(cut, m, n, k, num_programs=num_programs, peers=peers)
 
+    def can_gain_by_team(cut: Cut) -> bool:
+        return cut.block_n == _TEAM_COLUMNS and _tile_us(cut, k) >= _TEAM_LEAST_TILE_US
+
     cuts = possible_cuts(k, num_programs=num_programs, teams=teams)
-    best = min((cut for cut in cuts if cut.team == 1 or cut.block_n <= _TEAM_MOST_COLUMNS), key=us)
+    cuts = [cut for cut in cuts if cut.team == 1 or can_gain_by_team(cut)]
+    best = min(cuts, key=lambda cut: (round(us(cut), 1), cut.team))  # not a team for nothing
     in_turns = Cut(PINGPONG_COLUMNS, 1, pingpong=True)
     tiles = -(-m // BLOCK_M) * -(-n // PINGPONG_COLUMNS)
     sent_us = tiles * _tile_sent_us(in_turns, peers)
     is_measured = peers == 1 and k <= _PINGPONG_MOST_K and sent_us < _PINGPONG_MOST_SENT * us(in_turns)
-    can_gain = pingpong and is_measured and tiles > num_programs
-    return in_turns if can_gain and us(in_turns) < min(us(best), _PINGPONG_MOST_US) else best
+    can_take_turns = pingpong and is_measured and tiles > num_programs
+    return in_turns if can_take_turns and us(in_turns) < min(us(best), _PINGPONG_MOST_US) else best
 
 
 def possible_cuts(k: int, *, num_programs: int, teams: Iterable[int]) -> list[Cut]:
-    """Return the cuts with teams of these sizes, of so many programs, for an inner size."""
-    cuts = [Cut(block_n, team) for block_n, team in product(WIDTHS, teams)]
+    """Return the cuts with teams of these sizes, of so many programs, for an inner size; narrow tiles have no teams."""
+    cuts = [Cut(block_n, team) for block_n, team in product(WIDTHS, teams) if team == 1 or block_n >= _TEAM_COLUMNS]
     return [cut for cut in cuts if is_possible(cut, k) and (cut.team == 1 or cut.team < num_programs)]
 
 
