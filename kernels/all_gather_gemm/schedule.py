@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, TFLOPS, Cut, possible_cuts, rounds_of
+from ..common.hopper.plan import BLOCK_M, TFLOPS, Cut, possible_cuts, rounds_of, share_us, whole_turns
 
 TEAMS = (1, 2)
 PARTS = (1, 2, 4, 8)
@@ -112,21 +112,20 @@ class Gathering:
         arrivals = self.arrivals_us(schedule)
         count = self.num_programs
         ends = np.zeros(count)
-        whole = -(-len(arrivals) // count) - (cut.team > 1)
-        for turn in range(max(whole, 0)):
+        turns = whole_turns(len(arrivals), count) + (cut.team == 1)
+        for turn in range(turns):
             coming = arrivals[turn * count : (turn + 1) * count]
             for chunk in coming.T:
                 ends[: len(coming)] = np.maximum(ends[: len(coming)], chunk) + tile_us / schedule.chunks
         if cut.team > 1:
-            left = arrivals[max(whole, 0) * count :, -1]  # whose members multiply all chunks at once
+            left = arrivals[turns * count :, -1]  # whose members multiply all chunks at once
             for tiles, members in rounds_of(cut, len(left), self.k, num_programs=count):
                 coming, left = left[:tiles], left[tiles:]
                 number = np.arange(tiles)
                 first = number * cut.team if tiles == count // cut.team else -(-number * count // tiles)
                 sharers = first[:, None] + np.arange(members)
                 begun = np.maximum(ends[sharers].max(axis=1), coming)
-                exchange_us = _EXCHANGE_US * cut.block_n / 128 if members > 1 else 0.0
-                ends[sharers] = (begun + tile_us / members + exchange_us)[:, None]
+                ends[sharers] = (begun + share_us(cut, tile_us, members, _EXCHANGE_US))[:, None]
         return float(ends.max()) + _BESIDE_US
 
     def arrivals_us(self, schedule: Schedule) -> np.ndarray:

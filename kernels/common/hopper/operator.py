@@ -17,7 +17,17 @@ from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..operands import describable, padded
 from ..problem import Problem
 from .arguments import Sizes, Team, WarpTile
-from .plan import BLOCK_M, PIECE_ROWS, PINGPONG_COLUMNS, STEP_K, WIDTHS, Cut, quickest_cut
+from .plan import (
+    BLOCK_M,
+    PIECE_ROWS,
+    PINGPONG_COLUMNS,
+    STEP_K,
+    WIDTHS,
+    Cut,
+    pieces_of,
+    quickest_cut,
+    whole_turns,
+)
 from .positions import PIECE_COLS
 from .roles import GROUP_WARPS
 
@@ -39,11 +49,6 @@ def machine_reason() -> str | None:
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
 
 
-def _pieces_of(config: GemmConfig) -> int:
-    """Return how many pieces a finished tile is sent in."""
-    return config.block_m // config.comm_rows * (config.block_n // PIECE_COLS.value)
-
-
 def config_reason(config: GemmConfig) -> str | None:
     """Return why the warp-specialised kernels cannot run with a configuration, or None."""
     if config.num_warps != NUM_WARPS or config.block_m != 128:
@@ -57,8 +62,9 @@ def config_reason(config: GemmConfig) -> str | None:
         return f"a warp group alone multiplies {PINGPONG_COLUMNS} columns at most, and in no team; pingpong has {has}"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; pieces have 8 rows or more"
-    if config.team > _pieces_of(config):
-        return f"{config.team} programs share a tile of {_pieces_of(config)} pieces; each keeps one or more"
+    pieces = pieces_of(config.block_n, config.comm_rows)
+    if config.team > pieces:
+        return f"{config.team} programs share a tile of {pieces} pieces; each keeps one or more"
     if config.num_sms <= config.team:
         return f"{config.team} programs make a team; there are only {config.num_sms}"
     if config.epilogue_subtiles != 1 or not config.descriptors:
@@ -164,7 +170,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
         if config.team == 1:
             return None
         num_tiles = -(-sizes.m // config.block_m) * -(-sizes.n // config.block_n) * shards
-        left = num_tiles - max(-(-num_tiles // num_programs) - 1, 0) * num_programs
+        left = num_tiles - whole_turns(num_tiles, num_programs) * num_programs
         slots = -(-left // (num_programs // config.team)) * num_programs
         elements = max(slots, 1) * config.block_m * config.block_n
         sums = torch.empty(elements, dtype=torch.float32, device=self.ctx.get_device())
@@ -192,7 +198,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
             loads,
             config.num_stages,
             config.comm_rows,
-            _pieces_of(config),
+            pieces_of(config.block_n, config.comm_rows),
             config.team,
             self._operands_arrive,
             config.pingpong,

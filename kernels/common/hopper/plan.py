@@ -54,11 +54,11 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
         peers: how many ranks each tile is sent to.
     """
     tiles = -(-m // BLOCK_M) * -(-n // cut.block_n)
-    us = _tile_us(cut, k)
-    whole = max(-(-tiles // num_programs) - 1, 0)
-    turns = [(num_programs, us)] * whole
+    tile_us = _tile_us(cut, k)
+    whole = whole_turns(tiles, num_programs)
+    turns = [(num_programs, tile_us)] * whole
     for shared, members in rounds_of(cut, tiles - whole * num_programs, k, num_programs=num_programs):
-        turns.append((shared, us / members + (_EXCHANGE_US * cut.block_n / 128 if members > 1 else 0.0)))
+        turns.append((shared, share_us(cut, tile_us, members, _EXCHANGE_US)))
     multiplied = sent = 0.0  # when the turn before is, and when its tiles are
     for finished, turn_us in turns:
         multiplied = max(multiplied + turn_us, sent)
@@ -72,6 +72,16 @@ def _tile_us(cut: Cut, k: int) -> float:
     return 2e-6 * BLOCK_M * cut.block_n * k / (TFLOPS * WIDTHS[cut.block_n]) + beside_us
 
 
+def share_us(cut: Cut, tile_us: float, members: int, exchange_us: float) -> float:
+    """Return how long a team takes for a tile, where to exchange the sums of 128 columns takes `exchange_us`."""
+    return tile_us / members + (exchange_us * cut.block_n / 128 if members > 1 else 0.0)
+
+
+def whole_turns(num_tiles: int, num_programs: int) -> int:
+    """Return how many turns all programs have before the last one, which some or all of them have."""
+    return max(-(-num_tiles // num_programs) - 1, 0)
+
+
 def rounds_of(cut: Cut, left: int, k: int, *, num_programs: int) -> list[tuple[int, int]]:
     """Return how many tiles there are in each round behind the whole turns, and how few programs share one of them.
 
@@ -82,7 +92,7 @@ def rounds_of(cut: Cut, left: int, k: int, *, num_programs: int) -> list[tuple[i
     teams = num_programs // cut.team
     rounds = [(teams, cut.team)] * (left // teams)
     if left_over := left % teams:
-        most = min(BLOCK_M // PIECE_ROWS * (cut.block_n // PIECE_COLS.value), -(-k // STEP_K))
+        most = min(pieces_of(cut.block_n, PIECE_ROWS), -(-k // STEP_K))
         rounds.append((left_over, min(num_programs // left_over, most)))
     return rounds
 
@@ -127,5 +137,9 @@ def possible_cuts(k: int, *, num_programs: int, teams: Iterable[int]) -> list[Cu
 
 def is_possible(cut: Cut, k: int) -> bool:
     """Whether each member of a team has a piece to keep and a step of k to multiply."""
-    most = BLOCK_M // PIECE_ROWS * (cut.block_n // PIECE_COLS.value)
-    return cut.team == 1 or (cut.team <= most and k >= cut.team * STEP_K)
+    return cut.team == 1 or (cut.team <= pieces_of(cut.block_n, PIECE_ROWS) and k >= cut.team * STEP_K)
+
+
+def pieces_of(block_n: int, rows: int) -> int:
+    """Return how many pieces of so many rows a tile has."""
+    return BLOCK_M // rows * (block_n // PIECE_COLS.value)
