@@ -35,10 +35,11 @@ from overlap_taxonomy import get_variant
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU to compile for."""
+    """A GPU to compile for, and how much shared memory (LDS) a program may have there."""
 
     gpu: GPUTarget
     num_sms: int
+    shared_bytes: int
 
     @property
     def is_nvidia(self) -> bool:
@@ -46,10 +47,13 @@ class Target:
 
 
 TARGETS = {
-    "sm_90": Target(GPUTarget("cuda", 90, 32), 132),
-    "sm_100": Target(GPUTarget("cuda", 100, 32), 148),
-    "gfx942": Target(GPUTarget("hip", "gfx942", 64), 304),
-    "gfx950": Target(GPUTarget("hip", "gfx950", 64), 256),
+    "sm_80": Target(GPUTarget("cuda", 80, 32), 108, 163 << 10),
+    "sm_89": Target(GPUTarget("cuda", 89, 32), 142, 99 << 10),
+    "sm_90": Target(GPUTarget("cuda", 90, 32), 132, 227 << 10),
+    "sm_100": Target(GPUTarget("cuda", 100, 32), 148, 227 << 10),
+    "sm_120": Target(GPUTarget("cuda", 120, 32), 188, 99 << 10),
+    "gfx942": Target(GPUTarget("hip", "gfx942", 64), 304, 64 << 10),
+    "gfx950": Target(GPUTarget("hip", "gfx950", 64), 256, 160 << 10),
 }
 
 

@@ -130,6 +130,12 @@ def tile_stores(kernel: Compiled) -> Counter[int]:
     return widths
 
 
+@every_case()
+def test_shared_memory_is_enough(case: Case) -> None:
+    for kernel in compile_once(case):
+        assert kernel.shared_bytes <= TARGETS[case.target].shared_bytes, kernel.name
+
+
 @every_case(lambda case: case.dtype != torch.float32)  # exact fp32 products have no matrix instruction
 def test_multiplies_on_the_matrix_units(case: Case) -> None:
     for kernel in multiplying(case):

@@ -115,7 +115,7 @@ def default_config(
         config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if comm_share else num_sms
-    rates = {tile: rate for tile, rate in _TILE_RATES.items() if not (is_amd and tile[1] > 128)}
+    rates = {tile: rate for tile, rate in _TILE_RATES.items() if tile[1] <= widest_tile(arch)}
     block_m, block_n = quickest_tile(m, n, compute_sms, rates)
     config = GemmConfig(
         block_m,
@@ -138,6 +138,21 @@ def default_config(
 def is_hopper_or_later(arch: str) -> bool:
     """Whether a device has what came with sm_90: tensor descriptors, bulk copies, early launches."""
     return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
+
+
+def _multiplies_from_shared_memory(arch: str) -> bool:
+    """Whether operands go from shared memory to the tensor cores, and not through registers: sm_90 to sm_110."""
+    return is_hopper_or_later(arch) and int(arch.removeprefix("sm_")) < 120
+
+
+def widest_tile(arch: str) -> int:
+    """Return how many columns a tile of a 2-byte dtype has at most: with operands beside it, 256 fill the registers."""
+    return 256 if _multiplies_from_shared_memory(arch) else 128
+
+
+def operand_room(arch: str) -> int:
+    """Return how many bytes of shared memory operands may take of an NVIDIA GPU; 8.6, 8.9 and 12.0 have 99 KB."""
+    return 220 << 10 if _multiplies_from_shared_memory(arch) else 96 << 10
 
 
 def warps_of(block_m: int, block_n: int) -> int:

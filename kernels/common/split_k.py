@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-from .config import GemmConfig, is_hopper_or_later, warps_of
+from .config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
 from .cuts import GROUP_M, LOW_ROWS, Cut, Plan, best_cut, cut_us, known_parts, plan_of_cut
 from .fused_operator import FusedOperator
 from .shared_tiles import Sharing
 
-_OPERAND_BYTES = 220 << 10  # of shared memory, for operands, from sm_90 on
-_EARLIER_OPERAND_BYTES = 96 << 10
 # Weights on their way to all SMs, at most: 12288 x 12288 takes one row 73 us with 13 MB of them, 79 with 19 MB (H200).
 _FLIGHT_BYTES = 15e6
 LEAST_STAGES = 4
@@ -30,7 +28,7 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
     is_exact = dtype == torch.float32
     block_k = 16 if is_exact else 64
     # Exact products run on the ordinary cores: small tiles, in registers.
-    largest = 64 if is_exact else 128 if is_amd else 256
+    largest = 64 if is_exact else widest_tile(arch)
     low_block_k = block_k if is_amd or is_exact else 128
     cut = best_cut(
         m,
@@ -50,8 +48,7 @@ def default_split_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dty
     elif is_exact:
         stages = 4
     else:  # as much on its way as shared memory takes, and the memory takes well: it is what hides the latency
-        operand_bytes = _OPERAND_BYTES if is_hopper_or_later(arch) else _EARLIER_OPERAND_BYTES
-        stages = stages_within(operand_bytes, (cut.block_m + cut.block_n) * block_k * dtype.itemsize)
+        stages = stages_within(operand_room(arch), (cut.block_m + cut.block_n) * block_k * dtype.itemsize)
         plan = plan_of_cut(cut, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize)
         in_flight = int(_FLIGHT_BYTES // (max(1, plan.programs) * cut.block_n * block_k * dtype.itemsize))
         stages = min(stages, max(LEAST_STAGES, in_flight))

@@ -1,0 +1,32 @@
+"""Default configurations on NVIDIA GPUs that nobody has run: that they fit, and multiply on the matrix units.
+
+Some have less shared memory than an H200, and none of these has its way to multiply from there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiling import TARGETS, Case, compile_case
+from families import FUSED, name
+
+from overlap_taxonomy import Variant
+
+
+@pytest.mark.parametrize("size", [1024, 8192])  # tiles of 64 columns, and the widest
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_120"])
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_a_default_configuration_fits(variant: Variant, target: str, size: int) -> None:
+    multiplying = 0
+    for kernel in compile_case(Case(variant.name, target, rank=1, family=variant.family, size=size)):
+        assert kernel.shared_bytes <= TARGETS[target].shared_bytes, kernel.name
+        assert kernel.scratch_bytes <= 48, kernel.name
+        multiplying += kernel.count(r"mma\.sync\.aligned") >= 4
+    assert multiplying
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_120"])
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_exact_products_fit(variant: Variant, target: str) -> None:
+    for kernel in compile_case(Case(variant.name, target, family=variant.family, dtype=torch.float32)):
+        assert kernel.shared_bytes <= TARGETS[target].shared_bytes, kernel.name
