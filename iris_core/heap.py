@@ -24,6 +24,7 @@ class SymmetricHeap:
     """
 
     def __init__(self, group: HostGroup, backend: Backend, size: int) -> None:
+        self._has_one_storage = backend.has_one_storage
         self.rank = group.rank
         self.world_size = group.world_size
         try:
@@ -42,6 +43,9 @@ class SymmetricHeap:
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a contiguous buffer with whatever is in it; every rank must make the same call.
 
+        Its storage is its own: what torch does to whole storages (save, deepcopy, count versions) concerns it alone.
+        But not where the backend `has_one_storage`.
+
         Raises:
             HeapExhausted: there is no room; the message says how much was asked, is in use, and is free.
             ValueError: there is no such shape or dtype.
@@ -51,10 +55,12 @@ class SymmetricHeap:
         if any(length < 0 for length in shape):
             raise ValueError(f"shape is {tuple(shape)}; no length may be negative")
         size = math.prod(shape) * dtype.itemsize
-        offset = self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
-        return self._typed(dtype).as_strided(
-            tuple(shape), _contiguous(shape), (self.rank * self.stride + offset) // dtype.itemsize
-        )
+        start = self.rank * self.stride + self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
+        storage = self.window.untyped_storage()
+        if not self._has_one_storage:
+            storage, start = storage[start : start + size], 0
+        buffer = torch.empty(0, dtype=dtype, device=self.window.device)
+        return buffer.set_(storage, start // dtype.itemsize, tuple(shape), _contiguous(shape))
 
     def free(self, buffer: torch.Tensor) -> int:
         """Give a buffer back; every rank must make the same call. Returns how many bytes that are.
@@ -89,14 +95,11 @@ class SymmetricHeap:
             ValueError: the tensor is not on the heap.
         """
         itemsize = tensor.element_size()
-        return self._typed(tensor.dtype).as_strided(
+        return self.window.view(tensor.dtype).as_strided(
             (self.world_size, *tensor.shape),
             (self.stride // itemsize, *tensor.stride()),
             self.offset(tensor) // itemsize,
         )
-
-    def _typed(self, dtype: torch.dtype) -> torch.Tensor:
-        return self.window.view(dtype)
 
 
 def address_of(tensor: torch.Tensor) -> int:

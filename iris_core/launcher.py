@@ -251,7 +251,7 @@ def _end_with_parent() -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Takes of a tensor what it shows: one on the heap has all ranks' heaps for its storage."""
+    """Takes of a tensor what it shows: a view of the peers' heaps has all of them for its storage."""
 
     def reducer_override(self, what: Any) -> Any:
         is_part = type(what) is torch.Tensor and what.layout is torch.strided and not what.requires_grad

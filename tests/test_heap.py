@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +188,31 @@ def free_what_is_watched(rank: int, world_size: int) -> tuple[list[int], int]:
 @pytest.mark.parametrize("device", ["cpu"])
 def test_what_is_freed_is_no_longer_watched_nor_zeroed(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(free_what_is_watched) == [([7] * 8, 0)] * 2
+
+
+def use_as_any_other(rank: int, world_size: int) -> None:
+    """What torch does to a tensor's whole storage concerns that tensor alone."""
+    ctx = context()
+    one, other = ctx.full((8, 4), rank, dtype=torch.float32), ctx.zeros(3)
+    weight = torch.ones(8, 4, device=ctx.get_device(), requires_grad=True)
+    product = weight * one  # keeps `one` for the gradient, and notes its version
+    other.add_(1)
+    product.sum().backward()
+    assert weight.grad is not None
+    assert (weight.grad == rank).all()
+    saved = io.BytesIO()
+    torch.save(one, saved)
+    assert len(saved.getvalue()) < 1 << 14
+    copied = copy.deepcopy(one)
+    assert copied.untyped_storage().nbytes() == one.nbytes
+    one.fill_(-1)
+    assert (copied == rank).all()
+    assert (other == 1).all()
+    assert not ctx.empty(0, 5).numel()
+    ctx.free(one)
+    ctx.free(other)
+    ctx.barrier()
+
+
+def test_a_tensor_has_a_storage_of_its_own(ranks: Callable[[int], Ranks]) -> None:
+    ranks(2).call(use_as_any_other)

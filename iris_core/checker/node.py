@@ -71,7 +71,6 @@ class Node:
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         if self._window is None or self._window.numel() != stride * self.world_size:
             self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8)
-            self._know(self._window, "the heap")
         return self._window, stride
 
     def meet(self, rank: int, value: Any) -> list[Any]:
@@ -125,20 +124,19 @@ class Node:
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Return whether kernels touch this tensor's memory."""
-        return tensor.untyped_storage().data_ptr() in self._known
+        start = tensor.untyped_storage().data_ptr()
+        return self._place_in_window(start) is not None or start in self._known
 
     def describe(self, address: int) -> str:
         """Say what lies at an address."""
         for context in self.contexts.values():
             if named := context.watchdog.find(address):
                 return named
-        assert self._window is not None
-        offset = address - self._window.data_ptr()
-        if 0 <= offset < self._window.numel():
-            rank, within = divmod(offset, self._window.numel() // self.world_size)
+        if (place := self._place_in_window(address)) is not None:
+            rank, within = place
             owner = self.contexts.get(rank)
-            place = owner.heap.allocator.describe(within) if owner else f"byte {within}"
-            return f"{place}, on rank {rank}'s heap"
+            what = owner.heap.allocator.describe(within) if owner else f"byte {within}"
+            return f"{what}, on rank {rank}'s heap"
         for start, (storage, name) in self._known.items():
             if start <= address < start + storage.nbytes():
                 return f"byte {address - start} of {name}"
@@ -196,6 +194,13 @@ class Node:
         elif isinstance(value, (tuple, dict)):
             for one in value.values() if isinstance(value, dict) else value:
                 self._know_all(one, name)
+
+    def _place_in_window(self, address: int) -> tuple[int, int] | None:
+        """Return on whose heap an address is, and how far from its start; None if it is on none."""
+        if self._window is None:
+            return None
+        offset = address - self._window.data_ptr()
+        return divmod(offset, self._window.numel() // self.world_size) if 0 <= offset < self._window.numel() else None
 
     def _know(self, tensor: torch.Tensor, name: str) -> None:
         # Held: memory that was freed and handed out again would look like the same bytes.
