@@ -12,9 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import compiling
 import pytest
+import torch
+from families import make_problem
 
-from iris_kernels.common.hopper import plan
+from iris_kernels.common.hopper import operator, plan
 from iris_kernels.common.hopper.plan import (
     STEP_K,
     Cut,
@@ -25,6 +28,7 @@ from iris_kernels.common.hopper.plan import (
     rounds_of,
 )
 from iris_kernels.gemm_reduce_scatter import rounds
+from overlap_taxonomy import get_variant
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -207,3 +211,16 @@ def test_no_team_is_taken_for_nothing() -> None:
 def test_narrow_outputs_get_narrow_tiles() -> None:
     assert quickest_cut(128 * 132, 64, 512, num_programs=132, peers=0, teams=TEAMS) == Cut(64, 1)
     assert quickest_cut(8192, 8192, 8192, num_programs=132, peers=0, teams=TEAMS).block_n == 256
+
+
+@pytest.mark.parametrize(
+    ("family", "block_n"), [("gemm_reduce_scatter", 128), ("all_gather_gemm", 128), ("gemm_all_scatter", 64)]
+)
+def test_tiles_of_a_default_configuration_are_counted_by_shards(family: str, block_n: int) -> None:
+    """Where shards of few rows have tiles of their own, 64 columns are more of them than programs."""
+    work = (256, 4096, 14336) if family == "gemm_reduce_scatter" else (256, 14336, 4096)
+    problem = make_problem(family, *work, 4, torch.bfloat16)
+    case = compiling.Case("warp_specialized", "sm_90", family=family)
+    with mock.patch.object(operator, "machine_reason", return_value=None):
+        made = get_variant(family, "warp_specialized").build(compiling.StubContext(case), problem)
+    assert made.config.block_n == block_n

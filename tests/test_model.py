@@ -41,6 +41,14 @@ def test_the_model_is_close_to_the_sweeps() -> None:
     assert {variant for family, variant in medians if medians[family, variant] > 0.17} == {"warp_specialized"}
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_model_knows_that_a_single_wave_has_the_own_tiles_too(ranks: int) -> None:
+    """From 256 rows on `warp_specialized` is no slower than others: what is predicted of it decides what is chosen."""
+    machine = MACHINES[f"h200x{ranks}"]
+    few = [one for one in measured([RESULTS / f"h200x{ranks}-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
+    assert median_errors(machine, few)["gemm_reduce_scatter", "warp_specialized"] < 0.25
+
+
 def test_the_model_of_two_is_close_to_their_sweeps() -> None:
     machine = MACHINES["h200x2"]
     files = [RESULTS / f"h200x2-{name}-bf16.csv" for name in ("large", "decode")]

@@ -98,6 +98,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
 
     teams = (1, 2)
     pingpong = True
+    cuts_shards = False
 
     @classmethod
     def _sizes_reason(cls, problem: GemmAllScatterProblem) -> str | None:

@@ -47,7 +47,8 @@ def _engine_reduce(machine: Machine, work: Work) -> float:
 def _warp_reduce(machine: Machine, work: Work) -> float:
     own = gemm(machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized")
     push = push_us(machine, _reduced(work), narrow=False, to_one=True)
-    return max(own.us, own.wave_us + push + own.wave_us) + _sum_us(machine, work) + ends(machine, kernels=1)
+    own_last = own.wave_us if own.waves > 1 else 0.0  # in a single wave they are multiplied beside the peers'
+    return max(own.us, own.wave_us + push + own_last) + _sum_us(machine, work) + ends(machine, kernels=1)
 
 
 def _one_shot_reduce(machine: Machine, work: Work) -> float:

@@ -93,6 +93,7 @@ class WarpSpecializedOperator(FusedOperator[P]):
     variant = "warp_specialized"
     teams: tuple[int, ...] = (1,)  # sizes that a default configuration may have
     pingpong = False  # whether in one warp groups may take turns
+    cuts_shards = True  # whether every rank's rows are cut into tiles of their own
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
@@ -124,6 +125,9 @@ class WarpSpecializedOperator(FusedOperator[P]):
         num_sms = self.ctx.get_cu_count()
         k = self.problem.a_shape(0)[1]
         peers = self._peers_of_a_tile()
+        if self.cuts_shards:
+            ranks = self.problem.world_size
+            m = ranks * -(-m // (ranks * BLOCK_M)) * BLOCK_M
         cut = quickest_cut(m, n, k, num_programs=num_sms, peers=peers, teams=self.teams, pingpong=self.pingpong)
         return self._config_of(cut)
 
