@@ -33,6 +33,7 @@ class Plan:
     world_size: int
     heap_bytes: int
     link_gbps: float
+    device_names: frozenset[str]  # of the rows that are there
 
 
 def make_plan(
@@ -93,7 +94,8 @@ def make_plan(
                 job.problem()
                 jobs.append(job)
     heap_bytes = _CONTEXT_BYTES + max(map(_heap_bytes, jobs), default=0)
-    return Plan(tuple(jobs), dtype, device, world_size, heap_bytes, link_gbps)
+    device_names = frozenset(record.device_name for record in done if record.device == device)
+    return Plan(tuple(jobs), dtype, device, world_size, heap_bytes, link_gbps, device_names)
 
 
 def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> Exception | None:
@@ -106,6 +108,7 @@ def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> 
     columns: dict[str, Any] = environment.versions()
     try:
         columns |= ranks.call(measure.open_rank, plan.heap_bytes, plan.device)
+        _check_device(plan, columns["device_name"])
         for job in plan.jobs:
             try:
                 outcomes = ranks.call(measure.measure, job)
@@ -117,6 +120,14 @@ def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> 
     except Exception as error:
         return error
     return None
+
+
+def _check_device(plan: Plan, name: str) -> None:
+    if others := sorted(plan.device_names - {name}):
+        raise ValueError(
+            f"this is {name}, and the file to go on with has rows of {', '.join(others)}, whose times these would be "
+            "compared with; give another --out"
+        )
 
 
 class Output:

@@ -180,6 +180,24 @@ def test_resuming_adds_what_was_not_ok_and_counts_each_thing_once(
     assert rows == [("library", "ok"), ("copy_engine", "wrong"), ("copy_engine", "ok")]
 
 
+def test_rows_of_another_device_are_not_gone_on_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
+    csv = tmp_path / "rows.csv"
+    arguments = ("run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments += ("--shapes", "1x1x1", "--out", csv)
+    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine", status="wrong")]
+    assert invoke(*arguments).exit_code == 1
+    (name,) = {record.device_name for record in read_records(csv)}
+    rows = csv.read_text()
+    csv.write_text(rows.replace(name, "Another GPU"))
+    result = invoke(*arguments, "--resume")
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert f"this is {name}, and the file to go on with has rows of Another GPU" in said
+    assert "give another --out" in said
+    assert csv.read_text() == rows.replace(name, "Another GPU")
+
+
 def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv, picture = tmp_path / "rows.csv", tmp_path / "plot.png"
     arguments = ["run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "fused_sequential"]
