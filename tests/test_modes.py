@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checking import fault, make_data, poison
-from families import VARIANTS, make_problem, name
+from families import FUSED, VARIANTS, make_problem, name
 from ranks import Ranks, close_context, context, raised
 
 from iris_core import iris
@@ -45,6 +45,33 @@ def call_in_every_mode(rank: int, world_size: int, family: str, variant: str) ->
 @pytest.mark.parametrize("variant", VARIANTS, ids=name)
 def test_a_call_is_right_in_every_mode(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     assert ranks(2).call(call_in_every_mode, variant.family, variant.name) == [[], []]
+
+
+def keep_for_a_gradient(rank: int, world_size: int, family: str, variant: str) -> list[tuple[str, str]]:
+    """Have autograd keep what a call returns, and call again; return the errors of the gradients that need it."""
+    ctx = context()
+    problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
+    options = {"keep_gathered": True} if family == "all_gather_gemm" and variant != "fused_sequential" else {}
+    operator = get_variant(family, variant).build(ctx, problem, **options)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    kept = [operator(data.a, data.b), *([operator.gathered] if options else [])]
+    weights = [torch.ones_like(tensor, requires_grad=True) for tensor in kept]
+    products = [(weight * tensor).sum() for weight, tensor in zip(weights, kept, strict=True)]
+    operator(data.a, data.b)
+    errors = [raised(product.backward) for product in products]
+    ctx.barrier()
+    operator.close()
+    return errors
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_what_autograd_kept_is_known_to_be_overwritten(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    """Kernels write past torch, which would compute wrong gradients in silence."""
+    for errors in ranks(2).call(keep_for_a_gradient, variant.family, variant.name):
+        assert errors
+        for kind, said in errors:
+            assert kind == "RuntimeError"
+            assert "modified by an inplace operation" in said
 
 
 def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[tuple[str, str]], int]:

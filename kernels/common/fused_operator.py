@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from iris_core.backends.base import round_up
 
@@ -32,6 +33,16 @@ class FusedOperator(Operator[P]):
     def default_config(self) -> GemmConfig: ...
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        output = self._call(a, b)
+        # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
+        increment_version(self._handed_out())
+        return output
+
+    def _handed_out(self) -> tuple[torch.Tensor, ...]:
+        """Return what the caller gets to read, and the next call overwrites."""
+        return (self.output,)
+
+    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._operand_copies.made = ()
         if self.ctx.debug or not self._calls.are_prepared:
             return super().__call__(a, b)
