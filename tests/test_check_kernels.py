@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -71,23 +72,34 @@ def meet_nobody(peers, WORLD_SIZE: tl.constexpr):
     """`meet_kernel` that does nothing."""
 
 
-def read_what_was_gathered(rank: int, world_size: int) -> None:
+def gather(rank: int, world_size: int, queues: int, *, reads: bool) -> None:
     ctx = iris(1 << 20, "cpu")
     case = Case(get_variant("all_gather_gemm", "copy_engine"), Shape(45, 42, 34), world_size, "bfloat16")
-    operator = case.variant.build(ctx, case.problem(), keep_gathered=True)
+    default = case.variant.build(ctx, case.problem())
+    default.close()
+    config = replace(default.config, queues=queues)
+    operator = case.variant.build(ctx, case.problem(), config, keep_gathered=reads)
     for call in range(3):
         operator(*FAMILIES["all_gather_gemm"].operands(case.problem(), rank, Draw(0, case.problem(), call, "cpu")))
-        operator.gathered.clone()
+        if reads:
+            operator.gathered.clone()
     ctx.close()
 
 
+@pytest.mark.parametrize("queues", [1, 2])
 @pytest.mark.parametrize("meets", [True, False])
-def test_what_was_gathered_may_be_read_until_the_next_call(meets: bool) -> None:
+def test_what_was_gathered_may_be_read_until_the_next_call(meets: bool, queues: int) -> None:
     """Copies of the next call wait for it, unless ranks do not meet."""
     with contextlib.nullcontext() if meets else mock.patch.object(copies, "meet_kernel", meet_nobody):
-        report = check(read_what_was_gathered, 3, schedules=2, seed=0)
+        report = check(partial(gather, queues=queues, reads=True), 3, schedules=2, seed=0)
     assert report.ok == meets, report
     assert bool(report.races) != meets
+
+
+@pytest.mark.parametrize("queues", [2, 3])
+def test_copies_on_several_queues_are_as_free_of_races_as_on_one(queues: int) -> None:
+    report = check(partial(gather, queues=queues, reads=False), 3, schedules=2, seed=0)
+    assert report.ok, report
 
 
 def test_the_command_says_what_it_checked() -> None:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 WORLD_SIZES = [1, 2, 4, 8]
 MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
 IN_CHUNKS = "warp_specialized_copies"
-ONLY_OF = {"chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized", IN_CHUNKS)}
+ONLY_OF = {"chunks": (IN_CHUNKS,), "queues": ("copy_engine", IN_CHUNKS), "pingpong": ("warp_specialized", IN_CHUNKS)}
 NONE: Mapping[str, int] = {}
 CALLS = 200
 REPLAYS = 1000
@@ -67,6 +67,7 @@ MANY = [
     Case(200, 300, 100, torch.bfloat16, "strided", changes=POINTERS),
     Case(6000, 1000, 2040, changes=CHUNKS),
     Case(3000, 2000, 1080, torch.float16, "kn", changes=CHUNKS | WIDE | {"team": 2}),
+    Case(6000, 1000, 2040, changes={"queues": 2}),
     Case(3000, 2000, 1080, changes=IN_TURNS),
     Case(3000, 2000, 64, torch.float16, "kn", changes=IN_TURNS),
     Case(301, 318, 1088, changes=IN_TURNS),
@@ -187,13 +188,15 @@ def test_every_call_is_right_when_devices_come_late(
     assert ranks(world_size).call(call_often, variant.family, variant.name, seed) == [[]] * world_size
 
 
+@pytest.mark.parametrize("queues", [1, 2])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_call_is_right_where_the_last_shard_comes_in_chunks(
-    ranks: Callable[[int], Ranks], world_size: int
+    ranks: Callable[[int], Ranks], world_size: int, queues: int
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    called = ranks(world_size).call(call_often, "all_gather_gemm", IN_CHUNKS, seed, CHUNKS)
+    changes = CHUNKS | {"queues": queues}
+    called = ranks(world_size).call(call_often, "all_gather_gemm", IN_CHUNKS, seed, changes)
     assert called == [[]] * world_size
 
 

@@ -57,6 +57,7 @@ class Case:
     panels: int = 1
     team: int = 1
     chunks: int = 1
+    queues: int = 1
     pingpong: bool = False
     comm_rows: int = 32
 
@@ -97,6 +98,8 @@ CHUNKED = [  # the last shard of all-gather's copies
     Case(640, 512, 1040, "more members than chunks", programs=9, block_n=256, world_size=2, team=4, chunks=2),
     Case(1024, 128, 1024, "a later round needs another chunk", programs=5, world_size=2, team=2, chunks=2),
     Case(300, 3, 200, "a rank without columns", chunks=4),
+    Case(1152, 216, 336, "two queues, whose pieces come in another order", world_size=3, panels=2, chunks=2, queues=2),
+    Case(700, 1024, 456, "more queues than copies", programs=5, block_n=128, world_size=2, queues=3),
     Case(5, 64, 64, "more chunks than steps, ranks without rows", programs=5, chunks=3),
     Case(1000, 512, 1040, "groups in turns", block_n=128, programs=2, panels=2, chunks=2, pingpong=True),
     Case(200, 100, 136, "alone", world_size=1, programs=2, chunks=2),
@@ -128,7 +131,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     beside = []
     if operator.variant == COPIES:
         num_programs = operator._num_programs(num_programs)
-        beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
+        pushes = [partial(push, machine, world, operator, data.a, queue) for queue in range(operator.config.queues)]
+        beside = [machine.spawn("copies", one, rank=rank) for one in pushes]
     options = ("num_warps", "num_stages", "launch_pdl")
     arguments = {name: value for name, value in arguments.items() if name not in options}
     for name, value in arguments.items():
@@ -153,12 +157,12 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     assert world.epoch(rank) == epoch + 1, "the call has not ended"
 
 
-def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
-    """Stand for the copy stream of all-gather."""
+def push(machine: Machine, world: World, operator: Any, a: torch.Tensor, queue: int) -> None:
+    """Stand for a copy stream of all-gather."""
     if operator.keep_gathered:  # the kernel that meets the peers
         epoch = world.begin_call(operator._peers(), operator.problem.world_size)
         world.wait_ready(operator._peers(), epoch, operator.problem.world_size)
-    for copy in operator._copies:
+    for copy in operator._copies[queue :: operator.config.queues]:
         machine.wait(lambda: True)
         copy.destination.copy_(a[copy.rows, copy.columns])
         world.set_flag(*place_of_flag(operator, copy))
@@ -231,6 +235,7 @@ def run_case(
         panels=case.panels,
         team=case.team,
         chunks=case.chunks,
+        queues=case.queues,
         pingpong=case.pingpong,
     )
     window = torch.frombuffer(mmap.mmap(-1, case.world_size * (8 << 20)), dtype=torch.uint8)

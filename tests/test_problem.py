@@ -90,6 +90,7 @@ GOOD = GemmConfig(64, 64, 32)
         ({"group_m": 0}, "group_m is 0; it takes at least 1"),
         ({"num_stages": 0}, "num_stages is 0"),
         ({"panels": 0}, "panels is 0"),
+        ({"queues": 0}, "queues is 0"),
         ({"comm_sms": 0}, "comm_sms is 0"),
         ({"num_sms": 8, "comm_sms": 8}, "comm_sms is 8 of 8 programs; at least one must compute"),
     ],

@@ -130,6 +130,8 @@ def _changes(variant: Variant, config: GemmConfig, k: int) -> Iterator[dict[str,
         yield {"panels": max(1, config.panels // 2)}
         if variant.name == "warp_specialized_copies" and cut_into_chunks(-(-k // config.block_k), 2)[1] > 1:
             yield {"chunks": 1 if config.chunks > 1 else 2}
+        if "all_gather" in variant.family:
+            yield {"queues": 1 if config.queues > 1 else 2}
     else:
         yield {"group_m": config.group_m * 2}
 

@@ -2,12 +2,13 @@
 
 | queue | work |
 |---|---|
-| copy stream | for each peer and piece of the shard: copy it · set its flag there |
+| copy stream, or several in turn | for each peer and piece of the shard: copy it · set its flag there |
 | current stream | multiply shards as they come; zero the flags, and end the call with the peers |
 
 The queue itself sets a flag, by a stream memory operation. That takes 7 µs less than a kernel that counts behind the
 copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. From a
 second queue, while the next copy is under way, they came hundreds of µs late where the call was launched as a graph.
+With `queues` of two a copy is under way on one while the other sets a flag; that was not yet measured on GPUs.
 
 A call ends when all ranks have multiplied all shards: *done* says that, so the next call's copies ask nobody. Flags are
 zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then a kernel on the copy
@@ -19,7 +20,7 @@ is one, and between ranks that share a GPU the copy.
 from __future__ import annotations
 
 from abc import abstractmethod
-from itertools import product
+from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +77,7 @@ class PushedByCopyEngines(AllGatherGemm):
             is_cut = self._num_chunks == 1 or distance == world_size - 1
             for flag, (rows, columns) in enumerate(self._pieces() if is_cut else [(slice(None), slice(None))]):
                 self._copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag]))
-        self._copy_stream = self._side_stream()
+        self._copy_streams = [self._side_stream() for _ in range(config.queues)]
 
     def _pieces(self) -> list[tuple[slice, slice]]:
         """Return the rows and columns of a shard's chunks, of one part after the other."""
@@ -112,16 +113,18 @@ class PushedByCopyEngines(AllGatherGemm):
             source = self.gathered[self._own_rows]
             if not self.keep_gathered:
                 self._calls.copy(source, a)
-        self._copy_stream.wait_for_current()
-        if self._meets:
-            with self._copy_stream.as_current():
-                self._run(meet_kernel, 1, num_warps=1, **handshake)
-        for copy in self._copies:
+        for stream in self._copy_streams:
+            stream.wait_for_current()
+            if self._meets:
+                with stream.as_current():
+                    self._run(meet_kernel, 1, num_warps=1, **handshake)
+        for stream, copy in zip(cycle(self._copy_streams), self._copies, strict=False):
             if len(copy.destination):
-                self._copy_stream.copy_2d(copy.destination, source[copy.rows, copy.columns])
-            self._copy_stream.write_value(copy.flag, 1)
+                stream.copy_2d(copy.destination, source[copy.rows, copy.columns])
+            stream.write_value(copy.flag, 1)
         self._run(kernel, num_programs, **{**multiply, **handshake}, came_ptr=self._came, PARTS=self._num_parts)
-        self._copy_stream.current_waits()
+        for stream in self._copy_streams:
+            stream.current_waits()
 
     @abstractmethod
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:

@@ -34,6 +34,8 @@ class GemmConfig:
         panels: into how many panels of rows what is sent is cut, in the variants that send panels.
         chunks: into how many chunks of columns each panel of the shard that is used last is cut, in
             `warp_specialized_copies`; with two or more, the other shards are sent whole.
+        queues: on how many streams the copies of a shard are queued, in turn, in the variants of all-gather whose copy
+            engines push: while one sets a flag, another copies.
         team: how many programs compute each of the last tiles together, in the variants that can; in a last round as
             many as there are for each tile that is left.
         splits: programs for each tile of the last, unfilled wave, in the mean, or fewer, which share those tiles, in
@@ -58,6 +60,7 @@ class GemmConfig:
     team: int = 1
     splits: int = 1
     chunks: int = 1
+    queues: int = 1
     descriptors: bool = True
     pingpong: bool = False
 
@@ -67,7 +70,7 @@ class GemmConfig:
             f"{self.block_m}x{self.block_n}x{self.block_k} group={self.group_m} warps={self.num_warps} "
             f"stages={self.num_stages} subtiles={self.epilogue_subtiles} sms={self.num_sms} comm_sms={self.comm_sms} "
             f"comm_rows={self.comm_rows} comm_warps={self.comm_warps} panels={self.panels} team={self.team} "
-            f"splits={self.splits} chunks={self.chunks} {loads}"
+            f"splits={self.splits} chunks={self.chunks} queues={self.queues} {loads}"
         )
 
 
@@ -85,7 +88,7 @@ def invalid_reason(config: GemmConfig) -> str | None:
         return f"epilogue_subtiles is {config.epilogue_subtiles}; it takes 1 or 2"
     if config.comm_rows > config.block_m:
         return f"comm_rows is {config.comm_rows}; a tile has only {config.block_m} rows"
-    for name in ("group_m", "num_stages", "comm_sms", "panels", "splits", "chunks"):
+    for name in ("group_m", "num_stages", "comm_sms", "panels", "splits", "chunks", "queues"):
         if getattr(config, name) < 1:
             return f"{name} is {getattr(config, name)}; it takes at least 1"
     if config.splits > MOST_SPLITS:
