@@ -43,8 +43,8 @@ class SymmetricHeap:
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a contiguous buffer with whatever is in it; every rank must make the same call.
 
-        Its storage is its own: what torch does to whole storages (save, deepcopy, count versions) concerns it alone.
-        But not where the backend `has_one_storage`.
+        Its storage is its own, unless the backend `has_one_storage`: what torch does to whole storages (save, deepcopy)
+        concerns it alone. It is no view, and counts its own versions.
 
         Raises:
             HeapExhausted: there is no room; the message says how much was asked, is in use, and is free.
@@ -57,7 +57,9 @@ class SymmetricHeap:
         size = math.prod(shape) * dtype.itemsize
         start = self.rank * self.stride + self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
         storage = self.window.untyped_storage()
-        if not self._has_one_storage:
+        # Triton's interpreter takes storages that begin at one address for one: what begins where the window does (the
+        # context's own first words, on rank 0) keeps the window's.
+        if start > 0 and not self._has_one_storage:
             storage, start = storage[start : start + size], 0
         buffer = torch.empty(0, dtype=dtype, device=self.window.device)
         return buffer.set_(storage, start // dtype.itemsize, tuple(shape), _contiguous(shape))
@@ -90,6 +92,8 @@ class SymmetricHeap:
     @plain_tensors()
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one tensor, shape ``(world_size, *tensor.shape)``.
+
+        Autograd does not see that what is written through it is written to the tensor.
 
         Raises:
             ValueError: the tensor is not on the heap.

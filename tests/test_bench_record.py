@@ -158,6 +158,13 @@ def test_resuming_measures_what_is_not_ok_again() -> None:
     assert len(make_plan(done=done, variants="copy_engine", shapes="8192x8192x8192,8x8x8").jobs) == 1
 
 
+def test_resuming_looks_at_the_names_of_devices_of_its_own_kind() -> None:
+    done = make_records("cuda") + make_records("cpu")
+    done[-1] = replace(done[-1], device_name="a processor")
+    assert make_plan(done=done, device="cuda").device_names == {"Some GPU"}
+    assert make_plan(done=done, device="cpu").device_names == {"Some GPU", "a processor"}
+
+
 def test_resuming_times_what_was_only_checked() -> None:
     checked = [replace(record, time_us=None) for record in make_records()]
     assert len(make_plan(done=checked, variants="copy_engine").jobs) == 1

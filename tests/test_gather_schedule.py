@@ -252,3 +252,29 @@ def test_what_is_predicted_to_be_quickest_was_nearly_the_quickest() -> None:
         behind.append(times[min(times, key=gathering.predicted_us)] / min(times.values()))
     assert statistics.mean(behind) < 1.01
     assert max(behind) < 1.06
+
+
+@pytest.mark.parametrize("variant", ["copy_engine", "warp_specialized_copies"])
+def test_copies_take_turns_on_their_streams(variant: str) -> None:
+    """Each flag is set on the stream of its copy, and all streams are forked from the current one, and joined to it."""
+    case = Case(variant, "sm_90", family="all_gather_gemm", world_size=4)
+    problem = make_problem(case.family, 4096, 1024, 1024, 4, torch.bfloat16)
+    a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in (problem.a_shape(0), problem.b_shape(0)))
+    build = get_variant(case.family, variant).build
+    with recorded_launches(), mock.patch.object(operator_module, "machine_reason", return_value=None):
+        made = build(StubContext(case), problem)
+        made = build(StubContext(case), problem, replace(made.config, queues=2, panels=1))
+        made(a, b)
+    streams = [stream._stream for stream in made._copy_streams]
+    assert len(streams) == 2
+    for number, stream in enumerate(streams):
+        done = [(name, arguments) for name, arguments, _ in stream.method_calls]
+        own = made._copies[number::2]
+        assert [name for name, _ in done] == [
+            "wait_for_current",
+            *["copy_2d", "write_value"] * len(own),
+            "current_waits",
+        ]
+        for copy, (_, copied), (_, written) in zip(own, done[1:-1:2], done[2:-1:2], strict=True):
+            assert copied[0].data_ptr() == copy.destination.data_ptr()
+            assert written[0].data_ptr() == copy.flag.data_ptr()

@@ -123,3 +123,40 @@ def test_long_waits_rest_longer_but_never_long(monkeypatch: pytest.MonkeyPatch) 
     assert rests == sorted(rests)
     assert rests[0] < rests[2]
     assert rests[-1] < 0.01
+
+
+@triton.jit
+def read_behind_a_wait_kernel(flag_ptr, watchdog_ptr, view_ptr, out_ptr):
+    iris_core.wait(flag_ptr, 1, watchdog_ptr)
+    lanes = tl.arange(0, 8)
+    tl.store(out_ptr + lanes, tl.load(view_ptr + lanes))
+
+
+@triton.jit
+def read_behind_a_wait_too_kernel(flag_ptr, view_ptr, out_ptr, watchdog_ptr):
+    iris_core.wait(flag_ptr, 1, watchdog_ptr)
+    lanes = tl.arange(0, 8)
+    tl.store(out_ptr + lanes, tl.load(view_ptr + lanes))
+
+
+def read_a_peer(rank: int, world_size: int) -> list[float]:
+    ctx = context()
+    mine, out = ctx.full((8,), rank + 5.0, dtype=torch.float32), ctx.zeros(8, dtype=torch.float32)
+    flag = ctx.ones(1, dtype=torch.int64)
+    ctx.barrier()
+    view, found = ctx.peer_view(mine)[1], []
+    read_behind_a_wait_kernel[(1,)](flag, ctx.get_watchdog(), view, out)
+    found.append(out.sum().item())
+    out.zero_()
+    read_behind_a_wait_too_kernel[(1,)](flag, view, out, ctx.get_watchdog())
+    found.append(out.sum().item())
+    ctx.barrier()
+    for buffer in (mine, out, flag):
+        ctx.free(buffer)
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_kernel_may_take_the_watchdog_and_a_view_of_the_peers(ranks: Callable[[int], Ranks]) -> None:
+    """Both begin where the heaps do, on rank 0, and Triton's interpreter tells storages apart by where they begin."""
+    assert ranks(2).call(read_a_peer) == [[48.0, 48.0]] * 2

@@ -51,6 +51,26 @@ def test_neighbours_are_valid_different_and_few(variant: Variant) -> None:
         assert variant.unsupported_reason(problem, config) is None
 
 
+@pytest.mark.parametrize(
+    ("family", "variant", "ranks", "panels", "expected"),
+    [
+        ("all_gather_gemm", "copy_engine", 4, 1, {1, 2}),
+        ("all_gather_gemm", "copy_engine", 2, 4, {1}),  # one copy, whatever `panels` is
+        ("all_gather_gemm", "warp_specialized_copies", 2, 2, {1, 2}),
+        ("all_gather_gemm", "warp_specialized_copies", 2, 1, {1}),
+        ("gemm_all_scatter", "copy_engine", 4, 4, {1}),  # which has one queue
+    ],
+)
+def test_more_queues_are_tried_where_there_are_more_copies(
+    family: str, variant: str, ranks: int, panels: int, expected: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iris_kernels.common.hopper.operator.machine_reason", lambda: None)
+    problem = make_problem(family, 8192, 8192, 8192, ranks, torch.bfloat16)
+    default = replace(default_config("sm_90", 132, m=8192, n=2048, dtype=torch.bfloat16), panels=panels)
+    found = [default, *neighbours(get_variant(family, variant), problem, default)]
+    assert {config.queues for config in found if config == replace(default, queues=config.queues)} == expected
+
+
 @pytest.mark.parametrize("variant", [variant for variant in FUSED if variant.name == "one_shot"], ids=name)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (512, 7168, 8192)])
 def test_few_rows_are_cut_otherwise(variant: Variant, m: int, n: int, k: int) -> None:

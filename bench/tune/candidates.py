@@ -95,14 +95,14 @@ def _scale(tuned: Tuned, outcomes: list[Outcome]) -> float:
 def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterator[GemmConfig]:
     """Yield configurations that differ from a variant's default in one respect, and that it can do."""
     tried = {config}
-    for change in _changes(variant, config, problem.a_shape(0)[1]):
+    for change in _changes(variant, config, problem):
         other = replace(config, **change)
         if other not in tried and not variant.unsupported_reason(problem, other):
             tried.add(other)
             yield other
 
 
-def _changes(variant: Variant, config: GemmConfig, k: int) -> Iterator[dict[str, Any]]:
+def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator[dict[str, Any]]:
     if isinstance(variant.build, type) and issubclass(variant.build, Splitting):
         yield from _other_cuts(config)
         return
@@ -128,9 +128,11 @@ def _changes(variant: Variant, config: GemmConfig, k: int) -> Iterator[dict[str,
         # A panel is whole groups of rows of tiles, at least.
         yield {"panels": config.panels * 2, "group_m": max(1, config.group_m // 2)}
         yield {"panels": max(1, config.panels // 2)}
-        if variant.name == "warp_specialized_copies" and cut_into_chunks(-(-k // config.block_k), 2)[1] > 1:
+        in_parts = variant.name == "warp_specialized_copies"
+        if in_parts and cut_into_chunks(-(-problem.a_shape(0)[1] // config.block_k), 2)[1] > 1:
             yield {"chunks": 1 if config.chunks > 1 else 2}
-        if "all_gather" in variant.family:
+        copies = (problem.world_size - 1) * (config.panels * config.chunks if in_parts else 1)
+        if variant.family == "all_gather_gemm" and copies > 1:
             yield {"queues": 1 if config.queues > 1 else 2}
     else:
         yield {"group_m": config.group_m * 2}
