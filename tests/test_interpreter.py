@@ -132,24 +132,17 @@ def read_behind_a_wait_kernel(flag_ptr, watchdog_ptr, view_ptr, out_ptr):
     tl.store(out_ptr + lanes, tl.load(view_ptr + lanes))
 
 
-@triton.jit
-def read_behind_a_wait_too_kernel(flag_ptr, view_ptr, out_ptr, watchdog_ptr):
-    iris_core.wait(flag_ptr, 1, watchdog_ptr)
-    lanes = tl.arange(0, 8)
-    tl.store(out_ptr + lanes, tl.load(view_ptr + lanes))
-
-
 def read_a_peer(rank: int, world_size: int) -> list[float]:
     ctx = context()
     mine, out = ctx.full((8,), rank + 5.0, dtype=torch.float32), ctx.zeros(8, dtype=torch.float32)
     flag = ctx.ones(1, dtype=torch.int64)
     ctx.barrier()
-    view, found = ctx.peer_view(mine)[1], []
-    read_behind_a_wait_kernel[(1,)](flag, ctx.get_watchdog(), view, out)
-    found.append(out.sum().item())
-    out.zero_()
-    read_behind_a_wait_too_kernel[(1,)](flag, view, out, ctx.get_watchdog())
-    found.append(out.sum().item())
+    watchdog, view = {"watchdog_ptr": ctx.get_watchdog()}, {"view_ptr": ctx.peer_view(mine)[1]}
+    found = []
+    for arguments in (watchdog | view, view | watchdog):  # storages are taken in the order of the arguments
+        out.zero_()
+        read_behind_a_wait_kernel[(1,)](flag, out_ptr=out, **arguments)
+        found.append(out.sum().item())
     ctx.barrier()
     for buffer in (mine, out, flag):
         ctx.free(buffer)

@@ -134,18 +134,23 @@ def default_config(
     if is_amd:
         return replace(config, num_stages=2, descriptors=False)
     # From sm_100 on accumulators lie in tensor memory: read in halves, they and what is added to them fit registers.
-    subtiles = 2 if int(arch.removeprefix("sm_")) >= 100 else 1
+    subtiles = 2 if _capability(arch) >= 100 else 1
     return replace(config, descriptors=is_hopper_or_later(arch), epilogue_subtiles=subtiles)
+
+
+def _capability(arch: str) -> int:
+    """Return an NVIDIA device's compute capability, 90 for 9.0; 0 for others."""
+    return int(arch.removeprefix("sm_")) if arch.startswith("sm_") else 0
 
 
 def is_hopper_or_later(arch: str) -> bool:
     """Whether a device has what came with sm_90: tensor descriptors, bulk copies, early launches."""
-    return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
+    return _capability(arch) >= 90
 
 
 def _multiplies_from_shared_memory(arch: str) -> bool:
     """Whether operands go from shared memory to the tensor cores, and not through registers: sm_90 to sm_110."""
-    return is_hopper_or_later(arch) and int(arch.removeprefix("sm_")) < 120
+    return 90 <= _capability(arch) < 120
 
 
 def widest_tile(arch: str) -> int:
