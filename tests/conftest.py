@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from ranks import LIMIT_S, Pools, Ranks
+from ranks import Pools, Ranks
 
-from iris_core import RankPool
 from iris_core.bootstrap import ranks_per_gpu
 
 # Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
@@ -59,18 +57,3 @@ def ranks(pools: Pools, device: str) -> Callable[[int], Ranks]:
         return pools.ranks(world_size, device)
 
     return of
-
-
-@pytest.fixture(scope="module")
-def impatient() -> Iterator[Callable[..., list[Any]]]:
-    """Ranks that give up soon; fresh ones after a test that failed."""
-    made: list[RankPool] = []
-
-    def call(fn: Callable[..., Any], *args: Any) -> list[Any]:
-        if not made or not made[0]._processes:
-            made[:] = [RankPool(2, "cpu", environment={"IRIS_TIMEOUT_S": str(LIMIT_S)})]
-        return made[0].call(fn, *args)
-
-    yield call
-    for pool in made:
-        pool.close()

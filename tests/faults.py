@@ -38,12 +38,11 @@ def unsteady_signals(seed: int, *, latest_s: float, copies: int) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def dropped(what: str) -> Iterator[list[int]]:
+def dropped(what: str, count: torch.Tensor) -> Iterator[None]:
     """Drop what this rank says to its one peer in a call: that it is "ready", or that its "data" has arrived.
 
-    Ready is the first signal of a call. Yields the list that tells how many were dropped.
+    Ready is the first signal of a call. `count` counts what has been dropped.
     """
-    count = [0]
     signals = [0]
 
     def drop_signal(flag_ptr: Any, value: Any, scope: str = "sys") -> None:
@@ -51,29 +50,29 @@ def dropped(what: str) -> Iterator[list[int]]:
         if scope == "gpu" or (signals[0] == 1) != (what == "ready"):
             signal(flag_ptr, value, scope)
         else:
-            count[0] += 1
+            count.add_(1)
 
     def drop_part(*arguments: Any) -> None:
         if what == "ready":
             announce_part(*arguments)
         else:
-            count[0] += 1
+            count.add_(1)
 
     def drop_flag(stream: Any, flag: torch.Tensor, value: int) -> None:
         if what == "ready":
             flag.fill_(value)
         else:
-            count[0] += 1
+            count.add_(1)
 
     by_streams = mock.patch.object(_ImmediateStream, "write_value", drop_flag)
     with replaced(signal, drop_signal), replaced(announce_part, drop_part), by_streams:
-        yield count
+        yield
 
 
 @contextlib.contextmanager
-def doomed_context(heap_size: int, timeout_s: float) -> Iterator[Context]:
-    """Make a context whose waits end soon, and leave it without a barrier, which would only raise again; collective."""
-    ctx = iris(heap_size, timeout_s=timeout_s)
+def doomed_context(heap_size: int) -> Iterator[Context]:
+    """Make a context, and leave it without a barrier, which would only raise again; collective."""
+    ctx = iris(heap_size)
     try:
         yield ctx
     finally:

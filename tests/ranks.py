@@ -14,9 +14,6 @@ import torch
 from iris_core import Context, RankPool, iris
 
 HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes a rank
-# Of ranks that give up soon.
-LIMIT_S = 1.0
-SOON_S = 2 * LIMIT_S + 2  # the host waits for twice the limit; the rest is the interpreter's
 
 _context: Context | None = None
 

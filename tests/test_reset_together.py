@@ -1,7 +1,4 @@
-"""A reset is collective: who comes late, alone, or while the other meets is told so, and a next reset mends it.
-
-The ranks are processes with a limit of one second, as in test_reset.py.
-"""
+"""A reset is collective: who comes late, alone, or while the other meets is told so, and a next reset mends it."""
 
 from __future__ import annotations
 
@@ -10,52 +7,63 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ranks import LIMIT_S, SOON_S, context, raised
+import torch
+from limits import has_happened, short_limit, wait_until
+from ranks import Ranks, context, raised
+
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
 
 
 def come_late(rank: int, world_size: int, late: int) -> Any:
     """Rank `late` comes to a barrier when its peer has given up waiting for it there."""
     ctx = context()
+    gave_up = ctx.zeros(1, dtype=torch.int64)
     ctx.barrier()
-    start = time.monotonic()
     if rank == late:
-        time.sleep(2 * LIMIT_S + 1.2)
-    error = raised(ctx.barrier)
-    seconds = time.monotonic() - start
+        wait_until(has_happened(gave_up))
+        error = raised(ctx.barrier)
+    else:
+        with short_limit(ctx, 0.5):
+            error = raised(ctx.barrier)
+        ctx.peer_view(gave_up).fill_(1)
     unusable = raised(ctx.zeros, 1)
     ctx.reset()
+    ctx.free(gave_up)
     ctx.barrier()
-    ctx.free(ctx.zeros(1))
-    return error, seconds, unusable, ctx.broadcast(rank, 1)
+    return error, unusable, ctx.broadcast(rank, 1)
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_late_rank_is_named_and_reset_mends_it(impatient: Callable[..., list[Any]], late: int) -> None:
-    results = impatient(come_late, late)
-    for (kind, message), _, unusable, heard in results:
+def test_a_late_rank_is_named_and_reset_mends_it(ranks: Callable[[int], Ranks], late: int) -> None:
+    results = ranks(2).call(come_late, late)
+    for (kind, message), unusable, heard in results:
         assert kind == "PeerError"
         assert "reset()" in message
         assert unusable == (kind, message)
         assert heard == 1
-    (_, message), seconds, *_ = results[1 - late]
-    assert f"rank {late} did not answer within 2 s" in message
-    assert seconds < SOON_S
+    assert f"rank {late} did not answer within 1 s (twice the limit of a wait)" in results[1 - late][0][1]
 
 
 def reset_alone(rank: int, world_size: int) -> Any:
     ctx = context()
+    gave_up = ctx.zeros(1, dtype=torch.int64)
     ctx.barrier()
-    error = raised(ctx.reset) if rank == 1 else None
+    error = None
     if rank == 0:
-        time.sleep(2.5 * LIMIT_S + 0.5)
+        wait_until(has_happened(gave_up))
+    else:
+        with short_limit(ctx):
+            error = raised(ctx.reset)
+        ctx.peer_view(gave_up).fill_(1)
     unusable = raised(ctx.barrier)
     ctx.reset()
+    ctx.free(gave_up)
     ctx.barrier()
     return error, unusable
 
 
-def test_a_reset_that_a_rank_does_not_come_to_can_be_repeated(impatient: Callable[..., list[Any]]) -> None:
-    (_, at_rank_0), (error, at_rank_1) = impatient(reset_alone)
+def test_a_reset_that_a_rank_does_not_come_to_can_be_repeated(ranks: Callable[[int], Ranks]) -> None:
+    (_, at_rank_0), (error, at_rank_1) = ranks(2).call(reset_alone)
     assert error[0] == "PeerError"
     assert "rank 0 did not answer" in error[1]
     assert "reset()" in error[1]
@@ -69,7 +77,7 @@ def reset_while_the_other_meets(rank: int, world_size: int, resetting: int) -> A
     ctx.barrier()
     start, error = time.monotonic(), None
     if rank == resetting:
-        time.sleep(0.2)  # the other waits for it
+        time.sleep(0.2)  # the other waits for it, or will hear of it when it comes
     else:
         error = raised(ctx.barrier)
     ctx.reset()
@@ -79,11 +87,9 @@ def reset_while_the_other_meets(rank: int, world_size: int, resetting: int) -> A
 
 
 @pytest.mark.parametrize("resetting", [0, 1])
-def test_who_waits_for_a_rank_that_resets_hears_of_it_at_once(
-    impatient: Callable[..., list[Any]], resetting: int
-) -> None:
-    results = impatient(reset_while_the_other_meets, resetting)
+def test_who_waits_for_a_rank_that_resets_hears_of_it_at_once(ranks: Callable[[int], Ranks], resetting: int) -> None:
+    results = ranks(2).call(reset_while_the_other_meets, resetting)
     kind, message = results[1 - resetting][0]
     assert kind == "PeerError"
     assert f"rank {resetting} has given up and waits in reset()" in message
-    assert all(seconds < LIMIT_S for _, seconds in results)
+    assert all(seconds < 30 for _, seconds in results)  # the host would wait for 60
