@@ -32,6 +32,9 @@ class Library(LibraryOperator[AllGatherGemmProblem]):
         self.gathered = self._all[: problem.m]  # shards but the last ones are full, so padding comes last
         self.output = torch.empty(problem.c_shape(self.rank), dtype=problem.dtype, device=device)
 
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        return self.output, self.gathered
+
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if len(a) < len(self._padded) or not a.is_contiguous():
             self._padded[: len(a)].copy_(a)

@@ -68,7 +68,7 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
         self.output = room[:, :n]
         self._block = Block(room, m, n, room.stride(0))
 
-    def _handed_out(self) -> tuple[torch.Tensor, ...]:
+    def outputs(self) -> tuple[torch.Tensor, ...]:
         return (self.output, self.gathered) if self.keep_gathered else (self.output,)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ class AsyncTpOperator(LibraryOperator[P]):
     """An operator of ``torch.ops.symm_mem``, which allocates its output in every call and takes a contiguous A only."""
 
     variant = "async_tp"
+    keeps_outputs = False
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:

@@ -14,7 +14,25 @@ from .operator import Operator
 from .problem import Problem
 
 
-def operator_for(
+def operator_for(ctx: Context, a: torch.Tensor, b: torch.Tensor, **asked: Any) -> Operator[Any]:
+    """Return the context's operator for these operands; the first time, make it, which is collective.
+
+    A graph of `torch.compile` ends before this, and the next begins with the operator's call.
+
+    Args:
+        ctx, a, b: the context, and this rank's operands.
+        asked: what else `_find_or_make` takes.
+
+    Raises:
+        ValueError: operands that do not fit each other, the other ranks' or `sizes`, an unknown variant, or what it
+            cannot do.
+        HeapExhausted: the heap has no room for the operator's buffers.
+    """
+    find = torch.compiler.disable(_find_or_make) if torch.compiler.is_compiling() else _find_or_make
+    return find(ctx, a, b, **asked)
+
+
+def _find_or_make(
     ctx: Context,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -27,17 +45,12 @@ def operator_for(
     accumulation_dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Operator[Any]:
-    """Return the context's operator for these operands; the first time, make it, which is collective.
+    """See `operator_for`.
 
     Args:
         sizes: of the whole problem, those that the family cuts, by name; None where the caller gives none. A rank
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes the operator that it has for
             its shapes.
-
-    Raises:
-        ValueError: operands that do not fit each other, the other ranks' or `sizes`, an unknown variant, or what it
-            cannot do.
-        HeapExhausted: the heap has no room for the operator's buffers.
     """
     for name, tensor in (("A", a), ("B", b)):
         if not isinstance(tensor, torch.Tensor):

@@ -25,27 +25,22 @@ class FusedOperator(Operator[P]):
     """An operator that runs our kernels: what peers write is on the heap, its calls are numbered (handshake.py)."""
 
     config: GemmConfig
-    output: torch.Tensor
     comm_share = 0.0  # the part of the SMs that only communicates
     can_trace = True
 
     @abstractmethod
     def default_config(self) -> GemmConfig: ...
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        output = self._call(a, b)
+    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        output = self._queue(a, b)
         # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
-        increment_version(self._handed_out())
+        increment_version(self.outputs())
         return output
 
-    def _handed_out(self) -> tuple[torch.Tensor, ...]:
-        """Return what the caller gets to read, and the next call overwrites."""
-        return (self.output,)
-
-    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _queue(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._operand_copies.made = ()
         if self.ctx.debug or not self._calls.are_prepared:
-            return super().__call__(a, b)
+            return super()._call(a, b)
         self.ctx.check()
         self._check_kinds(a, b)
         call = self._calls.find(a, b)

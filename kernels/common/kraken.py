@@ -34,6 +34,7 @@ class KrakenOperator(LibraryOperator[P]):
     """
 
     variant = "kraken"
+    keeps_outputs = False
     module: str
     capability: tuple[int, int]
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)

@@ -11,6 +11,7 @@ import torch
 from iris_core import Context
 from iris_core.modes import plain_tensors
 
+from .compiled import call_in_graph, number_of
 from .config import GemmConfig, invalid_reason
 from .problem import Problem
 
@@ -32,6 +33,8 @@ class Operator(ABC, Generic[P]):
         config: the configuration.
         ran_config: what the last call ran with, where its operands did not allow for all of it.
         chosen_by: the variant that was asked for, where that one chose this.
+        output: what calls return, if it is the same memory in every call (`keeps_outputs`).
+        number: see compiled.py.
 
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
@@ -42,6 +45,8 @@ class Operator(ABC, Generic[P]):
     variant: str
     chosen_by = ""
     options: tuple[str, ...] = ()  # attributes that are the caller's, beside the problem; the same on all ranks
+    keeps_outputs = True
+    output: torch.Tensor
 
     def __init__(self, ctx: Context, problem: P, config: GemmConfig | None = None) -> None:
         self.ctx = ctx
@@ -62,6 +67,7 @@ class Operator(ABC, Generic[P]):
         with ctx.all_or_nothing(f"make {self}"), plain_tensors():
             self._open()
         self.ran_config = self.config
+        self.number = number_of(self)
         ctx.barrier()
 
     @classmethod
@@ -82,7 +88,7 @@ class Operator(ABC, Generic[P]):
         """Queue one call; return this rank's output."""
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Queue one call on the current stream.
+        """Queue one call on the current stream; under `torch.compile`, as a step of the graph.
 
         Args:
             a, b: this rank's operands, of the shapes the problem gives, its dtype, and on the context's device; any
@@ -96,6 +102,13 @@ class Operator(ABC, Generic[P]):
             ValueError: an operand does not fit the problem, is no dense tensor, or requires a gradient.
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
+        return call_in_graph(self, a, b) if torch.compiler.is_compiling() else self._call(a, b)
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Return what the caller gets to read, and the next call overwrites: `output` first."""
+        return (self.output,)
+
+    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self.ctx.check()
         if self.ctx.debug:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
@@ -133,6 +146,10 @@ class Operator(ABC, Generic[P]):
                 )
             if tensor.is_neg():
                 raise ValueError(f"{self}: {name} is a negated view of its memory; give it as resolve_neg()")
+        self._refuse_gradients(a, b)
+
+    def _refuse_gradients(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        for name, tensor in (("A", a), ("B", b)):
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
                     f"{self}: {name} requires a gradient, which an operator does not compute; call it under "

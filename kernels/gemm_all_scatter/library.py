@@ -34,6 +34,7 @@ class Library(LibraryOperator[GemmAllScatterProblem]):
         self._columns = problem.b_shape(0)[1]  # every rank's block is padded to the largest
         self._own = torch.zeros(problem.m, self._columns, dtype=problem.dtype, device=device)
         self._blocks = torch.empty(problem.world_size, *self._own.shape, dtype=problem.dtype, device=device)
+        self.output = self._blocks
 
     def _multiply(self, a: torch.Tensor, b: torch.Tensor) -> None:
         torch.mm(a, b, out=self._own if b.shape[1] == self._columns else self._own[:, : b.shape[1]])
@@ -55,10 +56,11 @@ class LibraryLayout(Library):
     def _open(self) -> None:
         super()._open()
         self._matrix = self._own.new_empty(self.problem.m, self.problem.world_size, self._columns)
+        self.output = self._matrix.view(self.problem.m, -1)[:, : self.problem.n]
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._matrix.copy_(super()._launch(a, b).permute(1, 0, 2))
-        return self._matrix.view(self.problem.m, -1)[:, : self.problem.n]
+        return self.output
 
     def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
         return output
@@ -71,12 +73,12 @@ class LibraryList(Library):
 
     def _open(self) -> None:
         super()._open()
-        self._matrix = self._own.new_empty(self.problem.m, self.problem.world_size * self._columns)
+        self.output = self._own.new_empty(self.problem.m, self.problem.world_size * self._columns)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._multiply(a, b)
-        dist.all_gather(list(self._matrix.split(self._columns, dim=1)), self._own, group=self._group)
-        return self._matrix
+        dist.all_gather(list(self.output.split(self._columns, dim=1)), self._own, group=self._group)
+        return self.output
 
     def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
         return output[:, : self.problem.n]
