@@ -244,6 +244,7 @@ def test_a_gradient_is_refused_as_without_the_compiler(ranks: Callable[[int], Ra
 def call_a_function(rank: int, world_size: int) -> Any:
     """Of operands alone, of two shapes, the first of them twice."""
     ctx = context()
+    ctx.release_operators()  # those of other tests
 
     def call(a: torch.Tensor, b: torch.Tensor, m: int) -> torch.Tensor:
         return torch.relu(all_gather_gemm(ctx, a, b, variant=PATTERN, m=m) * 2)
