@@ -15,7 +15,9 @@ import pytest
 import torch
 from checking import fault, make_data
 from families import FAMILIES, VARIANTS, make_problem, name
+from functorch.compile import make_boxed_func
 from ranks import Ranks, context, raised
+from torch._dynamo.backends.common import aot_autograd
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.compiled import _operators
@@ -42,7 +44,7 @@ def operands(operator: Operator[Any], seed: int = 0) -> Any:
     return make_data(operator.family, operator.problem, operator.rank, seed, operator.ctx.get_device())
 
 
-def compiled(fn: Callable[..., Any], backend: str = "aot_eager", *, whole: bool = True) -> Callable[..., Any]:
+def compiled(fn: Callable[..., Any], backend: Any = "aot_eager", *, whole: bool = True) -> Callable[..., Any]:
     torch._dynamo.reset()
     return torch.compile(fn, backend=backend, fullgraph=whole)
 
@@ -158,6 +160,35 @@ def call_twice(rank: int, world_size: int, family: str) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_was_made_of_an_output_stays_when_it_is_overwritten(ranks: Callable[[int], Ranks], family: str) -> None:
     assert ranks(2).call(call_twice, family) == [[None] * 3] * 2
+
+
+def call_two(rank: int, world_size: int) -> list[str]:
+    """Return where the second call of a graph has its order from, of two that do not depend on each other."""
+    first, second = (make_operator(family, PATTERN, world_size) for family in ("all_gather_gemm", "gemm_all_scatter"))
+    found = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        calls = [node for node in graph.graph.nodes if "iris_overlap.call" in str(node.args[:1])]
+        order = [node.kwargs["_all_bases"][-1] for node in calls]
+        found.extend([len(calls), order[0].op, order[1].args[0] is calls[0]])
+        return make_boxed_func(graph.forward)
+
+    one, other = operands(first), operands(second)
+
+    def step(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return first(*operands[:2]) + 0, second(*operands[2:]) + 0
+
+    outputs = compiled(step, aot_autograd(fw_compiler=note))(one.a, one.b, other.a, other.b)
+    found += [fault(outputs[0], one, DTYPE), fault(outputs[1], other, DTYPE)]
+    first.close()
+    second.close()
+    return found
+
+
+@on_cpu
+def test_calls_that_do_not_depend_on_each_other_keep_their_order(ranks: Callable[[int], Ranks]) -> None:
+    """Ranks that queued two calls in different orders would wait for each other for ever."""
+    assert ranks(2).call(call_two) == [[2, "placeholder", True, None, None]] * 2
 
 
 class Layer(torch.nn.Module):
@@ -284,11 +315,12 @@ def test_a_baseline_without_memory_of_its_own_is_called_outside_graphs(ranks: Ca
 
 def call_what_has_ended(rank: int, world_size: int) -> Any:
     operator = make_operator("all_gather_gemm", PATTERN, world_size)
-    data, number, outputs = operands(operator), operator.number, [output.clone() for output in operator.outputs()]
+    data, outputs = operands(operator), [output.clone() for output in operator.outputs()]
+    order, number = operator.order, operator.number
     operator.close()
     del operator
     gc.collect()
-    return raised(torch.ops.iris_overlap.call, data.a, data.b, outputs, number)
+    return raised(torch.ops.iris_overlap.call, data.a, data.b, outputs, order, number)
 
 
 @on_cpu

@@ -11,7 +11,7 @@ import torch
 from iris_core import Context
 from iris_core.modes import plain_tensors
 
-from .compiled import call_in_graph, number_of
+from .compiled import call_in_graph, number_of, order_in
 from .config import GemmConfig, invalid_reason
 from .problem import Problem
 
@@ -34,7 +34,7 @@ class Operator(ABC, Generic[P]):
         ran_config: what the last call ran with, where its operands did not allow for all of it.
         chosen_by: the variant that was asked for, where that one chose this.
         output: what calls return, if it is the same memory in every call (`keeps_outputs`).
-        number: see compiled.py.
+        number, order: see compiled.py.
 
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
@@ -66,6 +66,7 @@ class Operator(ABC, Generic[P]):
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.all_or_nothing(f"make {self}"), plain_tensors():
             self._open()
+            self.order = order_in(ctx)
         self.ran_config = self.config
         self.number = number_of(self)
         ctx.barrier()
