@@ -29,6 +29,7 @@ def come_late(rank: int, world_size: int, late: int) -> Any:
     unusable = raised(ctx.zeros, 1)
     ctx.reset()
     ctx.free(gave_up)
+    ctx.free(ctx.zeros(1))
     ctx.barrier()
     return error, unusable, ctx.broadcast(rank, 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import triton
 import triton.language as tl
 from families import FUSED, make_problem, name
 from limits import short_limit
-from ranks import Ranks, context, raised
+from ranks import Ranks, close_context, context, raised
 
 import iris_core
+from iris_core.sync import WATCHDOG_TIMEOUT_NS
 from overlap_taxonomy import Sync, Variant, get_variant
 
 ROUNDS = 50
@@ -178,3 +180,28 @@ def test_an_operator_that_a_rank_does_not_call_names_it(ranks: Callable[[int], R
             "IRIS_TIMEOUT_S",
         ):
             assert part in message
+
+
+def ask_for_a_limit(rank: int, world_size: int, how: str) -> list[float]:
+    """Return the limit of waits in kernels and on streams, and of the host's, where they are kept."""
+    close_context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IRIS_TIMEOUT_S", "40")
+        ctx = iris_core.iris(1 << 20, timeout_s=50) if how == "argument" else iris_core.iris(1 << 20)
+    links: Any = ctx.group._links.values()
+    word = ctx.get_watchdog()[WATCHDOG_TIMEOUT_NS.value].item()
+    stream: Any = ctx.make_stream()
+    limits = [word / 1e9, stream._timeout_s, ctx.group.timeout_s, *(link._timeout_s for link in links)]
+    ctx.close()
+    return limits
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize(("how", "limit_s"), [("argument", 50), ("environment", 40)])
+def test_a_limit_that_is_asked_for_is_that_of_every_wait(
+    ranks: Callable[[int], Ranks], how: str, limit_s: float
+) -> None:
+    """That waits go by it is seen with `short_limit`, which changes it in these places."""
+    host = 2 * limit_s
+    expected = [limit_s, limit_s, host]
+    assert ranks(2).call(ask_for_a_limit, how) == [[*expected, host], [*expected, 1.25 * host]]

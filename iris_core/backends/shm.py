@@ -73,8 +73,11 @@ class _ImmediateStream(Stream):
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         deadline = time.monotonic() + self._timeout_s
         looks = 0
-        while flag.item() < value:
-            if self._timeout_s and time.monotonic() > deadline:
+        while True:
+            is_late = self._timeout_s and time.monotonic() > deadline
+            if flag.item() >= value:  # looked at after the clock: what has come in time is seen
+                return
+            if is_late:
                 self._gave_up(flag, value)
                 return
             looks += 1

@@ -8,11 +8,11 @@ from iris_core import Context
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.async_tp import AsyncTpOperator
-from .operator import FAMILY
+from .operator import FAMILY, Gathers
 from .problem import AllGatherGemmProblem
 
 
-class AsyncTp(AsyncTpOperator[AllGatherGemmProblem]):
+class AsyncTp(Gathers, AsyncTpOperator[AllGatherGemmProblem]):
     """See the module. `gathered` is the whole A after every call."""
 
     family = FAMILY

@@ -14,13 +14,13 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.kraken import KrakenOperator, rows_on_16_bytes
 from ..common.operands import fill_rows
-from .operator import FAMILY
+from .operator import FAMILY, Gathers
 from .problem import AllGatherGemmProblem
 
 _BLOCK_M, _GROUP_M = 128, 4  # of kraken's kernel; a shard of fewer rows than both give is taken without groups
 
 
-class Kraken(KrakenOperator[AllGatherGemmProblem]):
+class Kraken(Gathers, KrakenOperator[AllGatherGemmProblem]):
     """See the module. `gathered` is the whole A after every call."""
 
     family = FAMILY

@@ -8,11 +8,11 @@ from iris_core import Context
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.library import LibraryOperator, all_gather_single
-from .operator import FAMILY
+from .operator import FAMILY, Gathers
 from .problem import AllGatherGemmProblem
 
 
-class Library(LibraryOperator[AllGatherGemmProblem]):
+class Library(Gathers, LibraryOperator[AllGatherGemmProblem]):
     """See the module. `gathered` is the whole A after every call."""
 
     family = FAMILY
@@ -21,6 +21,7 @@ class Library(LibraryOperator[AllGatherGemmProblem]):
     def __init__(
         self, ctx: Context, problem: AllGatherGemmProblem, config: None = None, *, keep_gathered: bool = False
     ) -> None:
+        self.keep_gathered = keep_gathered
         super().__init__(ctx, problem, config)
 
     def _open(self) -> None:
@@ -31,9 +32,6 @@ class Library(LibraryOperator[AllGatherGemmProblem]):
         self._all = torch.empty(problem.world_size * rows, problem.k, dtype=problem.dtype, device=device)
         self.gathered = self._all[: problem.m]  # shards but the last ones are full, so padding comes last
         self.output = torch.empty(problem.c_shape(self.rank), dtype=problem.dtype, device=device)
-
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        return self.output, self.gathered
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if len(a) < len(self._padded) or not a.is_contiguous():

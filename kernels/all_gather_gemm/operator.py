@@ -9,6 +9,7 @@ import torch
 from iris_core import Context
 
 from ..common.arguments import Block, Gemm
+from ..common.compiled import refuse_in_graph
 from ..common.config import GemmConfig
 from ..common.fused_operator import FusedOperator
 from ..common.operands import padded
@@ -18,7 +19,35 @@ from .shards import Shard
 FAMILY = "all_gather_gemm"
 
 
-class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
+class Gathers:
+    """What all operators of the family have beside their output.
+
+    Attributes:
+        keep_gathered: whether `call` returns A too.
+    """
+
+    keep_gathered = True
+    _gathered: torch.Tensor
+
+    @property
+    def gathered(self) -> torch.Tensor:
+        """A (m, k), overwritten by the next call; its rows may lie further apart than they are long.
+
+        It cannot be read in a graph of `torch.compile`, where `call` returns it.
+        """
+        refuse_in_graph("gathered")
+        return self._gathered
+
+    @gathered.setter
+    def gathered(self, gathered: torch.Tensor) -> None:
+        self._gathered = gathered
+
+    def by_products(self) -> tuple[torch.Tensor, ...]:
+        """Return A if it is kept."""
+        return (self._gathered,) if self.keep_gathered else ()
+
+
+class AllGatherGemm(Gathers, FusedOperator[AllGatherGemmProblem]):
     """An operator whose output is this rank's columns of C.
 
     Args:
@@ -28,7 +57,7 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
             change as soon as the call has ended.
 
     Attributes:
-        gathered: A (m, k) on the heap, overwritten by the next call; its rows may lie further apart than they are long.
+        gathered: A, on the heap; see `Gathers`.
     """
 
     family = FAMILY
@@ -67,9 +96,6 @@ class AllGatherGemm(FusedOperator[AllGatherGemmProblem]):
         room = torch.zeros(m, max(n, 1), dtype=self.problem.dtype, device=self.ctx.get_device())
         self.output = room[:, :n]
         self._block = Block(room, m, n, room.stride(0))
-
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        return (self.output, self.gathered) if self.keep_gathered else (self.output,)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         own = self.gathered[self._own_rows]

@@ -1,18 +1,17 @@
-"""Operators under `torch.compile`: a call is one step of the compiled graph, a custom op that writes its outputs.
+"""Operators under `torch.compile`: a call is one step of the compiled graph, a custom op.
 
-The compiler could not look into a call. The step names the operator by a number, as a graph holds tensors and numbers
-only, and the operator's own buffers as what it overwrites: what was read from them before is read before, and what
-comes after sees what the call wrote, as without the compiler. Where the compiler gives it other memory, because it
-wants to keep the buffers' old values, the outputs are copied there.
+The compiler could not look into a call. The step names the operator by a tensor of its own, of which the address says
+which it is: a number would make the compiler compile layers of one class once for each operator. What it returns is new
+memory, to which the outputs are copied. The operator's own memory is overwritten where the compiler does not see it, so
+its attributes cannot be read in a graph.
 
 All ranks must queue their calls in the same order, or they wait for each other for ever. The compiler may move steps
-that do not depend on each other, by sizes that are a rank's own. So every call says that it overwrites one more tensor,
-the same in all calls of a context, and each depends on the one before.
+that do not depend on each other, by sizes that are a rank's own. So every call says that it overwrites a tensor, the
+same in all calls of a context, and each depends on the one before.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,16 +23,15 @@ from iris_core import Context
 if TYPE_CHECKING:
     from .operator import Operator
 
-_numbers = itertools.count()
-_operators: weakref.WeakValueDictionary[int, Operator[Any]] = weakref.WeakValueDictionary()
+_operators: weakref.WeakValueDictionary[int, Operator[Any]] = weakref.WeakValueDictionary()  # by address of the name
 _orders: weakref.WeakKeyDictionary[Context, torch.Tensor] = weakref.WeakKeyDictionary()
 
 
-def number_of(operator: Operator[Any]) -> int:
-    """Return a number by which graphs can name an operator, for as long as somebody keeps it."""
-    number = next(_numbers)
-    _operators[number] = operator
-    return number
+def name_of(operator: Operator[Any]) -> torch.Tensor:
+    """Return a tensor by which graphs can name an operator, for as long as somebody keeps that."""
+    name = torch.zeros(1, device=operator.ctx.get_device())
+    _operators[name.data_ptr()] = operator
+    return name
 
 
 def order_in(ctx: Context) -> torch.Tensor:
@@ -45,38 +43,54 @@ def order_in(ctx: Context) -> torch.Tensor:
 
 @torch.library.custom_op(
     "iris_overlap::call",
-    mutates_args=("outputs", "order"),
-    schema="(Tensor a, Tensor b, Tensor(a2!)[] outputs, Tensor(a3!) order, SymInt operator) -> ()",
+    mutates_args=("order",),
+    schema="(Tensor a, Tensor b, Tensor(a2!) order, Tensor name, Tensor[] like) -> (Tensor, Tensor)",
 )
 def _call(
-    a: torch.Tensor, b: torch.Tensor, outputs: Sequence[torch.Tensor], order: torch.Tensor, operator: int
-) -> None:
-    called = _operators.get(operator)
-    if called is None:
-        raise RuntimeError("a compiled graph calls an operator that nobody has kept; compile it again with another")
+    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, like: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    operator = _operators.get(name.data_ptr())
+    if operator is None:
+        raise RuntimeError("a graph calls an operator that is not of this process, or that nobody has kept")
     with torch.no_grad():
-        called(a, b)
-        for output, own in zip(outputs, called.outputs(), strict=True):
-            if output.data_ptr() != own.data_ptr():
-                output.copy_(own)
+        operator._call(a, b)
+        return _pair([output.clone(memory_format=torch.contiguous_format) for output in operator.outputs()])
 
 
 @_call.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, outputs: Sequence[torch.Tensor], order: torch.Tensor, operator: int) -> None:
-    return None
+def _(
+    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, like: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _pair([one.new_empty(one.shape) for one in like])
 
 
-def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Add a call to the graph that is being compiled; return this rank's output.
+def _pair(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs as what the op returns, which is of one length; what is missing is empty."""
+    output, *others = outputs
+    return output, others[0] if others else output.new_empty(0)
 
-    Where the operator has no buffers of its own for what it returns, the graph ends before the call.
+
+def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Add a call to the graph that is being compiled; return copies of the operator's outputs.
+
+    The graph ends before a call whose operands require a gradient, which then raises as it would without the compiler,
+    and before one of an operator without memory of its own for what it returns. Where it must not end, the compiler
+    raises.
+    """
+    if not operator.keeps_outputs or operator.gradient_reason(a, b):
+        return torch.compiler.disable(operator.call)(a, b)
+    outputs = list(operator.outputs())
+    return _call(a, b, operator.order, operator.name, outputs)[: len(outputs)]
+
+
+def refuse_in_graph(attribute: str) -> None:
+    """Raise where the compiler would read what a call overwrites without its knowledge.
 
     Raises:
-        ValueError: an operand requires a gradient.
+        RuntimeError: a graph is being compiled.
     """
-    if not operator.keeps_outputs:
-        return torch.compiler.disable(operator._call)(a, b)
-    operator._refuse_gradients(a, b)
-    outputs = operator.outputs()
-    _call(a, b, list(outputs), operator.order, operator.number)
-    return outputs[0]
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError(
+            f"an operator's {attribute} cannot be read in a graph of torch.compile, which does not know when a call "
+            "overwrites it; take what the call returns, or what operator.call(a, b) does"
+        )

@@ -28,7 +28,7 @@ def operator_for(ctx: Context, a: torch.Tensor, b: torch.Tensor, **asked: Any) -
             cannot do.
         HeapExhausted: the heap has no room for the operator's buffers.
     """
-    find = torch.compiler.disable(_find_or_make) if torch.compiler.is_compiling() else _find_or_make
+    find = torch.compiler.disable(_find_or_make) if torch.compiler.is_dynamo_compiling() else _find_or_make
     return find(ctx, a, b, **asked)
 
 

@@ -11,7 +11,7 @@ import torch
 from iris_core import Context
 from iris_core.modes import plain_tensors
 
-from .compiled import call_in_graph, number_of, order_in
+from .compiled import call_in_graph, name_of, order_in, refuse_in_graph
 from .config import GemmConfig, invalid_reason
 from .problem import Problem
 
@@ -33,8 +33,8 @@ class Operator(ABC, Generic[P]):
         config: the configuration.
         ran_config: what the last call ran with, where its operands did not allow for all of it.
         chosen_by: the variant that was asked for, where that one chose this.
-        output: what calls return, if it is the same memory in every call (`keeps_outputs`).
-        number, order: see compiled.py.
+        keeps_outputs: whether calls return the same memory each time.
+        name, order: what names the operator, and the order of all calls, in graphs of `torch.compile`.
 
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
@@ -46,7 +46,7 @@ class Operator(ABC, Generic[P]):
     chosen_by = ""
     options: tuple[str, ...] = ()  # attributes that are the caller's, beside the problem; the same on all ranks
     keeps_outputs = True
-    output: torch.Tensor
+    _output: torch.Tensor
 
     def __init__(self, ctx: Context, problem: P, config: GemmConfig | None = None) -> None:
         self.ctx = ctx
@@ -66,9 +66,8 @@ class Operator(ABC, Generic[P]):
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.all_or_nothing(f"make {self}"), plain_tensors():
             self._open()
-            self.order = order_in(ctx)
+            self.name, self.order = name_of(self), order_in(ctx)
         self.ran_config = self.config
-        self.number = number_of(self)
         ctx.barrier()
 
     @classmethod
@@ -89,7 +88,7 @@ class Operator(ABC, Generic[P]):
         """Queue one call; return this rank's output."""
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Queue one call on the current stream; under `torch.compile`, as a step of the graph.
+        """Queue one call on the current stream; under `torch.compile` as a step of the graph, which returns a copy.
 
         Args:
             a, b: this rank's operands, of the shapes the problem gives, its dtype, and on the context's device; any
@@ -103,11 +102,32 @@ class Operator(ABC, Generic[P]):
             ValueError: an operand does not fit the problem, is no dense tensor, or requires a gradient.
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
-        return call_in_graph(self, a, b) if torch.compiler.is_compiling() else self._call(a, b)
+        return call_in_graph(self, a, b)[0] if torch.compiler.is_dynamo_compiling() else self._call(a, b)
+
+    def call(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """As a call of the operator, and return all that it gives: the output, then `by_products`."""
+        if torch.compiler.is_dynamo_compiling():
+            return call_in_graph(self, a, b)
+        output = self._call(a, b)
+        return (output, *self.by_products())
+
+    @property
+    def output(self) -> torch.Tensor:
+        """What calls return, where it is the same memory each time. It cannot be read in a graph of `torch.compile`."""
+        refuse_in_graph("output")
+        return self._output
+
+    @output.setter
+    def output(self, output: torch.Tensor) -> None:
+        self._output = output
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return what the caller gets to read, and the next call overwrites: `output` first."""
-        return (self.output,)
+        """Return what the caller gets to read, and the next call overwrites: the output, then `by_products`."""
+        return (self._output, *self.by_products())
+
+    def by_products(self) -> tuple[torch.Tensor, ...]:
+        """Return what the last call gave beside its output."""
+        return ()
 
     def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self.ctx.check()
@@ -147,15 +167,19 @@ class Operator(ABC, Generic[P]):
                 )
             if tensor.is_neg():
                 raise ValueError(f"{self}: {name} is a negated view of its memory; give it as resolve_neg()")
-        self._refuse_gradients(a, b)
+        if reason := self.gradient_reason(a, b):
+            raise ValueError(reason)
 
-    def _refuse_gradients(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        for name, tensor in (("A", a), ("B", b)):
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise ValueError(
-                    f"{self}: {name} requires a gradient, which an operator does not compute; call it under "
-                    "torch.no_grad(), in a torch.autograd.Function, or with detach()"
-                )
+    def gradient_reason(self, a: torch.Tensor, b: torch.Tensor) -> str:
+        """Return why operands cannot be taken, if it is that they require a gradient, or ""."""
+        if torch.is_grad_enabled():
+            for name, tensor in (("A", a), ("B", b)):
+                if tensor.requires_grad:
+                    return (
+                        f"{self}: {name} requires a gradient, which an operator does not compute; call it under "
+                        "torch.no_grad(), in a torch.autograd.Function, or with detach()"
+                    )
+        return ""
 
     def _check_operands(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self._check_kinds(a, b)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
-from limits import short_limit
+from limits import clock_of_waits, short_limit
 
 import iris_core
 from iris_kernels.gemm_all_scatter import Problem
@@ -67,9 +67,13 @@ def sockets():
 
 start = time.monotonic()
 waits = [lambda: operator(a, b)] * (place == "operator") + [ctx.barrier]
-# Kernels know by the limit alone; so does the host of a rank that stands still, where rank 0 knows who is missing.
-impatient = place == "operator" or (fault == "stopped" and rank == 0)
-with short_limit(ctx) if impatient else contextlib.nullcontext():
+limit = contextlib.nullcontext()
+if place == "operator":  # kernels know by the limit alone, here when all are ready but rank 1
+    ready = operator._state[:world_size]
+    limit = clock_of_waits(lambda: all(ready[peer] for peer in range(world_size) if peer not in (1, rank)))
+elif fault == "stopped" and rank == 0:  # so does the host; it is rank 0 that knows who is missing
+    limit = short_limit(ctx)
+with limit:
     kind, message = raised(*waits)
 seconds = time.monotonic() - start
 reset = raised(ctx.reset) if fault != "stopped" else None
