@@ -9,13 +9,13 @@ from __future__ import annotations
 import shutil
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checking import fault, make_data
+from checking import FP32_ROUNDOFF, fault, make_data
 from families import VARIANTS, make_problem, name
 from functorch.compile import make_boxed_func
 from ranks import Ranks, context, raised
@@ -27,6 +27,9 @@ from overlap_taxonomy import Variant, get_variant
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 DTYPE = torch.float32
+SIZES = (18, 34, 16)
+# In another order a sum of so many terms is off by so much; none here has more terms than C has elements.
+ROUNDING = SIZES[0] * SIZES[1] * FP32_ROUNDOFF
 PATTERN = "workgroup_specialized"  # which every family has
 HAS_COMPILER = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 if_it_compiles = pytest.mark.skipif(not HAS_COMPILER, reason="on the CPU it needs g++ and Python's headers")
@@ -35,13 +38,23 @@ each_backend = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("in
 
 def make_operator(family: str, variant: str, world_size: int, **options: Any) -> Operator[Any]:
     """Return an operator over poisoned outputs."""
-    operator = get_variant(family, variant).build(
-        context(), make_problem(family, 18, 34, 16, world_size, DTYPE), **options
-    )
+    operator = get_variant(family, variant).build(context(), make_problem(family, *SIZES, world_size, DTYPE), **options)
+    poison_all(operator)
+    return operator
+
+
+def poison_all(operator: Operator[Any]) -> None:
+    """Fill with NaN what calls overwrite; collective, as peers may be the ones that do."""
     for output in operator.outputs():
         output.fill_(float("nan"))
     context().barrier()
-    return operator
+
+
+def are_close(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> list[bool]:
+    """Return of each pair whether it differs by no more, in the norm, than the order of a sum makes; NaN does."""
+    norm = torch.linalg.vector_norm
+    pairs = zip(found, expected, strict=True)
+    return [bool(norm(one - other) <= ROUNDING * norm(other)) for one, other in pairs]
 
 
 def operands(operator: Operator[Any], seed: int = 0) -> Any:
@@ -87,7 +100,7 @@ def kept(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def mixed(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    return torch.softmax(call(a, b) @ call(c, d).t() / 100, -1)
+    return (torch.softmax(call(a, b) @ call(c, d).t() / 100, -1),)
 
 
 def layers(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
@@ -107,12 +120,10 @@ def call_more_than_once(rank: int, world_size: int, backend: str, use: str) -> l
         first, second = operands(operator, seed), operands(operator, seed + 10)
         given = first.a, first.b, second.a, second.b
         expected = USES[use](lambda a, b: operator(a, b).clone(), *given)
-        for output in operator.outputs():
-            output.fill_(float("nan"))
+        poison_all(operator)
         with torch.inference_mode():
             found = step(*given)
-        pairs = zip(found, expected, strict=True)
-        same.append(all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs))
+        same.append(all(are_close(found, expected)))
     operator.close()
     return same
 
@@ -215,7 +226,7 @@ def train(rank: int, world_size: int, backend: str) -> list[bool]:
 
     expected, found = gradients(loss), gradients(compiled(loss, backend))
     operator.close()
-    return [torch.allclose(*pair, rtol=1e-4, atol=1e-3) for pair in zip(found, expected, strict=True)]
+    return are_close(found, expected)
 
 
 @each_backend
@@ -260,9 +271,7 @@ def read_attributes(rank: int, world_size: int) -> list[Any]:
 
     found: list[Any] = [raised(compiled(fn), data.a, data.b)[0] for fn in (output, gathered)]
     for fn in (output, gathered):
-        operator.output.fill_(float("nan"))
-        operator.gathered.fill_(float("nan"))
-        context().barrier()
+        poison_all(operator)
         again = compiled(fn, whole=False)(data.a, data.b)
         found.append(torch.equal(again, fn(data.a, data.b)))
     operator.close()

@@ -18,6 +18,7 @@ from unittest import mock
 import psutil
 import pytest
 import torch
+from limits import wait_until
 from ranks import context, raised
 
 from iris_core import PeerError, RankError, RankPool, iris, launch, launcher
@@ -133,9 +134,12 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         [sys.executable, INTERRUPTED, tmp_path], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
     try:
-        while len(list(tmp_path.iterdir())) < 2:
+
+        def are_running() -> bool:
             assert program.poll() is None, program.communicate()
-            time.sleep(0.05)
+            return len(list(tmp_path.iterdir())) >= 2
+
+        wait_until(are_running)
         pids = {child.pid for child in psutil.Process(program.pid).children(recursive=True)}
         assert len(pids) >= 2
         sockets, files = names_of_sockets(pids), shared_files(pids)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from checking import fault, make_data
 from families import FUSED, make_problem, name
+from limits import wait_until
 from ranks import Ranks, context
 
 from iris_kernels.common.config import GemmConfig
@@ -60,8 +61,7 @@ def read_late(rank: int, world_size: int, family: str, variant: str) -> str | No
     output = operator(first.a, first.b)
     last = world_size - 1
     if rank == last:
-        while ctx.peer_view(calling).sum() < last:  # until all peers are about to call again
-            time.sleep(1e-3)
+        wait_until(lambda: int(ctx.peer_view(calling).sum()) >= last)  # all peers are about to call again
         time.sleep(0.1)
         faults = [fault(output.clone(), first, problem.dtype)]
     else:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
-from limits import clock_of_waits, short_limit
+from limits import clock_of_waits, short_limit, wait_until
 
 import iris_core
 from iris_kernels.gemm_all_scatter import Problem
@@ -37,11 +37,7 @@ operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, proble
 a, b = torch.ones(16, 16), torch.ones(problem.b_shape(rank))
 ctx.barrier()
 Path(folder, f"ready{rank}").write_text(f"{os.getpid()}\n")
-given_up = time.monotonic() + 60
-while not Path(folder, "go").exists():
-    if time.monotonic() > given_up:
-        os._exit(1)
-    time.sleep(0.01)
+wait_until(Path(folder, "go").exists)
 if rank == 1:
     time.sleep(0.5)  # the peers wait
     if fault == "raises":
