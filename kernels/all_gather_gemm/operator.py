@@ -9,7 +9,7 @@ import torch
 from iris_core import Context
 
 from ..common.arguments import Block, Gemm
-from ..common.compiled import refuse_in_graph
+from ..common.compiled import Overwritten
 from ..common.config import GemmConfig
 from ..common.fused_operator import FusedOperator
 from ..common.operands import padded
@@ -24,23 +24,13 @@ class Gathers:
 
     Attributes:
         keep_gathered: whether `call` returns A too.
+        gathered: A (m, k), overwritten by the next call; its rows may lie further apart than they are long. It cannot
+            be read in a graph of `torch.compile`, where `call` returns it.
     """
 
     keep_gathered = True
+    gathered = Overwritten()
     _gathered: torch.Tensor
-
-    @property
-    def gathered(self) -> torch.Tensor:
-        """A (m, k), overwritten by the next call; its rows may lie further apart than they are long.
-
-        It cannot be read in a graph of `torch.compile`, where `call` returns it.
-        """
-        refuse_in_graph("gathered")
-        return self._gathered
-
-    @gathered.setter
-    def gathered(self, gathered: torch.Tensor) -> None:
-        self._gathered = gathered
 
     def by_products(self) -> tuple[torch.Tensor, ...]:
         """Return A if it is kept."""

@@ -83,14 +83,24 @@ def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> 
     return _call(a, b, operator.order, operator.name, outputs)[: len(outputs)]
 
 
-def refuse_in_graph(attribute: str) -> None:
-    """Raise where the compiler would read what a call overwrites without its knowledge.
+class Overwritten:
+    """An operator's attribute that calls overwrite, kept as ``_name``; to read it in a graph raises RuntimeError.
 
-    Raises:
-        RuntimeError: a graph is being compiled.
+    The compiler would not know when it changes.
     """
-    if torch.compiler.is_dynamo_compiling():
-        raise RuntimeError(
-            f"an operator's {attribute} cannot be read in a graph of torch.compile, which does not know when a call "
-            "overwrites it; take what the call returns, or what operator.call(a, b) does"
-        )
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, operator: Operator[Any] | None, owner: type) -> Any:
+        if operator is None:
+            return self
+        if torch.compiler.is_dynamo_compiling():
+            raise RuntimeError(
+                f"an operator's {self._name} cannot be read in a graph of torch.compile, which does not know when a "
+                "call overwrites it; take what the call returns, or what operator.call(a, b) does"
+            )
+        return getattr(operator, f"_{self._name}")
+
+    def __set__(self, operator: Operator[Any], memory: torch.Tensor) -> None:
+        setattr(operator, f"_{self._name}", memory)

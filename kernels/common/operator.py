@@ -11,7 +11,7 @@ import torch
 from iris_core import Context
 from iris_core.modes import plain_tensors
 
-from .compiled import call_in_graph, name_of, order_in, refuse_in_graph
+from .compiled import Overwritten, call_in_graph, name_of, order_in
 from .config import GemmConfig, invalid_reason
 from .problem import Problem
 
@@ -34,6 +34,7 @@ class Operator(ABC, Generic[P]):
         ran_config: what the last call ran with, where its operands did not allow for all of it.
         chosen_by: the variant that was asked for, where that one chose this.
         keeps_outputs: whether calls return the same memory each time.
+        output: that memory. It cannot be read in a graph of `torch.compile`.
         name, order: what names the operator, and the order of all calls, in graphs of `torch.compile`.
 
     Raises:
@@ -46,6 +47,7 @@ class Operator(ABC, Generic[P]):
     chosen_by = ""
     options: tuple[str, ...] = ()  # attributes that are the caller's, beside the problem; the same on all ranks
     keeps_outputs = True
+    output = Overwritten()
     _output: torch.Tensor
 
     def __init__(self, ctx: Context, problem: P, config: GemmConfig | None = None) -> None:
@@ -110,16 +112,6 @@ class Operator(ABC, Generic[P]):
             return call_in_graph(self, a, b)
         output = self._call(a, b)
         return (output, *self.by_products())
-
-    @property
-    def output(self) -> torch.Tensor:
-        """What calls return, where it is the same memory each time. It cannot be read in a graph of `torch.compile`."""
-        refuse_in_graph("output")
-        return self._output
-
-    @output.setter
-    def output(self, output: torch.Tensor) -> None:
-        self._output = output
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return what the caller gets to read, and the next call overwrites: the output, then `by_products`."""
