@@ -51,7 +51,7 @@ class FusedOperator(Operator[P]):
             call.config, call.copied = self.ran_config, self._operand_copies.made
         self.ran_config, self._operand_copies.made = call.config, call.copied
         self._calls.queue(call, a)
-        return self.output
+        return self._output  # past the check of `Overwritten`: every call comes here
 
     def describe_config(self) -> str:
         copied = self._operand_copies.made
