@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.experimental.gluon.language import BlockedLayout
+from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.language.core import _unwrap_if_constexpr, builtin, inline_asm_elementwise
+
+_LANES_OF_A_WARP = 32  # on NVIDIA GPUs, for which there are kernels in Gluon
 
 
 def _also_interpreted(fn: Any) -> Any:
@@ -95,6 +99,24 @@ def let_next_kernel_start(_semantic: Any = None) -> None:
     All of this kernel's programs are resident by then: it takes effect once each has called it, or has ended.
     """
     _place_from_hopper_on("griddepcontrol.launch_dependents;", _semantic)
+
+
+@_also_interpreted
+def in_gluon(_semantic: Any = None) -> tl.constexpr:
+    """Return whether this is part of a kernel in Gluon, as a compile-time constant."""
+    return tl.constexpr(isinstance(_semantic, GluonSemantic))
+
+
+@_also_interpreted
+def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
+    """Return 0, 1, … up to a power of two, int32: Triton's ``arange``, also for the warps of a role in Gluon."""
+    count = _unwrap_if_constexpr(count)
+    if _semantic is None:
+        return tl.arange(0, count)
+    if isinstance(_semantic, GluonSemantic):
+        warps = _semantic.num_warps(_generator)
+        return _semantic.arange(0, count, BlockedLayout([1], [_LANES_OF_A_WARP], [warps], [0]))
+    return _semantic.arange(0, count)
 
 
 @_also_interpreted

@@ -75,7 +75,8 @@ def signal_each(flag_ptrs, value, mask):
     Edge and precondition: those of `signal` over the system, for every flag that `mask` selects.
     """
     tl.debug_barrier()  # each release is one thread's: every thread's accesses must come before it
-    tl.atomic_xchg(flag_ptrs, value, mask=mask, sem="release", scope="sys")
+    values = tl.where(mask, value, 0)  # a block, too: Gluon makes none of a scalar
+    tl.atomic_xchg(flag_ptrs, values, mask=mask, sem="release", scope="sys")
 
 
 @triton.jit

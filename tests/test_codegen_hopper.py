@@ -141,17 +141,18 @@ def test_stages_and_a_finished_tile_fit_shared_memory(case: Case) -> None:
 def test_handshake_is_ordered(case: Case) -> None:
     code = "".join(kernel.code for kernel in compile_once(case))
     peers = case.world_size - 1
+    told = min(peers, 1)  # places where all peers are told, or awaited, at once
     waits = len(re.findall(NVIDIA_ACQUIRE.format("sys"), code)) // LOADS_OF_A_WAIT
     scope = "gpu" if case.announces_itself else "sys"  # of the count by which programs are collected
     assert len(re.findall(rf"atom\.global\.{scope}\.acq_rel\.add", code)) >= 1
-    assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= peers  # ready, or done
+    assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= told  # ready, or done
     if case.variant == "warp_specialized_copies":
-        # Each peer's end; each flag, of a rank without columns; a tile's flag.
+        # The peers' end; each flag, of a rank without columns; a tile's flag.
         constants = specialized(case).constants
         chunks = constants["CHUNKS"]
         assert case.chunks in (1, chunks)  # the default may have some
         flags = constants["PARTS"] * chunks + (peers - 1) * (constants["PARTS"] if chunks == 1 else 1)
-        assert waits >= peers + min(peers, 1) * (1 + flags)
+        assert waits >= told + min(peers, 1) * (1 + flags)
     elif case.family == "all_gather_gemm":  # peers one after the other, in loops: ready, and each chunk
         assert waits >= 2 * min(peers, 1)
         assert len(re.findall(r"(?:red|atom)\.global\.sys\.relaxed\.add", code)) >= min(peers, 1)  # counted, behind
@@ -159,8 +160,8 @@ def test_handshake_is_ordered(case: Case) -> None:
     else:
         assert waits >= peers
     if case.family == "gemm_all_scatter":  # done, too
-        assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= 2 * peers
-        assert waits >= 2 * peers
+        assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= 2 * told
+        assert waits >= peers + told
 
 
 @each_case

@@ -18,6 +18,10 @@ every peer's done[e]: nobody is ever two calls ahead.
 
 Where the programs of one kernel are all of a call, and each awaits what it needs, nobody has to end it: they count
 calls by themselves (`begin_own_call`), and epoch and arrivals stay zero.
+
+Peers are told one after the other, or all at once, a thread a peer: one trip in place of one a peer. Kernels in Gluon
+do that, whose handshake is a warp's with registers to spare, and kernels of few rows, where every trip counts; others,
+whose tiles fill the registers, would spill.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import triton
 import triton.language as tl
 
 from iris_core import signal, signal_each, translate, wait, wait_each
+from iris_core.intrinsics import in_gluon, lanes
 
 
 def state_words(world_size: int) -> int:
@@ -61,7 +66,9 @@ def begin_call(peers, WORLD_SIZE: tl.constexpr):
     peer calls `wait_ready` first. Called by every program of the call's first kernel.
     """
     epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
-    if tl.program_id(0) == 0:
+    if in_gluon():
+        tell_all_ready(peers, epoch, WORLD_SIZE)
+    elif tl.program_id(0) == 0:
         for distance in tl.static_range(1, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
             signal(translate(peers.state_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
@@ -132,11 +139,15 @@ def finish_and_clear(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZ
 @triton.jit
 def _end_with_peers(peers, epoch, WORLD_SIZE: tl.constexpr):
     done_ptr = peers.state_ptr + WORLD_SIZE
-    for distance in tl.static_range(1, WORLD_SIZE):
-        peer = (peers.rank + distance) % WORLD_SIZE
-        signal(translate(done_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
-    for distance in tl.static_range(1, WORLD_SIZE):
-        wait(done_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
+    if in_gluon():
+        _tell_all(done_ptr, peers, epoch, WORLD_SIZE)
+        _wait_for_all(done_ptr, peers, epoch, WORLD_SIZE)
+    else:
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            signal(translate(done_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+        for distance in tl.static_range(1, WORLD_SIZE):
+            wait(done_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
     tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
 
 
@@ -158,34 +169,45 @@ def _is_last(peers, epoch, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.con
     return arrived == epoch * num_programs
 
 
-# The same for all peers at once, a thread a peer, where every trip counts.
+# All peers at once.
 
 
 @triton.jit
 def on_every_rank(word_ptr, peers, WORLD_SIZE: tl.constexpr):
     """Return where a word of the heap lies on every rank, and the ranks: two blocks; past the last the rank is -1."""
-    indices = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    indices = lanes(triton.next_power_of_2(WORLD_SIZE))
     pointers = translate(word_ptr, peers.rank, tl.minimum(indices, WORLD_SIZE - 1), peers.heap_bases)
     return pointers, tl.where(indices < WORLD_SIZE, indices, -1)
 
 
 @triton.jit
+def _tell_all(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Write `epoch` to this rank's flag at every peer, of a flag a rank; with release, as `signal_each`."""
+    pointers, ranks = on_every_rank(flags_ptr + peers.rank, peers, WORLD_SIZE)
+    signal_each(pointers, epoch, (ranks >= 0) & (ranks != peers.rank))
+
+
+@triton.jit
+def _wait_for_all(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Wait until every peer's flag here, of a flag a rank, is at least `epoch`; with acquire, as `wait_each`."""
+    ranks = lanes(triton.next_power_of_2(WORLD_SIZE))
+    wait_each(flags_ptr + ranks, epoch, (ranks < WORLD_SIZE) & (ranks != peers.rank), peers.watchdog_ptr)
+
+
+@triton.jit
 def tell_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
-    """Tell all peers at once that this rank's output may be overwritten; by program 0, in a call's first kernel.
+    """Tell all peers that this rank's output may be overwritten; by program 0, in a call's first kernel.
 
     Edge: that of `begin_call`.
     """
     if tl.program_id(0) == 0:
-        pointers, ranks = on_every_rank(peers.state_ptr + peers.rank, peers, WORLD_SIZE)
-        signal_each(pointers, epoch, (ranks >= 0) & (ranks != peers.rank))
+        _tell_all(peers.state_ptr, peers, epoch, WORLD_SIZE)
 
 
 @triton.jit
 def wait_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
-    """Wait until every peer's output may be overwritten, all at once."""
-    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
-    mask = (ranks < WORLD_SIZE) & (ranks != peers.rank)
-    wait_each(peers.state_ptr + ranks, epoch, mask, peers.watchdog_ptr)
+    """Wait until every peer's output may be overwritten."""
+    _wait_for_all(peers.state_ptr, peers, epoch, WORLD_SIZE)
 
 
 @triton.jit
@@ -202,7 +224,7 @@ def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr):
 @triton.jit
 def wait_all_parts(peers, count, WORLD_SIZE: tl.constexpr):
     """Wait until every rank, this one too, has announced `count` parts here, over all calls."""
-    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    ranks = lanes(triton.next_power_of_2(WORLD_SIZE))
     wait_each(peers.state_ptr + WORLD_SIZE + ranks, count, ranks < WORLD_SIZE, peers.watchdog_ptr)
 
 
