@@ -9,7 +9,16 @@ from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
-from . import auto, bulk_synchronous, fused_sequential, kraken, library, one_shot, workgroup_specialized
+from . import (
+    auto,
+    bulk_synchronous,
+    fused_sequential,
+    kraken,
+    library,
+    one_shot,
+    warp_specialized,
+    workgroup_specialized,
+)
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
 from .reference import reference
@@ -22,6 +31,7 @@ for _variant in (
     bulk_synchronous.VARIANT,
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
+    warp_specialized.VARIANT,
     one_shot.VARIANT,
     auto.VARIANT,
 ):

@@ -11,8 +11,9 @@ A round is a chunk of every peer's shard, then one of the own whose partials hav
 all the time there is as much to send as there is to multiply; with all own tiles last, the link would be too slow
 before and idle then. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded
 once. The pieces are paced by the main loop (../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is
-its output: sums are sent there, like any other tile. The kernel is launched early (../common/hopper/roles.py). Pattern:
-arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the epilogue.
+its output: sums are sent there, like any other tile. Or, in all-reduce, to every rank's output. The kernel is launched
+early (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in
+the epilogue.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import fence_before_descriptor_loads, let_next_kernel_start, wait, wait_for_earlier_kernels
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
 from ..common.gemm import tile_origin
-from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
 from ..common.hopper.arguments import Parcel
 from ..common.hopper.herald import hear, open_herald, said, tell
 from ..common.hopper.inbox import load_partials, open_inbox, vacate, wait_vacated
@@ -53,8 +55,8 @@ from .turns import sum_second, sum_tiles
 
 
 @gluon.jit
-def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Send the partial tiles of the peers' shards, and sum this rank's."""
+def warp_specialized_kernel(a, b, out, sums, slots, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Send the partial tiles of the peers' shards, and sum this rank's, into `sums` or, without it, its own slot."""
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
     inbox = open_inbox(outbox, slots, TILE)
@@ -69,7 +71,7 @@ def warp_specialized_kernel(a, b, out, slots, shards, peers, WORLD_SIZE: gl.cons
             (sum_tiles, (ring, outbox, inbox, turns, shards, num_steps, peers, WORLD_SIZE, TILE)),
             (
                 _load_and_send_partials,
-                (a, b, out, ring, outbox, inbox, herald, turns, num_steps, shards, peers, epoch, WORLD_SIZE, TILE),
+                (a, b, out, sums, ring, outbox, inbox, herald, turns, shards, peers, epoch, WORLD_SIZE, TILE),
             ),
             (_collect, (slots, inbox, turns, shards, peers, epoch, WORLD_SIZE, TILE)),
             (_announce, (herald, turns, shards, peers, epoch, WORLD_SIZE)),
@@ -84,18 +86,19 @@ def _load_and_send_partials(
     a,
     b,
     out,
+    sums,
     ring,
     outbox,
     inbox,
     herald,
     turns,
-    num_steps,
     shards,
     peers,
     epoch,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
+    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
     step = 0
     row = 0
     col = 0
@@ -116,7 +119,14 @@ def _load_and_send_partials(
         # Partials need the outbox's memory: what is there during an own tile leaves in half of its main loop.
         is_own = now.distance == 0
         stop = gl.where(is_own, (start + num_steps) // 2, num_steps)
-        step = load_and_send(a, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE)
+        if (sums is not None) and (sending.distance == 0):
+            step = load_and_send(
+                a, b, ring, step, a_row, col, start, stop, sums, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
+            )
+        else:
+            step = load_and_send(
+                a, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+            )
         is_held = turn > 0
         if is_own:
             if turn > 0:
@@ -126,7 +136,7 @@ def _load_and_send_partials(
             announced = _have_announced(herald, is_owed, announced)
             is_owed = False
             is_held = False
-        elif turn == 0:
+        elif turn == 0:  # who has own tiles alone sends sums, of what all peers have sent in this call
             began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
             trace_span(peers, SEND_WAIT, trace_number(turn), began)
@@ -135,12 +145,18 @@ def _load_and_send_partials(
         let_refill(outbox)
     announced = _have_announced(herald, is_owed, announced)
     parcel = Parcel(peers.rank + now.distance, row, col, 0, TILE.PIECES, peers.trace_ptr)
-    send_last(out, outbox, parcel, turns, False, 1, WORLD_SIZE, TILE)
+    if (sums is not None) and (now.distance == 0):
+        send_last(sums, outbox, parcel, turns, False, WORLD_SIZE, WORLD_SIZE, TILE)
+    else:
+        send_last(out, outbox, parcel, turns, False, 1, WORLD_SIZE, TILE)
     began = trace_time(peers)
     await_arrival()
     trace_span(peers, SEND_WAIT, trace_number(turns - 1), began)
     _have_announced(herald, (turns > 0) & (now.distance > 0), announced)
-    finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+    if sums is None:
+        finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+    else:
+        finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
 
 
 @gluon.jit
@@ -195,14 +211,14 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
     def _config_reason(cls, problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
         if reason := super()._config_reason(problem, config):
             return reason
-        return f"team is {config.team}; nothing is sent after the last tiles" if config.team > 1 else None
+        return f"team is {config.team}; tiles to which partials are added are not shared" if config.team > 1 else None
 
     def _open_buffers(self) -> None:
         problem = self.problem
         shard_rows, n = problem.shard_shape(0)
         room = self._on_heap((problem.world_size, shard_rows, padded(n, problem.dtype)), problem.dtype)
         self._flags = self._open_flags()
-        self.output = room[self.rank, : problem.shard_shape(self.rank)[0], :n]
+        self.output, self._sums = self._open_sums(room)
         at_owners = self.ctx.peer_view(room)[:, self.rank, :, :n]
         self._out = self._pieces_of(at_owners)
         self._slots = self._descriptor(room[:, :, :n], (1, self.config.block_m, PIECE_COLS.value))
@@ -216,6 +232,10 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
             world_size=problem.world_size,
         )
 
+    def _open_sums(self, room: torch.Tensor) -> tuple[torch.Tensor, TensorDescriptor | None]:
+        """Return the output, and where sums are sent; None: into this rank's slot of the `room`, the output."""
+        return room[self.rank, : self.problem.shard_shape(self.rank)[0], : self.problem.n], None
+
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(
             warp_specialized_kernel,
@@ -223,6 +243,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
             early=True,
             **self._operands(a, b),
             out=self._out,
+            sums=self._sums,
             slots=self._slots,
             shards=self._shards,
             peers=self._peers(),

@@ -51,6 +51,16 @@ def _warp_reduce(machine: Machine, work: Work) -> float:
     return max(own.us, own.wave_us + push + own_last) + _sum_us(machine, work) + ends(machine, kernels=1)
 
 
+def _warp_all_reduce(machine: Machine, work: Work) -> float:
+    own = gemm(machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized")
+    partials = push_us(machine, _reduced(work), narrow=False, to_one=True)
+    sums = push_us(machine, _reduced(work), narrow=False)
+    # The last tiles are own ones, whose sums leave when there is nothing left to multiply.
+    sent_last = sums * min(1.0, own.last_share * work.world_size)
+    summed = max(own.us + sent_last, own.wave_us + partials + sums)
+    return summed + _sum_us(machine, work) + ends(machine, kernels=1)
+
+
 def _one_shot_reduce(machine: Machine, work: Work) -> float:
     push = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work))
     return one_shot(machine, work, work.m, work.n, work.share(work.k)) + push + _sum_us(machine, work)
@@ -125,4 +135,5 @@ ALL_REDUCE: dict[str, Pattern] = {
     "fused_sequential": _fused_all_reduce,
     "one_shot": _one_shot_all_reduce,
     "workgroup_specialized": named(_split_all_reduce, "workgroup_specialized"),
+    "warp_specialized": _warp_all_reduce,
 }
