@@ -42,7 +42,9 @@ TEAMS = (1, 2, 4)
 def test_rounds_have_every_tile_once_and_own_ones_behind_the_peers(
     tiles: int, num_programs: int, world_size: int
 ) -> None:
-    shards = rounds.cut_into_rounds(None, m=0, n=0, k=0, tiles=tiles, num_programs=num_programs, world_size=world_size)
+    shards = rounds.cut_into_rounds(
+        None, m=0, n=0, k=0, by_columns=False, tiles=tiles, num_programs=num_programs, world_size=world_size
+    )
     position = {}
     gl = SimpleNamespace(
         num_programs=lambda axis: num_programs, where=lambda yes, a, b: a if yes else b, minimum=min, program_id=None

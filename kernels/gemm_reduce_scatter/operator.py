@@ -31,7 +31,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
 
     def _open_buffers(self) -> None:
         problem, device = self.problem, self.ctx.get_device()
-        shard = (problem.shard_shape(0)[0], self._width(problem.n))
+        shard = (self._shard_shape[0], self._width(problem.n))
         slots = (problem.world_size, *shard)
         self._slots = self._on_heap((self.slot_sets * slots[0], *shard), problem.dtype)
         self._flags = self._open_flags()
@@ -40,7 +40,12 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
 
     def _open_flags(self) -> torch.Tensor:
         """Return the flags that senders of partial tiles set here."""
-        return self._flags_by_sender(self._tiles(self.problem.shard_shape(0)), "tile", "partial sum")
+        return self._flags_by_sender(self._tiles(self._shard_shape), "tile", "partial sum")
+
+    @property
+    def _shard_shape(self) -> tuple[int, int]:
+        """The (m, n) of the largest part of C that a rank sums."""
+        return self.problem.shard_shape(0)
 
     def _open_output(self) -> tuple[torch.Tensor, Block]:
         """Return the output, and where in it this rank stores its sums."""

@@ -18,14 +18,17 @@ _LAG = 4  # rounds, of about a tile a program each: a tile is sent in one, annou
 class Shards(NamedTuple):
     """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging).
 
-    A shard has `tiles`, a chunk `chunk` of them. Own chunks come `lag` rounds after the peers'; number `last` of the
-    rounds in which both come has the peers' last chunk, of `last_chunk` tiles.
+    A rank's shard begins at row `rank * rows_apart` and column `rank * cols_apart` of C. It has `tiles`, a chunk
+    `chunk` of them. Own chunks come `lag` rounds after the peers'; number `last` of the rounds in which both come has
+    the peers' last chunk, of `last_chunk` tiles.
     """
 
     flags_ptr: Any
     m: int
     n: int
     k: int
+    rows_apart: int
+    cols_apart: int
     tiles: int
     chunk: int
     lag: int
@@ -60,11 +63,19 @@ def work_in(turn, shards, WORLD_SIZE: gl.constexpr):
         return Work(gl.where(is_own, 0, within // size + 1), tile)
 
 
-def cut_into_rounds(flags: Any, *, m: int, n: int, k: int, tiles: int, num_programs: int, world_size: int) -> Shards:
-    """Return the rounds of a shard of (m, n) of so many tiles, whose partials arrive at `flags`."""
+def cut_into_rounds(
+    flags: Any, *, m: int, n: int, k: int, by_columns: bool, tiles: int, num_programs: int, world_size: int
+) -> Shards:
+    """Return the rounds of a shard of (m, n) of so many tiles, whose partials arrive at `flags`.
+
+    Args:
+        by_columns: whether shards lie beside each other; else one above the other.
+    """
     # A round is shorter than a turn by about a chunk: own tiles take longer, and go round among the programs.
     chunk, lag = max(1, num_programs // (world_size + 1)), _LAG
     if tiles <= chunk * lag:  # all own tiles last
         chunk, lag = tiles, 0
     last = -(-tiles // chunk) - 1
-    return Shards(flags, m, n, k, tiles, chunk, lag, last=last - lag, last_chunk=tiles - last * chunk)
+    rows_apart, cols_apart = (0, n) if by_columns else (m, 0)
+    last_chunk = tiles - last * chunk
+    return Shards(flags, m, n, k, rows_apart, cols_apart, tiles, chunk, lag, last=last - lag, last_chunk=last_chunk)

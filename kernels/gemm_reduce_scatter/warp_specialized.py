@@ -111,8 +111,10 @@ def _load_and_send_partials(
         parcel = Parcel(peers.rank + sending.distance, row, col, 0, TILE.PIECES, peers.trace_ptr)
         now = work_in(turn, shards, WORLD_SIZE)
         row, col = tile_origin(now.tile, shards, TILE)
-        a_row = (peers.rank + now.distance) % WORLD_SIZE * shards.m + row
-        step, start = load_ahead(a, b, ring, step, a_row, col, 0, num_steps, outbox, is_held, TILE)
+        owner = (peers.rank + now.distance) % WORLD_SIZE
+        a_row = owner * shards.rows_apart + row
+        b_col = owner * shards.cols_apart + col
+        step, start = load_ahead(a, b, ring, step, a_row, b_col, 0, num_steps, outbox, is_held, TILE)
         # With steps loaded ahead, and long after the last piece, there is nothing to wait for any more.
         announced = _have_announced(herald, is_owed, announced)
         is_owed = sending.distance > 0
@@ -121,18 +123,18 @@ def _load_and_send_partials(
         stop = gl.where(is_own, (start + num_steps) // 2, num_steps)
         if (sums is not None) and (sending.distance == 0):
             step = load_and_send(
-                a, b, ring, step, a_row, col, start, stop, sums, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
+                a, b, ring, step, a_row, b_col, start, stop, sums, outbox, parcel, turn, WORLD_SIZE, WORLD_SIZE, TILE
             )
         else:
             step = load_and_send(
-                a, b, ring, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                a, b, ring, step, a_row, b_col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
         is_held = turn > 0
         if is_own:
             if turn > 0:
                 let_refill(outbox)
             vacate(inbox)
-            step = load_steps(a, b, ring, step, a_row, col, stop, num_steps, TILE)
+            step = load_steps(a, b, ring, step, a_row, b_col, stop, num_steps, TILE)
             announced = _have_announced(herald, is_owed, announced)
             is_owed = False
             is_held = False
@@ -215,8 +217,8 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
 
     def _open_buffers(self) -> None:
         problem = self.problem
-        shard_rows, n = problem.shard_shape(0)
-        room = self._on_heap((problem.world_size, shard_rows, padded(n, problem.dtype)), problem.dtype)
+        m, n = self._shard_shape
+        room = self._on_heap((problem.world_size, m, padded(n, problem.dtype)), problem.dtype)
         self._flags = self._open_flags()
         self.output, self._sums = self._open_sums(room)
         at_owners = self.ctx.peer_view(room)[:, self.rank, :, :n]
@@ -224,13 +226,19 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         self._slots = self._descriptor(room[:, :, :n], (1, self.config.block_m, PIECE_COLS.value))
         self._shards = cut_into_rounds(
             self._flags,
-            m=shard_rows,
+            m=m,
             n=n,
             k=problem.a_shape(self.rank)[1],
-            tiles=-(-shard_rows // self.config.block_m) * -(-n // self.config.block_n),
+            by_columns=self._is_cut_by_columns,
+            tiles=self._tiles((m, n)),
             num_programs=self.config.num_sms,
             world_size=problem.world_size,
         )
+
+    @property
+    def _is_cut_by_columns(self) -> bool:
+        """Whether ranks sum columns of C; else rows."""
+        return False
 
     def _open_sums(self, room: torch.Tensor) -> tuple[torch.Tensor, TensorDescriptor | None]:
         """Return the output, and where sums are sent; None: into this rank's slot of the `room`, the output."""

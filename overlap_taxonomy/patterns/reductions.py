@@ -52,7 +52,7 @@ def _warp_reduce(machine: Machine, work: Work) -> float:
 
 
 def _warp_all_reduce(machine: Machine, work: Work) -> float:
-    own = gemm(machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized")
+    own = _partial_gemm(machine, work, kind="specialized")
     partials = push_us(machine, _reduced(work), narrow=False, to_one=True)
     sums = push_us(machine, _reduced(work), narrow=False)
     # The last tiles are own ones, whose sums leave when there is nothing left to multiply.
