@@ -175,7 +175,7 @@ def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either() -
         choice = choose(key.family, asked_for(key), names, gpu=GPU)
         assert choice.why != "measured"
         slower += measured.times_us[choice.variant] > vendor
-        assert measured.times_us[choice.variant] <= 1.14 * vendor
+        assert measured.times_us[choice.variant] <= 1.18 * vendor
         if key.world_size > 1:  # no constants are of one GPU
             # Of rows that are not on 16 bytes it is careful: what the vendor's lose by them is modelled roughly.
             work = Work(key.family, key.m, key.n, key.k, key.world_size)
