@@ -95,6 +95,9 @@ class Descriptor:
     """A tensor descriptor: what reaches past the end reads as zero and is not stored."""
 
     def __init__(self, made: Any) -> None:
+        itemsize = made.base.dtype.itemsize
+        assert not any(distance * itemsize % 16 for distance in made.strides[:-1])
+        assert not made.base.data_ptr() % 16
         last = sum((size - 1) * stride for size, stride in zip(made.shape, made.strides, strict=True))
         memory = (ctypes.c_char * ((last + 1) * made.base.dtype.itemsize)).from_address(made.base.data_ptr())
         self.tensor = torch.frombuffer(memory, dtype=made.base.dtype).as_strided(made.shape, made.strides)

@@ -46,7 +46,7 @@ class Machine:
 
     Args:
         seed: of the order in which they take turns.
-        late: tasks with this in their names take theirs when nobody else can go on.
+        late: tasks with this in their names, which a space and the rank end, take theirs when nobody else can go on.
     """
 
     def __init__(self, seed: int, *, late: str = "") -> None:
@@ -72,7 +72,7 @@ class Machine:
         self._hub.switch()
 
     def _is_late(self, task: Task) -> bool:
-        return bool(self._late) and self._late in task.name
+        return bool(self._late) and self._late in f"{task.name} {task.rank}"
 
     def run(self) -> None:
         while self._tasks:

@@ -21,7 +21,9 @@ from iris_bench.inputs import Draw
 from iris_bench.shapes import Shape
 from iris_core import iris
 from iris_core.checker import check
+from iris_core.checker.replacing import replaced
 from iris_kernels.all_gather_gemm import copies
+from iris_kernels.common import handshake
 from overlap_taxonomy import Variant, get_variant
 
 
@@ -49,6 +51,24 @@ def test_nor_where_operands_are_copied_first(variant: Variant) -> None:
     if not case.unsupported_reason():
         report = run_case(case, schedules=1, seed=0)
         assert report.ok, report
+
+
+@triton.jit
+def wait_for_nobody(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
+    """`_wait_for_all`, or `_tell_all`, that does nothing."""
+
+
+@pytest.mark.parametrize("family", ["gemm_all_scatter", "gemm_reduce_scatter"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_nor_where_all_peers_are_told_at_once(family: str, world_size: int) -> None:
+    """As kernels in Gluon do; and what is left out there is found."""
+    case = case_of(get_variant(family, "bulk_synchronous"), world_size)
+    with mock.patch.object(handshake, "in_gluon", return_value=True):
+        report = run_case(case, schedules=2, seed=0)
+        assert report.ok, report
+        for left_out in (handshake._wait_for_all, handshake._tell_all):
+            with replaced(left_out, wait_for_nobody):
+                assert run_case(case, schedules=4, seed=0).found_ordering_fault
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)

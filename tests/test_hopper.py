@@ -190,7 +190,7 @@ def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> N
             assert output.shape == (73, 318)
         else:  # sums go to rows 228 and on of every rank's C, in room for as many as others have
             sums = operator._sums
-            assert (sums.shape, sums.strides) == ([4, 76, 320], out.strides)
+            assert (sums.shape, sums.strides) == ([4, 73, 320], out.strides)
             assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 228 * 320 * 2
             assert output.shape == (301, 318)
             assert own != output.data_ptr()
@@ -203,11 +203,22 @@ def test_all_reduce_is_cut_by_columns_where_that_makes_fewer_tiles() -> None:
     problem = make_problem("gemm_all_reduce", 200, 1100, 1088, 4, torch.bfloat16)
     operator: Any = get_variant("gemm_all_reduce", "warp_specialized").build(context, problem)
     block_n, tiles = operator.config.block_n, operator._shards.tiles
-    assert tiles == 2 * -(-280 // block_n)  # 275 columns, and up to 16 bytes
-    assert (operator._shards.rows_apart, operator._shards.cols_apart) == (0, 280)
+    assert tiles == 2 * -(-320 // block_n)  # 275 columns, not on 16 bytes, so a line's end
+    assert operator._flags.shape == (4, tiles)
+    assert (operator._shards.rows_apart, operator._shards.cols_apart) == (0, 320)
     stride = context.heap.stride // 2
-    assert (operator._out.shape, operator._out.strides) == ([4, 200, 280], [stride, 280, 1])
+    assert (operator._out.shape, operator._out.strides) == ([4, 200, 320], [stride, 320, 1])
     sums, output = operator._sums, operator.output
-    assert (sums.shape, sums.strides) == ([4, 200, 280], [stride, 1120, 1])
-    assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 3 * 280 * 2
-    assert output.shape == (200, 1100)
+    assert (sums.shape, sums.strides) == ([4, 200, 1152 - 3 * 320], [stride, 1152, 1])
+    assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 3 * 320 * 2
+    assert (output.shape, output.stride()) == ((200, 1100), (1152, 1))
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize(("m", "n", "by_columns"), [(512, 512, False), (511, 512, False), (384, 512, True)])
+def test_all_reduce_is_cut_by_rows_where_columns_make_as_many_tiles(m: int, n: int, by_columns: bool) -> None:
+    context = StubContext(Case("warp_specialized", "sm_90", rank=3, family="gemm_all_reduce"))
+    problem = make_problem("gemm_all_reduce", m, n, 1088, 4, torch.bfloat16)
+    config = replace(CONFIG, block_n=128, num_stages=5)
+    operator: Any = get_variant("gemm_all_reduce", "warp_specialized").build(context, problem, config)
+    assert operator._is_cut_by_columns == by_columns

@@ -92,6 +92,12 @@ IN_TURNS = [  # two warp groups, a tile each
     Case(1000, 512, 336, "two tiles wide", block_n=128, programs=3, world_size=2, pingpong=True),
     Case(200, 100, 136, "alone", world_size=1, programs=2, pingpong=True),
 ]
+BY_COLUMNS = [  # cut so in all-reduce, as that makes fewer tiles
+    Case(130, 260, 160, "a rank has few columns, the last none"),
+    Case(130, 260, 160, "the same, groups in turns", pingpong=True),
+    Case(130, 600, 160, "shards that are not on 16 bytes", world_size=3),
+    Case(257, 1300, 640, "many ranks", world_size=8, programs=9),
+]
 CHUNKED = [  # the last shard of all-gather's copies
     Case(301, 304, 1040, "chunks that steps do not fill", world_size=2, chunks=3),
     Case(1152, 216, 336, "other shards come whole, the last in parts and chunks", world_size=3, panels=2, chunks=2),
@@ -206,6 +212,18 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
 @pytest.mark.parametrize("case", IN_TURNS, ids=lambda case: case.why)
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case, late: str) -> None:
+    run_case(family, name, case, 0, late=late)
+
+
+@pytest.mark.parametrize("case", BY_COLUMNS, ids=lambda case: f"{case.why}-w{case.world_size}")
+def test_output_is_right_where_columns_are_cut(case: Case) -> None:
+    run_case("gemm_all_reduce", "warp_specialized", case, 0)
+
+
+@pytest.mark.parametrize("late", [" 0", " 2"], ids=["rank 0", "rank 2"])
+@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_output_is_right_where_a_rank_is_late(family: str, name: str, case: Case, late: str) -> None:
     run_case(family, name, case, 0, late=late)
 
 

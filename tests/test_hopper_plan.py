@@ -10,6 +10,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import compiling
@@ -39,24 +40,65 @@ TEAMS = (1, 2, 4)
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("tiles", "num_programs"), [(512, 132), (128, 132), (5, 132), (1, 3), (77, 7), (131, 1)])
-def test_rounds_have_every_tile_once_and_own_ones_behind_the_peers(
+def test_turns_have_every_tile_once_and_own_ones_behind_the_peers(
     tiles: int, num_programs: int, world_size: int
 ) -> None:
-    shards = rounds.cut_into_rounds(
-        None, m=0, n=0, k=0, by_columns=False, tiles=tiles, num_programs=num_programs, world_size=world_size
+    places = turns_of(tiles, world_size, num_programs)
+    assert places.keys() == {(distance, tile) for distance in range(world_size) for tile in range(tiles)}
+    for (distance, tile), place in places.items():
+        assert distance == 0 or place < places[0, tile]
+
+
+@pytest.mark.parametrize(("tiles", "world_size", "ahead"), [(512, 4, 3), (256, 4, 3), (128, 4, 2), (256, 8, 3)])
+def test_own_tiles_come_when_partials_have_had_the_time(tiles: int, world_size: int, ahead: int) -> None:
+    """So many turns behind the peers' tile of their number, but behind the mixed turns."""
+    turns = turns_of(tiles, world_size)
+    shards = ordered(tiles, world_size)
+    for tile in range(shards.mixed * shards.own):
+        gaps = [turns[0, tile][0] - turns[distance, tile][0] for distance in range(1, world_size)]
+        assert min(gaps) >= ahead
+        assert turns[0, tile][0] < ahead + shards.mixed
+
+
+def test_programs_without_a_last_turn_have_more_of_the_own_tiles() -> None:
+    """Of 512 a rank 15.5 turns: 68 programs have 16, each an own tile in the last."""
+    count = [0] * 132
+    for (distance, _), (_, program) in turns_of(512, 4).items():
+        count[program] += distance == 0
+    assert max(count[:68]) <= 2 < min(count[68:]) <= max(count[68:]) <= 7
+    assert ordered(512, 4, tile_us=1.0).first == 0  # where they would take longer than a turn
+
+
+def ordered(tiles: int, world_size: int, num_programs: int = 132, tile_us: float = 23.0) -> Any:
+    return rounds.order_tiles(
+        None,
+        m=0,
+        n=0,
+        k=0,
+        by_columns=False,
+        tiles=tiles,
+        tile_us=tile_us,
+        num_programs=num_programs,
+        world_size=world_size,
     )
-    position = {}
+
+
+def turns_of(tiles: int, world_size: int, num_programs: int = 132) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the turn, and the program, of each tile, given by whose it is and its number."""
+    shards, places = ordered(tiles, world_size, num_programs), {}
     gl = SimpleNamespace(
-        num_programs=lambda axis: num_programs, where=lambda yes, a, b: a if yes else b, minimum=min, program_id=None
+        num_programs=lambda axis: num_programs,
+        where=lambda yes, a, b: a if yes else b,
+        minimum=min,
+        maximum=max,
+        program_id=None,
     )
-    with mock.patch.object(rounds, "gl", gl):
+    with mock.patch.multiple(rounds, gl=gl, _between=rounds._between.fn):
         for number in range(tiles * world_size):
-            gl.program_id = lambda axis, program=number % num_programs: program
-            work = rounds.work_in.fn(number // num_programs, shards, world_size)
-            position[tuple(work)] = number
-    assert position.keys() == {(distance, tile) for distance in range(world_size) for tile in range(tiles)}
-    for (distance, tile), number in position.items():
-        assert distance == 0 or number < position[0, tile]
+            turn, program = divmod(number, num_programs)
+            gl.program_id = lambda axis, program=program: program
+            places[tuple(rounds.work_in.fn(turn, shards, world_size))] = (turn, program)
+    return places
 
 
 def test_without_peers_turns_are_what_counts() -> None:

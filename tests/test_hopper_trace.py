@@ -33,6 +33,7 @@ KINDS = (spans.MULTIPLY, spans.SUM, spans.SEND, spans.COLLECT, spans.COLLECT_WAI
         ("all_gather_gemm", COPIES, TEAMS),
         ("gemm_reduce_scatter", "warp_specialized", MANY_STEPS),
         ("gemm_reduce_scatter", "warp_specialized", FEW_TILES),
+        ("gemm_all_reduce", "warp_specialized", MANY_STEPS),
     ],
     ids=lambda value: value if isinstance(value, str) else value.why,
 )

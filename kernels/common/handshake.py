@@ -20,8 +20,8 @@ Where the programs of one kernel are all of a call, and each awaits what it need
 calls by themselves (`begin_own_call`), and epoch and arrivals stay zero.
 
 Peers are told one after the other, or all at once, a thread a peer: one trip in place of one a peer. Kernels in Gluon
-do that, whose handshake is a warp's with registers to spare, and kernels of few rows, where every trip counts; others,
-whose tiles fill the registers, would spill.
+do that, which tell before the roles begin or by a warp that holds no tile, and kernels of few rows, where every trip
+counts; others, whose tiles fill the registers, would spill.
 """
 
 from __future__ import annotations

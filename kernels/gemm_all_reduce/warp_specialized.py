@@ -12,6 +12,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from ..common.config import GemmConfig
+from ..common.hopper.plan import BLOCK_M, Cut, possible_cuts, predicted_us
 from ..common.operands import padded
 from ..gemm_reduce_scatter import warp_specialized
 from .operator import FAMILY, TwoShot
@@ -20,14 +22,27 @@ from .operator import FAMILY, TwoShot
 class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
     """See the module."""
 
-    cuts_shards = False
+    def _config_for(self, m: int, n: int) -> GemmConfig:
+        num_programs, k = self.ctx.get_cu_count(), self.problem.a_shape(0)[1]
+        world_size = self.problem.world_size
+        # As if every tile were sent to one peer: what that chooses is 0.5 % over the best width (docs/performance.md).
+        peers = min(1, world_size - 1)
 
-    def _peers_of_a_tile(self) -> int:
-        return min(1, self.problem.world_size - 1)  # of a sum all of them, of a partial one
+        def us(cut: Cut) -> float:
+            rows = BLOCK_M * world_size * min(self._tiles_of_shard(cut.block_n))
+            return round(predicted_us(cut, rows, cut.block_n, k, num_programs=num_programs, peers=peers), 1)
+
+        return self._config_of(min(possible_cuts(k, num_programs=num_programs, teams=self.teams), key=us))
+
+    def _tiles_of_shard(self, block_n: int) -> tuple[int, int]:
+        """Return how many tiles of so many columns a shard has, of rows and of columns of C."""
+        rows, columns = self.problem.shard_shape(0), self._shard_of_columns
+        return -(-rows[0] // BLOCK_M) * -(-rows[1] // block_n), -(-columns[0] // BLOCK_M) * -(-columns[1] // block_n)
 
     @property
     def _is_cut_by_columns(self) -> bool:
-        return self._tiles(self._shard_of_columns) < self._tiles(self.problem.shard_shape(0))
+        by_rows, by_columns = self._tiles_of_shard(self.config.block_n)
+        return by_columns < by_rows
 
     @property
     def _shard_shape(self) -> tuple[int, int]:
@@ -36,14 +51,16 @@ class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
     @property
     def _shard_of_columns(self) -> tuple[int, int]:
         problem = self.problem
-        return problem.m, padded(-(-problem.n // problem.world_size), problem.dtype)  # TMA stores on 16 bytes
+        return problem.m, padded(-(-problem.n // problem.world_size), problem.dtype)  # so each begins on 16 bytes
 
     def _open_sums(self, room: torch.Tensor) -> tuple[torch.Tensor, TensorDescriptor]:
-        problem, by_columns = self.problem, self._is_cut_by_columns
-        shards, m, n = room.shape  # all as large as the largest; what is past the last row or column is no part of C
-        whole = self._on_heap((m, shards * n) if by_columns else (shards * m, n), problem.dtype)
-        at_all = self.ctx.peer_view(whole)
-        mine = at_all[:, :, self.rank * n :][..., :n] if by_columns else at_all[:, self.rank * m :][:, :m]
+        problem, (_, m, n) = self.problem, room.shape
+        width = padded(problem.n, problem.dtype)
+        whole = self._on_heap((problem.m + 1, width), problem.dtype)
+        first_row, first_column = (0, self.rank * n) if self._is_cut_by_columns else (self.rank * m, 0)
+        mine = self.ctx.peer_view(whole)[:, first_row : min(first_row + m, problem.m), first_column : first_column + n]
+        if not mine.numel():  # the sums of a rank without any, of nothing, go to the row behind C
+            mine = self.ctx.peer_view(whole)[:, problem.m :]
         return whole[: problem.m, : problem.n], self._pieces_of(mine)
 
 

@@ -1,8 +1,18 @@
-"""Which tile a program of the Hopper kernel has in which turn: rounds of the peers' tiles and the own ones.
+"""Which tile a program of the Hopper kernel has in which turn: the peers' tiles first, then own ones among them.
 
-A round is a chunk of each peer's shard, rank+1's first, then the chunk of the own shard that peers sent some rounds
-back. The first rounds have no own chunk, the last has all that are left. All ranks have the same order, and a peer's
-tile comes before the own tile of its number: whoever waits for a partial waits for what comes earlier.
+| turns | have |
+|---|---|
+| the first `ahead` | the peers' tiles |
+| the next `mixed` | `own` own tiles, and the peers' in the other programs |
+| the rest | what is left of the peers' tiles, then of the own ones |
+
+The peers' tiles are taken a chunk of each shard at a time, rank+1's first; the own chunk of that number comes `ahead`
+turns after the last of them, so that the partials have arrived when its sums need them, though programs are up to a
+turn apart. So all the time there is as much to send as to multiply. All ranks have the same order, and a peer's tile
+comes before the own tile of its number: whoever waits for a partial waits for what comes earlier.
+
+Own tiles take longer. In a mixed turn they are those of neighbouring programs, in the next turn those of the next ones,
+and so round all programs from `first` on, beginning `start` behind it: those before it have a turn more.
 """
 
 from __future__ import annotations
@@ -12,15 +22,17 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-_LAG = 4  # rounds, of about a tile a program each: a tile is sent in one, announced in the next
+# Turns: a tile is multiplied in one, sent in the next, announced in the third. There may be fewer, but not just one.
+_AHEAD, _LEAST_AHEAD = 3, 2
+_OWN_US, _OWN_US_A_PEER = 1.0, 1.5  # that an own tile takes longer (8192x8192x8192 on 4 H200s: 29 µs, others 22.5)
 
 
 class Shards(NamedTuple):
     """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging).
 
     A rank's shard begins at row `rank * rows_apart` and column `rank * cols_apart` of C. It has `tiles`, a chunk
-    `chunk` of them. Own chunks come `lag` rounds after the peers'; number `last` of the rounds in which both come has
-    the peers' last chunk, of `last_chunk` tiles.
+    `chunk` of them, but chunk number `last`, `last_chunk`. The rest is the order of the tiles, as above; from position
+    `behind` on, counted through turns and programs, all are own ones.
     """
 
     flags_ptr: Any
@@ -31,9 +43,14 @@ class Shards(NamedTuple):
     cols_apart: int
     tiles: int
     chunk: int
-    lag: int
     last: int
     last_chunk: int
+    ahead: int
+    mixed: int
+    own: int
+    first: int
+    start: int
+    behind: int
 
 
 class Work(NamedTuple):
@@ -46,36 +63,84 @@ class Work(NamedTuple):
 @gluon.jit
 def work_in(turn, shards, WORLD_SIZE: gl.constexpr):
     """Return what this program does in a turn."""
-    PEERS: gl.constexpr = WORLD_SIZE - 1
-    position = gl.program_id(0) + turn * gl.num_programs(0)
-    if PEERS == 0:
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    position = program + turn * programs
+    if WORLD_SIZE == 1:
         return Work(position * 0, position)
     else:
-        # The first `lag` rounds have no own chunk, the last has all that are left.
-        later = position - PEERS * shards.chunk * shards.lag
-        round = gl.minimum(later // (WORLD_SIZE * shards.chunk), shards.last)
-        is_early = later < 0
-        chunk = gl.where(is_early, position // (PEERS * shards.chunk), shards.lag + round)
-        within = gl.where(is_early, position % (PEERS * shards.chunk), later - round * WORLD_SIZE * shards.chunk)
-        size = gl.where(is_early | (round < shards.last), shards.chunk, shards.last_chunk)
-        is_own = within >= PEERS * size
-        tile = gl.where(is_own, round * shards.chunk + within - PEERS * size, chunk * shards.chunk + within % size)
+        PEERS: gl.constexpr = WORLD_SIZE - 1
+        number = turn - shards.ahead
+        is_mixed = (number >= 0) & (number < shards.mixed)
+        # In a mixed turn: programs from `first` on, as a ring, of which `own` from `start` on have own tiles.
+        ring = programs - shards.first
+        place = program - shards.first
+        start = (shards.start + number * shards.own) % ring
+        beyond = place - start + gl.where(place < start, ring, 0)
+        is_own = gl.where(is_mixed, (place >= 0) & (beyond < shards.own), position >= shards.behind)
+        own = gl.where(is_mixed, number * shards.own + beyond, position - PEERS * shards.tiles)
+        wrapped = gl.maximum(start + shards.own - ring, 0)
+        own_before = _between(place - start, shards.own) + _between(place, wrapped)
+        sent = position - _between(number, shards.mixed) * shards.own - gl.where(is_mixed, own_before, 0)
+        chunk = gl.minimum(sent // (PEERS * shards.chunk), shards.last)
+        within = sent - chunk * PEERS * shards.chunk
+        size = gl.where(chunk < shards.last, shards.chunk, shards.last_chunk)
+        tile = gl.where(is_own, own, chunk * shards.chunk + within % size)
         return Work(gl.where(is_own, 0, within // size + 1), tile)
 
 
-def cut_into_rounds(
-    flags: Any, *, m: int, n: int, k: int, by_columns: bool, tiles: int, num_programs: int, world_size: int
+@gluon.jit
+def _between(value, most):
+    """Return a value, but 0 at least, and `most` at most."""
+    return gl.minimum(gl.maximum(value, 0), most)
+
+
+def order_tiles(
+    flags: Any,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    by_columns: bool,
+    tiles: int,
+    tile_us: float,
+    num_programs: int,
+    world_size: int,
 ) -> Shards:
-    """Return the rounds of a shard of (m, n) of so many tiles, whose partials arrive at `flags`.
+    """Return the order of the tiles of a shard of (m, n), whose partials arrive at `flags`.
 
     Args:
         by_columns: whether shards lie beside each other; else one above the other.
+        tiles, tile_us: how many there are of a shard, and how long a program takes for a peer's.
     """
-    # A round is shorter than a turn by about a chunk: own tiles take longer, and go round among the programs.
-    chunk, lag = max(1, num_programs // (world_size + 1)), _LAG
-    if tiles <= chunk * lag:  # all own tiles last
-        chunk, lag = tiles, 0
-    last = -(-tiles // chunk) - 1
+    own = num_programs // world_size  # no more: the own tiles would run out before the peers'
+    sent = (world_size - 1) * tiles
+    ahead = min(_AHEAD, sent // num_programs)
+    is_mixed = sent > 0 and own > 0 and ahead >= _LEAST_AHEAD  # else all own tiles come last
+    mixed = (sent - ahead * num_programs) // (num_programs - own) if is_mixed else 0
+    chunk = own or tiles
+    last = max(-(-tiles // chunk) - 1, 0)
     rows_apart, cols_apart = (0, n) if by_columns else (m, 0)
-    last_chunk = tiles - last * chunk
-    return Shards(flags, m, n, k, rows_apart, cols_apart, tiles, chunk, lag, last=last - lag, last_chunk=last_chunk)
+    first = _first_with_own(tiles, mixed * own, tile_us, num_programs, world_size)
+    return Shards(
+        *(flags, m, n, k, rows_apart, cols_apart, tiles, chunk, last),
+        last_chunk=tiles - last * chunk,
+        ahead=ahead,
+        mixed=mixed,
+        own=own,
+        first=first,
+        start=0 if first else world_size * tiles % num_programs,  # who has a turn more comes last
+        behind=sent + mixed * own,
+    )
+
+
+def _first_with_own(tiles: int, mixed: int, tile_us: float, num_programs: int, world_size: int) -> int:
+    """Return from which program on have own tiles in mixed turns, `mixed` in all: who has a turn more may have none."""
+    more = world_size * tiles % num_programs  # programs that have a last turn, of own tiles, which others have not
+    others = num_programs - more
+    if not more or others < num_programs // world_size:
+        return 0
+    own_us = _OWN_US + _OWN_US_A_PEER * (world_size - 1)
+    all_us = tile_us + own_us + -(-mixed // num_programs) * own_us
+    apart_us = max(tile_us + own_us, -(-mixed // others) * own_us)
+    return more if apart_us < all_us else 0

@@ -1,4 +1,4 @@
-"""What the multiply warps of reduce-scatter do: they multiply tiles, and add the peers' partials to own ones.
+"""What the multiply warps do that add partials: they multiply tiles, and add the peers' partials to own ones.
 
 Both warp groups together, or, with PINGPONG, each a tile of its own, in turns (../common/hopper/roles.py).
 """

@@ -7,13 +7,13 @@
 | 1 | announces what was sent (../common/hopper/herald.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; room |
 
-A round is a chunk of every peer's shard, then one of the own whose partials have had the time to arrive (rounds.py). So
-all the time there is as much to send as there is to multiply; with all own tiles last, the link would be too slow
-before and idle then. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded
-once. The pieces are paced by the main loop (../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is
-its output: sums are sent there, like any other tile. Or, in all-reduce, to every rank's output. The kernel is launched
-early (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in
-the epilogue.
+Own tiles come among the peers', when their partials have had the time to arrive (rounds.py). So all the time there is
+as much to send as there is to multiply; with all own tiles last, the link would be too slow before and idle then. Sums
+start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded once. The pieces are paced
+by the main loop (../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is its output: sums are sent
+there, like any other tile. In all-reduce they go to every rank's output. The kernel is launched early
+(../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the
+epilogue.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ..common.hopper.outbox import (
     open_outbox,
     send_last,
 )
+from ..common.hopper.plan import Cut, tile_alone_us
 from ..common.hopper.positions import num_turns, trace_number
 from ..common.hopper.ring import load_steps, open_ring
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
@@ -50,7 +51,7 @@ from ..common.partials import announce_position
 from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
 from .problem import GemmReduceScatterProblem
-from .rounds import Work, cut_into_rounds, work_in
+from .rounds import Work, order_tiles, work_in
 from .turns import sum_second, sum_tiles
 
 
@@ -138,7 +139,7 @@ def _load_and_send_partials(
             announced = _have_announced(herald, is_owed, announced)
             is_owed = False
             is_held = False
-        elif turn == 0:  # who has own tiles alone sends sums, of what all peers have sent in this call
+        elif turn == 0:  # a program whose first tile is an own one sends sums of what peers have sent in this call
             began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
             trace_span(peers, SEND_WAIT, trace_number(turn), began)
@@ -216,22 +217,23 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         return f"team is {config.team}; tiles to which partials are added are not shared" if config.team > 1 else None
 
     def _open_buffers(self) -> None:
-        problem = self.problem
+        problem, config = self.problem, self.config
         m, n = self._shard_shape
         room = self._on_heap((problem.world_size, m, padded(n, problem.dtype)), problem.dtype)
         self._flags = self._open_flags()
         self.output, self._sums = self._open_sums(room)
         at_owners = self.ctx.peer_view(room)[:, self.rank, :, :n]
         self._out = self._pieces_of(at_owners)
-        self._slots = self._descriptor(room[:, :, :n], (1, self.config.block_m, PIECE_COLS.value))
-        self._shards = cut_into_rounds(
+        self._slots = self._descriptor(room[:, :, :n], (1, config.block_m, PIECE_COLS.value))
+        self._shards = order_tiles(
             self._flags,
             m=m,
             n=n,
             k=problem.a_shape(self.rank)[1],
             by_columns=self._is_cut_by_columns,
             tiles=self._tiles((m, n)),
-            num_programs=self.config.num_sms,
+            tile_us=tile_alone_us(Cut(config.block_n, config.team, config.pingpong), problem.a_shape(0)[1]),
+            num_programs=config.num_sms,
             world_size=problem.world_size,
         )
 

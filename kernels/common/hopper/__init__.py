@@ -9,7 +9,7 @@
 | `herald.py` | a warp that announces what another has sent |
 | `positions.py` | the turns of a program: which tiles it computes, and which of the last ones with others |
 | `team.py` | sums of a tile, exchanged by the programs that share it |
-| `roles.py` | the part of the multiply warps, together or in turns (reduce-scatter has its own) |
+| `roles.py` | the part of the multiply warps, together or in turns; where partials are added, see turns.py there |
 | `plan.py` | the quickest cut into tiles and teams, by prediction |
 | `operator.py` | the host's part: what is supported, tensor descriptors |
 """

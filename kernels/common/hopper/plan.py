@@ -54,7 +54,7 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
         peers: how many ranks each tile is sent to.
     """
     tiles = -(-m // BLOCK_M) * -(-n // cut.block_n)
-    tile_us = _tile_us(cut, k)
+    tile_us = tile_alone_us(cut, k)
     whole = whole_turns(tiles, num_programs)
     turns = [(num_programs, tile_us)] * whole
     for shared, members in rounds_of(cut, tiles - whole * num_programs, k, num_programs=num_programs):
@@ -66,7 +66,7 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
     return sent
 
 
-def _tile_us(cut: Cut, k: int) -> float:
+def tile_alone_us(cut: Cut, k: int) -> float:
     """Return how long a program takes for a tile by itself."""
     beside_us = _PINGPONG_TILE_US if cut.pingpong else _TILE_US
     return 2e-6 * BLOCK_M * cut.block_n * k / (TFLOPS * WIDTHS[cut.block_n]) + beside_us
@@ -116,7 +116,7 @@ def quickest_cut(
         return predicted_us(cut, m, n, k, num_programs=num_programs, peers=peers)
 
     def can_gain_by_team(cut: Cut) -> bool:
-        return cut.block_n == _TEAM_COLUMNS and _tile_us(cut, k) >= _TEAM_LEAST_TILE_US
+        return cut.block_n == _TEAM_COLUMNS and tile_alone_us(cut, k) >= _TEAM_LEAST_TILE_US
 
     cuts = possible_cuts(k, num_programs=num_programs, teams=teams)
     cuts = [cut for cut in cuts if cut.team == 1 or can_gain_by_team(cut)]
