@@ -30,7 +30,7 @@ from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import herald, inbox, outbox, positions, ring, roles, team
 from iris_kernels.common.hopper import operator as hopper
-from iris_kernels.gemm_reduce_scatter import rounds, turns
+from iris_kernels.gemm_reduce_scatter import order, turns
 from overlap_taxonomy import get_variant
 
 COPIES = "warp_specialized_copies"
@@ -286,7 +286,7 @@ def run_case(
             team,
             roles,
             courier,
-            rounds,
+            order,
             turns,
             KERNELS[family, name],
         ]

@@ -28,7 +28,7 @@ from iris_kernels.common.hopper.plan import (
     quickest_cut,
     rounds_of,
 )
-from iris_kernels.gemm_reduce_scatter import rounds
+from iris_kernels.gemm_reduce_scatter import order
 from overlap_taxonomy import get_variant
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -70,7 +70,7 @@ def test_programs_without_a_last_turn_have_more_of_the_own_tiles() -> None:
 
 
 def ordered(tiles: int, world_size: int, num_programs: int = 132, tile_us: float = 23.0) -> Any:
-    return rounds.order_tiles(
+    return order.order_tiles(
         None,
         m=0,
         n=0,
@@ -93,11 +93,11 @@ def turns_of(tiles: int, world_size: int, num_programs: int = 132) -> dict[tuple
         maximum=max,
         program_id=None,
     )
-    with mock.patch.multiple(rounds, gl=gl, _between=rounds._between.fn):
+    with mock.patch.multiple(order, gl=gl, _between=order._between.fn):
         for number in range(tiles * world_size):
             turn, program = divmod(number, num_programs)
             gl.program_id = lambda axis, program=program: program
-            places[tuple(rounds.work_in.fn(turn, shards, world_size))] = (turn, program)
+            places[tuple(order.work_in.fn(turn, shards, world_size))] = (turn, program)
     return places
 
 

@@ -14,7 +14,7 @@ from ..common.hopper.positions import trace_number
 from ..common.hopper.ring import multiply_tile, trace_first_step
 from ..common.hopper.roles import next_baton, wait_baton
 from ..common.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
-from .rounds import work_in
+from .order import work_in
 
 
 @gluon.jit

@@ -7,7 +7,7 @@
 | 1 | announces what was sent (../common/hopper/herald.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; room |
 
-Own tiles come among the peers', when their partials have had the time to arrive (rounds.py). So all the time there is
+Own tiles come among the peers', when their partials have had the time to arrive (order.py). So all the time there is
 as much to send as there is to multiply; with all own tiles last, the link would be too slow before and idle then. Sums
 start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded once. The pieces are paced
 by the main loop (../common/hopper/outbox.py). A rank's own slot, which no peer sends to, is its output: sums are sent
@@ -50,8 +50,8 @@ from ..common.operands import padded
 from ..common.partials import announce_position
 from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from .operator import FAMILY, GemmReduceScatter
+from .order import Work, order_tiles, work_in
 from .problem import GemmReduceScatterProblem
-from .rounds import Work, order_tiles, work_in
 from .turns import sum_second, sum_tiles
 
 
