@@ -282,7 +282,7 @@ def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
     names = (
         *("h200x4", "h200x4-paper", "h200x4-large", "h200x4-decode", "h200", "h200-decode", "h200-ragged"),
         *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
-        *("h200x2-decode", "h200x2-ragged"),
+        *("h200x2-decode", "h200x2-ragged", "h200x2-all-reduce"),
     )
     result = invoke("defaults", *(RESULTS / f"{name}-bf16.csv" for name in names), "--out", tmp_path)
     assert result.exit_code == 0, result.output
