@@ -54,7 +54,7 @@ def test_own_tiles_come_when_partials_have_had_the_time(tiles: int, world_size: 
     """So many turns behind the peers' tile of their number, but behind the mixed turns."""
     turns = turns_of(tiles, world_size)
     shards = ordered(tiles, world_size)
-    for tile in range(shards.mixed * shards.own):
+    for tile in range(shards.mixed * shards.chunk):
         gaps = [turns[0, tile][0] - turns[distance, tile][0] for distance in range(1, world_size)]
         assert min(gaps) >= ahead
         assert turns[0, tile][0] < ahead + shards.mixed

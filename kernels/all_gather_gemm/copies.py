@@ -8,7 +8,7 @@
 The queue itself sets a flag, by a stream memory operation. That takes 7 µs less than a kernel that counts behind the
 copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. From a
 second queue, while the next copy is under way, they came hundreds of µs late where the call was launched as a graph.
-With `queues` of two a copy is under way on one while the other sets a flag; that was not yet measured on GPUs.
+With `queues` of two a copy is under way on one while the other sets a flag; on two GPUs that gained nothing.
 
 A call ends when all ranks have multiplied all shards: *done* says that, so the next call's copies ask nobody. Flags are
 zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then a kernel on the copy

@@ -66,12 +66,8 @@ def begin_call(peers, WORLD_SIZE: tl.constexpr):
     peer calls `wait_ready` first. Called by every program of the call's first kernel.
     """
     epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
-    if in_gluon():
-        tell_all_ready(peers, epoch, WORLD_SIZE)
-    elif tl.program_id(0) == 0:
-        for distance in tl.static_range(1, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            signal(translate(peers.state_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
+    if tl.program_id(0) == 0:
+        _tell_peers(peers.state_ptr, peers, epoch, WORLD_SIZE)
     return epoch
 
 
@@ -139,16 +135,24 @@ def finish_and_clear(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZ
 @triton.jit
 def _end_with_peers(peers, epoch, WORLD_SIZE: tl.constexpr):
     done_ptr = peers.state_ptr + WORLD_SIZE
+    _tell_peers(done_ptr, peers, epoch, WORLD_SIZE)
     if in_gluon():
-        _tell_all(done_ptr, peers, epoch, WORLD_SIZE)
         _wait_for_all(done_ptr, peers, epoch, WORLD_SIZE)
     else:
         for distance in tl.static_range(1, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            signal(translate(done_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
-        for distance in tl.static_range(1, WORLD_SIZE):
             wait(done_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
     tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+
+
+@triton.jit
+def _tell_peers(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Write `epoch` to this rank's flag at every peer, of a flag a rank; with release, as `signal`."""
+    if in_gluon():
+        _tell_all(flags_ptr, peers, epoch, WORLD_SIZE)
+    else:
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            signal(translate(flags_ptr, peers.rank, peer, peers.heap_bases) + peers.rank, epoch)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.config import GemmConfig
-from ..common.hopper.plan import BLOCK_M, Cut, possible_cuts, predicted_us
+from ..common.hopper.plan import BLOCK_M, Cut, possible_cuts, predicted_us, tiles_of
 from ..common.operands import padded
 from ..gemm_reduce_scatter import warp_specialized
 from .operator import FAMILY, TwoShot
@@ -36,8 +36,7 @@ class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
 
     def _tiles_of_shard(self, block_n: int) -> tuple[int, int]:
         """Return how many tiles of so many columns a shard has, of rows and of columns of C."""
-        rows, columns = self.problem.shard_shape(0), self._shard_of_columns
-        return -(-rows[0] // BLOCK_M) * -(-rows[1] // block_n), -(-columns[0] // BLOCK_M) * -(-columns[1] // block_n)
+        return tiles_of(*self.problem.shard_shape(0), block_n), tiles_of(*self._shard_of_columns, block_n)
 
     @property
     def _is_cut_by_columns(self) -> bool:

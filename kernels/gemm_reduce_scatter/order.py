@@ -3,7 +3,7 @@
 | turns | have |
 |---|---|
 | the first `ahead` | the peers' tiles |
-| the next `mixed` | `own` own tiles, and the peers' in the other programs |
+| the next `mixed` | a chunk of own tiles, and the peers' in the other programs |
 | the rest | what is left of the peers' tiles, then of the own ones |
 
 The peers' tiles are taken a chunk of each shard at a time, rank+1's first; the own chunk of that number comes `ahead`
@@ -31,8 +31,8 @@ class Shards(NamedTuple):
     """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging).
 
     A rank's shard begins at row `rank * rows_apart` and column `rank * cols_apart` of C. It has `tiles`, a chunk
-    `chunk` of them, but chunk number `last`, `last_chunk`. The rest is the order of the tiles, as above; from position
-    `behind` on, counted through turns and programs, all are own ones.
+    `chunk` of them, but chunk number `last`, which has what is left. The rest is the order of the tiles, as above;
+    from position `behind` on, counted through turns and programs, all are own ones.
     """
 
     flags_ptr: Any
@@ -44,10 +44,8 @@ class Shards(NamedTuple):
     tiles: int
     chunk: int
     last: int
-    last_chunk: int
     ahead: int
     mixed: int
-    own: int
     first: int
     start: int
     behind: int
@@ -72,19 +70,19 @@ def work_in(turn, shards, WORLD_SIZE: gl.constexpr):
         PEERS: gl.constexpr = WORLD_SIZE - 1
         number = turn - shards.ahead
         is_mixed = (number >= 0) & (number < shards.mixed)
-        # In a mixed turn: programs from `first` on, as a ring, of which `own` from `start` on have own tiles.
+        # In a mixed turn: programs from `first` on, as a ring, of which a chunk from `start` on have own tiles.
         ring = programs - shards.first
         place = program - shards.first
-        start = (shards.start + number * shards.own) % ring
+        start = (shards.start + number * shards.chunk) % ring
         beyond = place - start + gl.where(place < start, ring, 0)
-        is_own = gl.where(is_mixed, (place >= 0) & (beyond < shards.own), position >= shards.behind)
-        own = gl.where(is_mixed, number * shards.own + beyond, position - PEERS * shards.tiles)
-        wrapped = gl.maximum(start + shards.own - ring, 0)
-        own_before = _between(place - start, shards.own) + _between(place, wrapped)
-        sent = position - _between(number, shards.mixed) * shards.own - gl.where(is_mixed, own_before, 0)
+        is_own = gl.where(is_mixed, (place >= 0) & (beyond < shards.chunk), position >= shards.behind)
+        own = gl.where(is_mixed, number * shards.chunk + beyond, position - PEERS * shards.tiles)
+        wrapped = gl.maximum(start + shards.chunk - ring, 0)
+        own_before = _between(place - start, shards.chunk) + _between(place, wrapped)
+        sent = position - _between(number, shards.mixed) * shards.chunk - gl.where(is_mixed, own_before, 0)
         chunk = gl.minimum(sent // (PEERS * shards.chunk), shards.last)
         within = sent - chunk * PEERS * shards.chunk
-        size = gl.where(chunk < shards.last, shards.chunk, shards.last_chunk)
+        size = gl.minimum(shards.chunk, shards.tiles - chunk * shards.chunk)
         tile = gl.where(is_own, own, chunk * shards.chunk + within % size)
         return Work(gl.where(is_own, 0, within // size + 1), tile)
 
@@ -124,10 +122,8 @@ def order_tiles(
     first = _first_with_own(tiles, mixed * own, tile_us, num_programs, world_size)
     return Shards(
         *(flags, m, n, k, rows_apart, cols_apart, tiles, chunk, last),
-        last_chunk=tiles - last * chunk,
         ahead=ahead,
         mixed=mixed,
-        own=own,
         first=first,
         start=0 if first else world_size * tiles % num_programs,  # who has a turn more comes last
         behind=sent + mixed * own,

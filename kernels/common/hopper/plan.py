@@ -53,7 +53,7 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
         num_programs: that compute.
         peers: how many ranks each tile is sent to.
     """
-    tiles = -(-m // BLOCK_M) * -(-n // cut.block_n)
+    tiles = tiles_of(m, n, cut.block_n)
     tile_us = tile_alone_us(cut, k)
     whole = whole_turns(tiles, num_programs)
     turns = [(num_programs, tile_us)] * whole
@@ -64,6 +64,11 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
         multiplied = max(multiplied + turn_us, sent)
         sent = multiplied + finished * _tile_sent_us(cut, peers)
     return sent
+
+
+def tiles_of(m: int, n: int, block_n: int) -> int:
+    """Return how many tiles of so many columns an (m, n) has."""
+    return -(-m // BLOCK_M) * -(-n // block_n)
 
 
 def tile_alone_us(cut: Cut, k: int) -> float:
@@ -122,7 +127,7 @@ def quickest_cut(
     cuts = [cut for cut in cuts if cut.team == 1 or can_gain_by_team(cut)]
     best = min(cuts, key=lambda cut: (round(us(cut), 1), cut.team))  # not a team for nothing
     in_turns = Cut(PINGPONG_COLUMNS, 1, pingpong=True)
-    tiles = -(-m // BLOCK_M) * -(-n // PINGPONG_COLUMNS)
+    tiles = tiles_of(m, n, PINGPONG_COLUMNS)
     sent_us = tiles * _tile_sent_us(in_turns, peers)
     is_measured = peers == 1 and k <= _PINGPONG_MOST_K and sent_us < _PINGPONG_MOST_SENT * us(in_turns)
     can_take_turns = pingpong and is_measured and tiles > num_programs
