@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ def _find_or_make(
     key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, asked)
     if ctx.debug:
         ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])
-    if key not in ctx.operators:
+
+    def make() -> Operator[Any]:
         with ctx.together(f"make {family}/{variant}"):
             build = get_variant(family, variant).build
             _check_matrices(a, b)
@@ -69,8 +71,20 @@ def _find_or_make(
                 raise ValueError(
                     f"accumulation_dtype is {accumulation_dtype}; partial sums are accumulated in {torch.float32} alone"
                 )
+        return build(ctx, _problem(ctx, a, b, problem_type, sizes), config, **options)
+
+    return keep(ctx, key, make)
+
+
+def keep(ctx: Context, key: Hashable, make: Callable[[], Operator[Any]]) -> Operator[Any]:
+    """Return the operator that a context keeps under a key; make it where there is none, which is collective.
+
+    Raises:
+        HeapExhausted: the heap has no room for it; says how many others there are.
+    """
+    if key not in ctx.operators:
         try:
-            ctx.operators[key] = build(ctx, _problem(ctx, a, b, problem_type, sizes), config, **options)
+            ctx.operators[key] = make()
         except HeapExhausted as error:
             raise HeapExhausted(
                 f"{error}; {len(ctx.operators)} operators are kept for calls with other shapes: "

@@ -41,7 +41,7 @@ class FusedOperator(Operator[P]):
         self._operand_copies.made = ()
         if self.ctx.debug or not self._calls.are_prepared:
             return super()._call(a, b)
-        self.ctx.check()
+        self._check_open()
         self._check_kinds(a, b)
         call = self._calls.find(a, b)
         if call is None:
@@ -91,6 +91,7 @@ class FusedOperator(Operator[P]):
         self._buffers, self._watched = [], []
         self._calls.clear()
         self._operand_copies.clear()
+        super().close()
 
     def _parts(self) -> int:
         """Return in how many parts a call announces its data to a peer."""

@@ -34,6 +34,7 @@ class Operator(ABC, Generic[P]):
         ran_config: what the last call ran with, where its operands did not allow for all of it.
         chosen_by: the variant that was asked for, where that one chose this.
         keeps_outputs: whether calls return the same memory each time.
+        is_closed: whether its buffers were given back; a call then raises RuntimeError.
         output: that memory. It cannot be read in a graph of `torch.compile`.
         name, order: what names the operator, and the order of all calls, in graphs of `torch.compile`.
 
@@ -47,6 +48,7 @@ class Operator(ABC, Generic[P]):
     chosen_by = ""
     options: tuple[str, ...] = ()  # attributes that are the caller's, beside the problem; the same on all ranks
     keeps_outputs = True
+    is_closed = False
     output = Overwritten()
     _output: torch.Tensor
 
@@ -102,6 +104,7 @@ class Operator(ABC, Generic[P]):
 
         Raises:
             ValueError: an operand does not fit the problem, is no dense tensor, or requires a gradient.
+            RuntimeError: the operator was closed.
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
         return call_in_graph(self, a, b)[0] if torch.compiler.is_dynamo_compiling() else self._call(a, b)
@@ -122,7 +125,7 @@ class Operator(ABC, Generic[P]):
         return ()
 
     def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self.ctx.check()
+        self._check_open()
         if self.ctx.debug:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
             with self.ctx.together(f"call {self}"):
@@ -137,6 +140,12 @@ class Operator(ABC, Generic[P]):
 
     def close(self) -> None:
         """Give the buffers back; collective. The output must not be used after this."""
+        self.is_closed = True
+
+    def _check_open(self) -> None:
+        self.ctx.check()
+        if self.is_closed:
+            raise RuntimeError(f"{self} was closed: its buffers were given back; make another")
 
     def describe_config(self) -> str:
         """Return what the last call ran with, for a table; behind the variant's name where that was chosen."""

@@ -1,0 +1,273 @@
+"""How a linear layer is cut over the ranks, what it takes and gives on each, and which operators its calls need."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass, field, replace
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+import torch
+
+from iris_core import Context
+from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
+from iris_kernels.common.functional import keep
+from iris_kernels.common.operator import Operator
+from iris_kernels.common.problem import shard_bounds
+from overlap_taxonomy import get_variant
+
+from .products import Columns, Rows, Steps, multiply_columns, multiply_rows
+
+
+class Wanted(NamedTuple):
+    """Whether a call is to compute the gradients of these, which must be the same on all ranks."""
+
+    x: bool
+    weight: bool
+    bias: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Cut(ABC):
+    """A linear layer's sizes, and which part of its tensors a rank has. Call it with tensors.
+
+    Args:
+        ctx: the context.
+        in_features, out_features: of the whole layer.
+        sequence_parallel: whether the tokens outside of a pair of layers, before the first and behind the second, are
+            cut over the ranks, too, as ``torch.chunk`` cuts them.
+        sequence_dim: which dimension of x is cut then; not its last. Where it is not the first, and those before it are
+            not 1, x is copied to bring it there.
+        variant, backward_variant: the overlap patterns; "auto" chooses the fastest.
+        copy_output: return memory of the caller's. Without it, where there is no bias, it is the operator's own, which
+            the next call of these sizes, by whatever layer, overwrites; in a graph of `torch.compile` it is a copy.
+
+    Raises:
+        ValueError: a size below one.
+    """
+
+    ctx: Context
+    in_features: int
+    out_features: int
+    _: KW_ONLY
+    sequence_parallel: bool = False
+    sequence_dim: int = 0
+    variant: str = "auto"
+    backward_variant: str = "auto"
+    copy_output: bool = True
+    _made: dict[Any, Steps] = field(default_factory=dict, init=False, repr=False)
+    _weight_shape: torch.Size = field(init=False, repr=False)
+    _bias_shape: torch.Size = field(init=False, repr=False)
+
+    kind: ClassVar[str]
+    weight_dim: ClassVar[int]  # of the weight's, the one that is cut
+
+    def __post_init__(self) -> None:
+        for name in ("in_features", "out_features"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
+        whole = torch.empty(self.out_features, self.in_features, device="meta")
+        # No cached properties: the compiler cannot trace their lock.
+        object.__setattr__(self, "_weight_shape", self.own_weight(whole).shape)
+        object.__setattr__(self, "_bias_shape", self.own_bias(whole[:, 0]).shape)
+
+    def __deepcopy__(self, memo: Any) -> Cut:
+        """A copy of a layer has the same context, of which a process has one."""
+        return replace(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a layer holds its rank's context, which cannot be saved; save its state_dict()")
+
+    @property
+    @abstractmethod
+    def cuts_bias(self) -> bool:
+        """Whether the bias is cut; else all ranks have the whole."""
+
+    @abstractmethod
+    def _steps(self, m: int, dtype: torch.dtype, wanted: Wanted) -> Steps:
+        """Make or find the operators for `m` tokens of all ranks; collective."""
+
+    def shard(self, size: int) -> slice:
+        """Return which of so many features are this rank's."""
+        return slice(*shard_bounds(size, self.ctx.get_num_ranks(), self.ctx.get_rank()))
+
+    def own_weight(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of (out_features, in_features), a view."""
+        part = self.shard(whole.shape[self.weight_dim])
+        return whole[part] if self.weight_dim == 0 else whole[:, part]
+
+    def own_bias(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of (out_features,), a view; all of it where it is not cut."""
+        return whole[self.shard(len(whole))] if self.cuts_bias else whole
+
+    def _checked(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return the tensors as autocast would have them; raise for those that are not this layer's."""
+        device_type = self.ctx.get_device().type
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        for name, tensor, shape in (("weight", weight, self._weight_shape), ("bias", bias, self._bias_shape)):
+            if tensor is not None and tensor.shape != shape:
+                raise ValueError(f"{self._name}: {name} is {tuple(tensor.shape)}; this rank's must be {tuple(shape)}")
+        if x.ndim < 2 or x.shape[-1] != self._weight_shape[1]:
+            raise ValueError(
+                f"{self._name}: x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
+            )
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is not None and tensor.dtype != x.dtype:
+                raise ValueError(f"{self._name}: x is {x.dtype} and {name} {tensor.dtype}; they must be the same")
+        if self.sequence_parallel and self.sequence_dim % x.ndim == x.ndim - 1:
+            raise ValueError(
+                f"{self._name}: sequence_dim is {self.sequence_dim}, which of x {tuple(x.shape)} are the features"
+            )
+        return x, weight, bias
+
+    @property
+    def _name(self) -> str:
+        return f"{self.kind}-parallel layer of {self.in_features} to {self.out_features} features"
+
+    def _rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Size]:
+        """Return x's tokens as rows, those of one place in the sequence together, and the shape behind that place."""
+        if not self.sequence_parallel:
+            return x.reshape(-1, x.shape[-1]), x.shape[:0]
+        moved = x.movedim(self.sequence_dim, 0)
+        return moved.reshape(-1, x.shape[-1]), moved.shape[1:-1]
+
+    def _back(self, rows: torch.Tensor, x: torch.Tensor, behind: torch.Size) -> torch.Tensor:
+        """Return rows in the order in which x came."""
+        if not self.sequence_parallel:
+            return rows.reshape(*x.shape[:-1], rows.shape[-1])
+        places = rows.shape[0] // max(1, behind.numel())
+        return rows.reshape(places, *behind, rows.shape[-1]).movedim(0, self.sequence_dim)
+
+    def _made_for(self, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Steps, bool]:
+        """Return what to call, and whether there are gradients to compute."""
+        wanted = Wanted(*(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)))
+        if not torch.is_grad_enabled():
+            wanted = Wanted(False, False, False)
+        key = m, x.dtype, *wanted
+        steps = self._made.get(key)
+        if steps is None or steps.is_closed():
+            make = self._steps
+            if torch.compiler.is_dynamo_compiling():  # ranks make operators together, outside of graphs
+                make = torch.compiler.disable(make)  # for a whole graph: call the layer once before it is compiled
+            steps = self._made[key] = make(m, x.dtype, wanted)
+        return steps, any(wanted)
+
+    def _operator(
+        self, family: ModuleType, m: int, n: int, k: int, dtype: torch.dtype, **options: Any
+    ) -> Operator[Any]:
+        """Return the context's operator for a product; the first time, make it, which is collective."""
+        variant = options.pop("variant", self.variant)
+        problem = family.Problem(m, n, k, self.ctx.get_num_ranks(), dtype)
+        build = get_variant(family.FAMILY, variant).build
+        key = (family.FAMILY, variant, problem, *options.items())
+        return keep(self.ctx, key, lambda: build(self.ctx, problem, None, **options))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ColumnCut(Cut):
+    """A layer whose output features are cut: its weight by the first dimension, its bias likewise.
+
+    | sequence_parallel | gather_output | x | output |
+    |---|---|---|---|
+    | | | all tokens, the same on all ranks | all tokens, this rank's features |
+    | yes | | this rank's tokens | all tokens, this rank's features |
+    | | yes | all tokens, the same on all ranks | all tokens, all features; its gradient is the same on all ranks |
+
+    Args:
+        gather_output: all ranks get all features; the bias is then not cut.
+        others: those of `Cut`.
+
+    Raises:
+        ValueError: as `Cut`; or `sequence_parallel` and `gather_output` together.
+    """
+
+    gather_output: bool = False
+
+    kind = "column"
+    weight_dim = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gather_output and self.sequence_parallel:
+            raise ValueError("gather_output is of tokens that all ranks have, sequence_parallel cuts them: one of both")
+
+    @property
+    def cuts_bias(self) -> bool:
+        return not self.gather_output
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, tokens: int | None = None
+    ) -> torch.Tensor:
+        """See `column_parallel_linear`."""
+        x, weight, bias = self._checked(x, weight, bias)
+        rows, behind = self._rows(x)
+        m = rows.shape[0]
+        if self.sequence_parallel:
+            m = m * self.ctx.get_num_ranks() if tokens is None else tokens
+        elif tokens not in (None, m):
+            raise ValueError(f"{self._name}: tokens is {tokens}, but x has {m}, which all ranks have alike")
+        if m % max(1, behind.numel()):
+            raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
+        steps, has_gradients = self._made_for(m, rows, weight, bias)
+        if has_gradients:
+            own = self.shard(self.out_features) if self.gather_output else None
+            output = Columns.apply(rows, weight, bias, steps, own)
+        else:
+            output, _ = multiply_columns(rows, weight, bias, steps)
+        return self._back(output, x, behind)
+
+    def _steps(self, m: int, dtype: torch.dtype, wanted: Wanted) -> Steps:
+        forward = backward = None
+        sizes = m, self.out_features, self.in_features, dtype
+        if self.sequence_parallel:
+            forward = self._operator(all_gather_gemm, *sizes, keep_gathered=wanted.weight)
+        elif self.gather_output:
+            forward = self._operator(gemm_all_scatter, *sizes)
+        if wanted.x:
+            back = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
+            sizes = m, self.in_features, self.out_features, dtype
+            backward = self._operator(back, *sizes, variant=self.backward_variant)
+        return Steps(forward, backward, wanted.weight, self.copy_output)
+
+
+@dataclass(frozen=True, eq=False)
+class RowCut(Cut):
+    """A layer whose input features are cut: its weight by the second dimension; its bias is the same on all ranks.
+
+    It takes all tokens with this rank's features, and gives all features, of all tokens on every rank, or with
+    `sequence_parallel` of this rank's tokens. Without that, the output's gradient is the same on all ranks.
+
+    Args:
+        others: those of `Cut`.
+    """
+
+    kind = "row"
+    weight_dim = 1
+    cuts_bias = False
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `row_parallel_linear`."""
+        x, weight, bias = self._checked(x, weight, bias)
+        rows, behind = self._rows(x)
+        m, world_size = rows.shape[0], self.ctx.get_num_ranks()
+        if self.sequence_parallel and behind.numel() > 1 and m // behind.numel() % world_size:
+            raise ValueError(
+                f"{self._name}: x is {tuple(x.shape)}; where each place of a sequence has {behind.numel()} tokens, its "
+                f"length must be a multiple of the {world_size} ranks"
+            )
+        steps, has_gradients = self._made_for(m, rows, weight, bias)
+        product = Rows.apply if has_gradients else multiply_rows
+        return self._back(product(rows, weight, bias, steps), x, behind)
+
+    def _steps(self, m: int, dtype: torch.dtype, wanted: Wanted) -> Steps:
+        forth = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
+        forward, backward = self._operator(forth, m, self.out_features, self.in_features, dtype), None
+        if self.sequence_parallel and any(wanted):
+            sizes = m, self.in_features, self.out_features, dtype
+            is_kept = wanted.weight or wanted.bias
+            backward = self._operator(all_gather_gemm, *sizes, variant=self.backward_variant, keep_gathered=is_kept)
+        return Steps(forward, backward, wanted.weight, self.copy_output)

@@ -1,0 +1,150 @@
+"""Linear layers of which each rank has a part, as modules that take the place of `torch.nn.Linear`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from typing_extensions import Self
+
+from iris_core import Context
+
+from .cuts import ColumnCut, Cut, RowCut
+
+
+class ParallelLinear(nn.Module):
+    """What both layers are: a rank's parts of a weight and a bias, and how they were cut.
+
+    Attributes:
+        cut: sizes and options.
+        weight, bias: this rank's parts, parameters; DTensors where torch's ``parallelize_module`` made the layer.
+    """
+
+    cut_type: ClassVar[type[Cut]]
+    cut: Any
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        ctx: Context,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        device = ctx.get_device() if device is None else torch.device(device)
+        whole = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        self._take(whole, self.cut_type(ctx, in_features, out_features, **options))
+        if self.bias is not None and not self.cut.cuts_bias and not self.bias.is_meta:
+            # Ranks that were seeded differently drew different ones, and each adds its own.
+            self.bias.data.copy_(ctx.broadcast(self.bias.data, 0))
+
+    @classmethod
+    def from_linear(cls, ctx: Context, linear: nn.Linear, **options: Any) -> Self:
+        """Return a layer with copies of this rank's parts of a whole one, which is the same on all ranks.
+
+        Args:
+            ctx: the context.
+            linear: the layer; of its parameters those require a gradient here that do there.
+            options: as to make a layer.
+
+        Raises:
+            ValueError: it is no `torch.nn.Linear`, or an option makes no sense.
+        """
+        if not isinstance(linear, nn.Linear):
+            raise ValueError(f"linear is a {type(linear).__name__}; it must be a torch.nn.Linear")
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._take(linear, cls.cut_type(ctx, linear.in_features, linear.out_features, **options))
+        return layer.train(linear.training)
+
+    def _take(self, whole: nn.Linear, cut: Cut) -> None:
+        def part(own: torch.Tensor) -> nn.Parameter:
+            return nn.Parameter(own.detach().clone(memory_format=torch.contiguous_format), own.requires_grad)
+
+        self.cut = cut
+        self.weight = part(cut.own_weight(whole.weight))
+        self.bias = None if whole.bias is None else part(cut.own_bias(whole.bias))
+
+    @property
+    def in_features(self) -> int:
+        """Of all ranks."""
+        return self.cut.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Of all ranks."""
+        return self.cut.out_features
+
+    def _parts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weight, bias = self.weight, self.bias
+        return local(weight), None if bias is None else local(bias)
+
+    def extra_repr(self) -> str:
+        """As `torch.nn.Linear`'s, and how it is cut."""
+        cut = self.cut
+        options = [name for name in ("sequence_parallel", "gather_output") if getattr(cut, name, False)]
+        return ", ".join(
+            [
+                f"in_features={cut.in_features}, out_features={cut.out_features}, bias={self.bias is not None}",
+                *(f"{name}=True" for name in options),
+                f"rank={cut.ctx.get_rank()} of {cut.ctx.get_num_ranks()}",
+            ]
+        )
+
+
+class ColumnParallelLinear(ParallelLinear):
+    """`torch.nn.Linear` whose output features are cut over the ranks; making one is collective.
+
+    With the same seed on all ranks its parts are those of the `torch.nn.Linear` of the whole size.
+
+    Args:
+        ctx: the context.
+        in_features, out_features: of the whole layer.
+        bias: whether it has one.
+        device, dtype: of the parameters; None for the context's device, and torch's default dtype.
+        options: sequence_parallel, gather_output, sequence_dim, variant, backward_variant, copy_output, as `ColumnCut`
+            takes them.
+
+    Raises:
+        ValueError: options that make no sense.
+    """
+
+    cut_type = ColumnCut
+
+    def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
+        """See `column_parallel_linear`."""
+        return self.cut(x, *self._parts(), tokens=tokens)
+
+
+class RowParallelLinear(ParallelLinear):
+    """`torch.nn.Linear` whose input features are cut over the ranks; making one is collective.
+
+    With the same seed on all ranks its parts are those of the `torch.nn.Linear` of the whole size; its bias, which all
+    ranks have, is rank 0's.
+
+    Args:
+        ctx, in_features, out_features, bias, device, dtype: as in `ColumnParallelLinear`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, copy_output; see `RowCut`.
+
+    Raises:
+        ValueError: options that make no sense.
+    """
+
+    cut_type = RowCut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See `row_parallel_linear`."""
+        return self.cut(x, *self._parts())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or of a DTensor this rank's part, with gradients."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,81 @@
+"""Linear layers of which each rank has a part, as functions of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from iris_core import Context
+
+from .cuts import ColumnCut, RowCut
+
+
+def column_parallel_linear(
+    ctx: Context,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_features: int | None = None,
+    tokens: int | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Return ``x @ weight.t() + bias`` of this rank's output features, or of all of them; with gradients.
+
+    The first call of a size makes the operators for it, the gradients' too, and keeps them with the context. That is
+    collective, so all ranks must make the same calls, and ask for the same gradients.
+
+    Args:
+        ctx: the context.
+        x: (…, in_features), of all tokens on every rank; with `sequence_parallel` of this rank's tokens.
+        weight: (this rank's output features, in_features), as ``torch.chunk`` cuts `torch.nn.Linear`'s by its first
+            dimension. bf16, fp16 or fp32, on the context's device, as x.
+        bias: (this rank's output features,); with `gather_output` (out_features,), the same on all ranks; or None.
+        out_features: of all ranks together; None where all ranks have as many.
+        tokens: of all ranks together, if each has a part; None where all ranks have as many.
+        options: the others of `ColumnCut`: sequence_parallel, gather_output, sequence_dim, variant, backward_variant,
+            copy_output.
+
+    Returns:
+        (…, this rank's output features), of all tokens; with `gather_output` (…, out_features) on every rank.
+
+    Raises:
+        ValueError: tensors that do not fit the sizes or each other, or the other ranks', an unknown variant, or what it
+            cannot do.
+        HeapExhausted: the heap has no room for the operators' buffers.
+    """
+    features = weight.shape[0] * ctx.get_num_ranks() if out_features is None else out_features
+    return ColumnCut(ctx, weight.shape[1], features, **options)(x, weight, bias, tokens=tokens)
+
+
+def row_parallel_linear(
+    ctx: Context,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    in_features: int | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Return ``x @ weight.t()``, summed over ranks, plus bias: of all tokens, or of this rank's; with gradients.
+
+    The first call of a size makes operators, as in `column_parallel_linear`.
+
+    Args:
+        ctx: the context.
+        x: (…, this rank's input features), of all tokens.
+        weight: (out_features, this rank's input features), as ``torch.chunk`` cuts `torch.nn.Linear`'s by its second
+            dimension. bf16, fp16 or fp32, on the context's device, as x.
+        bias: (out_features,), the same on all ranks; None for none.
+        in_features: of all ranks together; None where all ranks have as many.
+        options: the others of `RowCut`: sequence_parallel, sequence_dim, variant, backward_variant, copy_output.
+
+    Returns:
+        (…, out_features) on every rank; with `sequence_parallel` of this rank's tokens.
+
+    Raises:
+        As `column_parallel_linear`.
+    """
+    features = weight.shape[1] * ctx.get_num_ranks() if in_features is None else in_features
+    return RowCut(ctx, features, weight.shape[0], **options)(x, weight, bias)

@@ -1,0 +1,193 @@
+"""Styles for torch's ``parallelize_module``, by the names of torch's own, whose linear layers are fused.
+
+They take the same layouts, and leave the same DTensors as parameters, so that checkpoints and optimizers see what they
+see with torch's::
+
+    up, down = ColwiseParallel(ctx, input_layouts=Shard(0)), RowwiseParallel(ctx, output_layouts=Shard(0))
+    parallelize_module(model, mesh_of(ctx), {"layers.*.up": up, "layers.*.down": down})
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from iris_core import Context
+
+from .cuts import ColumnCut, Cut, RowCut
+from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+
+
+def mesh_of(ctx: Context) -> DeviceMesh:
+    """Return a mesh of a context's ranks, of one dimension, "tp"; collective.
+
+    Raises:
+        RuntimeError: see `Context.process_group`.
+    """
+    return DeviceMesh.from_group(ctx.process_group(), ctx.get_device().type, mesh_dim_names=("tp",))
+
+
+class _Style(ParallelStyle):
+    """A layer of ours in the place of a `torch.nn.Linear`."""
+
+    layer: type[ParallelLinear]
+
+    def __init__(
+        self, ctx: Context, input_layouts: Placement, output_layouts: Placement, use_local_output: bool, options: Any
+    ) -> None:
+        super().__init__()
+        self.ctx = ctx
+        self.input_layouts = (input_layouts,)
+        self.output_layouts = (output_layouts,)
+        self.use_local_output = use_local_output
+        self.options = options
+
+    @abstractmethod
+    def _cut(self, linear: nn.Linear) -> Cut:
+        """Return how the layer is cut."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if type(module) is not nn.Linear:
+            raise ValueError(f"{self!r} is for a torch.nn.Linear, and was given a {type(module).__name__}")
+        ranks = list(range(self.ctx.get_num_ranks()))
+        if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks or device_mesh.get_rank() != self.ctx.get_rank():
+            raise ValueError(
+                f"{self!r} takes a mesh of the context's {len(ranks)} ranks, as mesh_of(ctx); this is {device_mesh}"
+            )
+        cut = self._cut(module)
+        placements = {"weight": Shard(cut.weight_dim), "bias": Shard(0) if cut.cuts_bias else Replicate()}
+        for name, placement in placements.items():
+            whole = getattr(module, name)
+            if whole is not None:
+                part = distribute_tensor(whole, device_mesh, [placement], src_data_rank=self.src_data_rank)
+                module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
+        # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
+        for name in ("in_features", "out_features"):
+            delattr(module, name)
+        layer: Any = module
+        layer.__class__, layer.cut = self.layer, cut
+        module.register_forward_pre_hook(self._to_local(device_mesh))
+        if not self.use_local_output:
+            module.register_forward_hook(self._from_local(device_mesh))
+        return module
+
+    def _to_local(self, mesh: DeviceMesh) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            x, *others = inputs
+            if isinstance(x, DTensor):
+                x = x.redistribute(mesh, self.input_layouts).to_local()
+            return (x, *others)
+
+        return hook
+
+    def _from_local(self, mesh: DeviceMesh) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> DTensor:
+            return DTensor.from_local(output, mesh, self.output_layouts, run_check=False)
+
+        return hook
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(input_layouts={self.input_layouts[0]}, output_layouts={self.output_layouts[0]}, "
+            f"use_local_output={self.use_local_output})"
+        )
+
+
+class ColwiseParallel(_Style):
+    """As torch's: a `torch.nn.Linear` whose output features are cut; it becomes a `ColumnParallelLinear`.
+
+    Args:
+        ctx: the context; the mesh must be of its ranks (`mesh_of`).
+        input_layouts: ``Replicate()``, or ``Shard(dim)`` of a dimension before the last: all-gather and GEMM are fused.
+        output_layouts: ``Shard(-1)``; or, of replicated inputs, ``Replicate()``: GEMM and all-scatter are fused.
+        use_local_output: return a tensor, this rank's part, and no DTensor.
+        options: variant, backward_variant, copy_output; see `ColumnCut`.
+
+    Raises:
+        ValueError: layouts that no fused layer has.
+    """
+
+    layer = ColumnParallelLinear
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(ctx, input_layouts or Replicate(), output_layouts or Shard(-1), use_local_output, options)
+        into, out_of = self.input_layouts[0], self.output_layouts[0]
+        known = (into == Replicate() and out_of in (Shard(-1), Replicate())) or (
+            isinstance(into, Shard) and into.dim != -1 and out_of == Shard(-1)
+        )
+        if not known:
+            raise ValueError(
+                f"{self!r} is no layout of a fused layer; from Replicate() to Shard(-1) or Replicate(), or from "
+                "Shard(dim) of tokens to Shard(-1)"
+            )
+
+    def _cut(self, linear: nn.Linear) -> ColumnCut:
+        into, out_of = self.input_layouts[0], self.output_layouts[0]
+        return ColumnCut(
+            self.ctx,
+            linear.in_features,
+            linear.out_features,
+            sequence_parallel=isinstance(into, Shard),
+            sequence_dim=into.dim if isinstance(into, Shard) else 0,
+            gather_output=out_of == Replicate(),
+            **self.options,
+        )
+
+
+class RowwiseParallel(_Style):
+    """As torch's: a `torch.nn.Linear` whose input features are cut; it becomes a `RowParallelLinear`.
+
+    Args:
+        ctx: the context; the mesh must be of its ranks (`mesh_of`).
+        input_layouts: ``Shard(-1)``.
+        output_layouts: ``Replicate()``: GEMM and all-reduce are fused; or ``Shard(dim)`` of a dimension before the
+            last: GEMM and reduce-scatter are.
+        use_local_output: return a tensor, this rank's part, and no DTensor.
+        options: variant, backward_variant, copy_output; see `RowCut`.
+
+    Raises:
+        ValueError: layouts that no fused layer has.
+    """
+
+    layer = RowParallelLinear
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(ctx, input_layouts or Shard(-1), output_layouts or Replicate(), use_local_output, options)
+        into, out_of = self.input_layouts[0], self.output_layouts[0]
+        gives = out_of == Replicate() or (isinstance(out_of, Shard) and out_of.dim != -1)
+        if into != Shard(-1) or not gives:
+            raise ValueError(
+                f"{self!r} is no layout of a fused layer; from Shard(-1) to Replicate(), or to Shard(dim) of tokens"
+            )
+
+    def _cut(self, linear: nn.Linear) -> RowCut:
+        out_of = self.output_layouts[0]
+        return RowCut(
+            self.ctx,
+            linear.in_features,
+            linear.out_features,
+            sequence_parallel=isinstance(out_of, Shard),
+            sequence_dim=out_of.dim if isinstance(out_of, Shard) else 0,
+            **self.options,
+        )

@@ -1,0 +1,83 @@
+"""Layers cut over the ranks under torch.compile: whole graphs, gradients included, for every number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layers import SIZES, cut_pair, draw, far, parameters, released, whole_pair
+from ranks import Ranks, context, raised
+from test_compiled import compiled, each_backend
+from torch import nn
+
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
+TOKENS = (8, 12, 8)
+
+
+class Block(nn.Module):
+    """Two pairs of layers of one size, so of one code and of the same operators."""
+
+    def __init__(self, sequence_parallel: bool) -> None:
+        super().__init__()
+        pairs = [cut_pair(whole_pair(seed), sequence_parallel=sequence_parallel) for seed in range(2)]
+        self.layers = nn.ModuleList(nn.Sequential(up, nn.ReLU(), down) for up, down in pairs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], -1)[:, -SIZES[0] :]
+        return x
+
+
+@released
+def train(rank: int, world_size: int, backend: str, sequence_parallel: bool) -> Any:
+    """Return how far a compiled block is from itself without the compiler, and how many graphs were made."""
+    block = Block(sequence_parallel)
+    step, graphs, wrong = compiled(block, backend), [], []
+    for seed, tokens in enumerate(TOKENS):
+        x = draw(seed, tokens, SIZES[0])
+        x = x.chunk(world_size)[rank] if sequence_parallel else x
+
+        def run(fn: Callable[..., Any], x: torch.Tensor = x) -> list[torch.Tensor]:
+            block.zero_grad()
+            leaf = x.clone().requires_grad_()
+            output = fn(leaf)
+            output.square().sum().backward()
+            return [output, leaf.grad, *[one.grad.clone() for one in parameters([block])]]
+
+        expected, found = run(block), run(step)
+        wrong += far(found, expected)
+        with torch.inference_mode():
+            wrong += far([block(x)], expected[:1])
+            wrong += far([step(x)], expected[:1])
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch._dynamo.utils.counters.clear()
+    return wrong, graphs
+
+
+@each_backend
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_layers_are_part_of_a_whole_graph(ranks: Callable[[int], Ranks], backend: str, sequence_parallel: bool) -> None:
+    """A graph for each number of tokens, with gradients and without; none again for one that came before."""
+    assert ranks(2).call(train, backend, sequence_parallel) == [([], [2, 4, 4])] * 2
+
+
+@released
+def make_while_compiling(rank: int, world_size: int) -> Any:
+    """The first call of a size ends the graph where it makes its operators; those after it do not."""
+    layer = cut_pair(whole_pair(), sequence_parallel=True)[0]
+    x = draw(0, 8, SIZES[0]).chunk(world_size)[rank]
+    with torch.no_grad():
+        error = raised(compiled(layer), x)
+        first = compiled(layer, whole=False)(x)
+        made = len(context().operators)
+        return error, made, far([first, compiled(layer)(x)], [layer(x)] * 2)
+
+
+def test_operators_may_be_made_while_compiling(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), made, wrong in ranks(2).call(make_while_compiling):
+        assert kind == "Unsupported"
+        assert "call the layer once before it is compiled" in message
+        assert made == 1
+        assert wrong == []

@@ -1,0 +1,110 @@
+"""Our styles beside torch's own: the same plans, parameters, outputs and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layers import SIZES, draw, far, released, whole_pair
+from ranks import Ranks, context, raised
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import parallel as theirs
+
+from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from iris_tensor_parallel import styles as ours
+
+PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # keywords of the two styles
+    "replicated": ({}, {}),
+    "sequence": ({"input_layouts": Shard(1)}, {"output_layouts": Shard(1)}),
+    "tokens": ({"input_layouts": Shard(0)}, {"output_layouts": Shard(0)}),
+    "dtensors": ({"input_layouts": Shard(0)}, {"output_layouts": Shard(0), "use_local_output": False}),
+}
+
+
+def model() -> nn.Module:
+    up, down = whole_pair()
+    return nn.ModuleDict({"up": up, "mlp": nn.ModuleDict({"down": down})})
+
+
+@released
+def follow(rank: int, world_size: int, name: str) -> Any:
+    """Apply one plan with both kinds of styles, take a step; return what differs."""
+    mesh = ours.mesh_of(context())
+    column, row = PLANS[name]
+    x = draw(0, 2 * world_size, 3 * world_size, SIZES[0])
+    into, placements, found = column.get("input_layouts"), [], []
+    x = x.chunk(world_size, into.dim)[rank].contiguous() if into else x
+    for styles, first in ((ours, (context(),)), (theirs, ())):
+        layers: Any = model()
+        plan = {"up": styles.ColwiseParallel(*first, **column), "mlp.*": styles.RowwiseParallel(*first, **row)}
+        assert theirs.parallelize_module(layers, mesh, plan) is layers
+        leaf = x.clone().requires_grad_()
+        given = DTensor.from_local(leaf, mesh, [into], run_check=False) if name == "dtensors" else leaf
+        output = layers["mlp"]["down"](torch.relu(layers["up"](given)))
+        output.square().sum().backward()
+        torch.optim.AdamW(layers.parameters(), lr=0.1).step()
+        placements.append([str(output.placements) if isinstance(output, DTensor) else "local"])
+        for key, one in layers.named_parameters():
+            placements[-1].append(f"{key} {one.placements} {one.grad.placements}")
+        output = output.to_local() if name == "dtensors" else output
+        found.append([output, leaf.grad, *[one.full_tensor() for one in layers.parameters()]])
+        found[-1] += [one.grad.full_tensor() for one in layers.parameters()]
+        if styles is ours:
+            made = [type(layers["up"]), type(layers["mlp"]["down"])]
+    return far(*found), placements[0] == placements[1], made == [ColumnParallelLinear, RowParallelLinear]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_styles_do_what_torchs_do(ranks: Callable[[int], Ranks], name: str) -> None:
+    assert ranks(2).call(follow, name) == [([], True, True)] * 2
+
+
+@released
+def gather(rank: int, world_size: int) -> Any:
+    mesh, whole = ours.mesh_of(context()), whole_pair()[0]
+    x = draw(0, 4, SIZES[0])
+    expected = whole(x)
+    layer: Any = theirs.parallelize_module(
+        whole, mesh, ours.ColwiseParallel(context(), output_layouts=Replicate(), copy_output=False)
+    )
+    return far([layer(x)], [expected]), layer.cut.gather_output, layer.cut.copy_output, str(layer.bias.placements)
+
+
+def test_a_style_may_gather_the_output(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(gather) == [([], True, False, "(Replicate(),)")] * 2
+
+
+@released
+def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
+    ctx = context()
+    mesh = ours.mesh_of(ctx)
+    square = DeviceMesh(mesh.device_type, torch.arange(world_size).view(1, world_size))
+    style = ours.ColwiseParallel(ctx)
+    return [
+        raised(lambda: ours.ColwiseParallel(ctx, input_layouts=Shard(0), output_layouts=Replicate())),
+        raised(lambda: ours.ColwiseParallel(ctx, input_layouts=Shard(-1))),
+        raised(lambda: ours.RowwiseParallel(ctx, input_layouts=Replicate())),
+        raised(lambda: ours.RowwiseParallel(ctx, output_layouts=Shard(-1))),
+        raised(theirs.parallelize_module, nn.Embedding(4, 4), mesh, style),
+        raised(style._apply, whole_pair()[0], square),
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_what_no_fused_layer_does_is_refused(ranks: Callable[[int], Ranks]) -> None:
+    parts = [
+        "input_layouts=S(0), output_layouts=R",
+        "from Replicate() to Shard(-1) or Replicate()",
+        "from Shard(-1) to Replicate()",
+        "is no layout of a fused layer",
+        "was given a Embedding",
+        "takes a mesh of the context's 2 ranks",
+    ]
+    for errors in ranks(2).call(refuse):
+        for (kind, message), part in zip(errors, parts, strict=True):
+            assert kind == "ValueError"
+            assert part in message, message
