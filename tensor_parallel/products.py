@@ -121,10 +121,10 @@ def _owned(
 ) -> torch.Tensor:
     """Return what an operator gave, plus `bias`, in memory that its next call does not overwrite.
 
-    Without `copy` and bias it is the operator's own, under a name of its own for autograd to write on.
+    Without `copy` and bias it is the operator's own.
     """
     if bias is not None:
         return output + bias
-    if torch.compiler.is_dynamo_compiling() or not operator.keeps_outputs:  # there it is nobody else's already
+    if not copy or torch.compiler.is_dynamo_compiling() or not operator.keeps_outputs:  # there it is a copy, or new
         return output
-    return output.clone(memory_format=torch.contiguous_format) if copy else output.detach()
+    return output.clone(memory_format=torch.contiguous_format)

@@ -74,6 +74,48 @@ def test_what_autograd_kept_is_known_to_be_overwritten(ranks: Callable[[int], Ra
             assert "modified by an inplace operation" in said
 
 
+class Identity(torch.autograd.Function):
+    """Returns what a call returns, which autograd then takes for the function's."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, operator: Any) -> torch.Tensor:
+        return operator(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None, None
+
+
+def write_on_the_output(rank: int, world_size: int, family: str, variant: str) -> tuple[list[str | None], list[bool]]:
+    """Have autograd write on the tensor that a call returns; return what is wrong with the next, and what is kept."""
+    ctx = context()
+    problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
+    operator = get_variant(family, variant).build(ctx, problem)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    bias = torch.ones(1, requires_grad=True)
+    added = operator(data.a, data.b)
+    added += bias
+    returned = Identity.apply(data.a.clone().requires_grad_(), data.b, operator)
+    graph = weakref.ref(returned.grad_fn)
+    del returned
+    wrong, has_history = [], []
+    for mode in (torch.enable_grad, torch.inference_mode):
+        with mode():
+            output = operator(data.a, data.b)
+            wrong.append(fault(operator.as_matrix(output), data, DTYPE))
+            has_history.append(output.requires_grad)
+    gc.collect()
+    has_history.append(graph() is not None)
+    operator.close()
+    return wrong, has_history
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_what_autograd_writes_on_one_output_is_not_on_the_next(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    expected = [None, None], [False, False, False]
+    assert ranks(2).call(write_on_the_output, variant.family, variant.name) == [expected] * 2
+
+
 def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[tuple[str, str]], int]:
     """Call with operands that are refused; return the errors, and how many graphs of gradients are kept."""
     ctx = context()
@@ -87,6 +129,8 @@ def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[
         raised(operator, torch.complex(data.a, data.a).conj().imag, data.b),
         raised(operator, data.a, data.b.to_sparse()),
         raised(operator, data.a, data.b.numpy()),
+        raised(operator, operator.output.as_strided(data.a.shape, (data.a.shape[1], 1)), data.b),
+        raised(operator, data.a, operator.output.as_strided(data.b.shape, (1, data.b.shape[0]))),
     ]
     good = operator.as_matrix(operator(data.a, data.b))
     assert fault(good, data, DTYPE) is None
@@ -100,6 +144,7 @@ def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[
 
 REFUSED = [["A requires a gradient", "no_grad"], ["B requires a gradient"], ["A is a negated view", "resolve_neg"]]
 REFUSED += [["B is a Tensor of layout torch.sparse_coo", "dense"], ["B is a ndarray"]]
+REFUSED += [[f"{name} lies in this operator's output", "clone()"] for name in "AB"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name)

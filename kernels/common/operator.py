@@ -103,18 +103,20 @@ class Operator(ABC, Generic[P]):
             This rank's output, complete when the stream gets there.
 
         Raises:
-            ValueError: an operand does not fit the problem, is no dense tensor, or requires a gradient.
+            ValueError: an operand does not fit the problem, is no dense tensor, requires a gradient, or lies in the
+                operator's own output.
             RuntimeError: the operator was closed.
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
-        return call_in_graph(self, a, b)[0] if torch.compiler.is_dynamo_compiling() else self._call(a, b)
+        # Another tensor each time, over the same memory: what autograd writes on one it does not find on the next.
+        return call_in_graph(self, a, b)[0] if torch.compiler.is_dynamo_compiling() else self._call(a, b).detach()
 
     def call(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """As a call of the operator, and return all that it gives: the output, then `by_products`."""
         if torch.compiler.is_dynamo_compiling():
             return call_in_graph(self, a, b)
         output = self._call(a, b)
-        return (output, *self.by_products())
+        return tuple(one.detach() for one in (output, *self.by_products()))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return what the caller gets to read, and the next call overwrites: the output, then `by_products`."""
@@ -197,3 +199,21 @@ class Operator(ABC, Generic[P]):
                 raise ValueError(f"{self}: {name} is {tensor.dtype}; the operator was made for {problem.dtype}")
             if tensor.device != device:
                 raise ValueError(f"{self}: {name} is on {tensor.device}; it must be on {device}")
+            if self.keeps_outputs and overlap(tensor, self._output):
+                raise ValueError(
+                    f"{self}: {name} lies in this operator's output, which the call overwrites while it reads {name}; "
+                    "give it as clone()"
+                )
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors' memory, from the first element of each to its last, has bytes in common."""
+    if not one.numel() or not other.numel():
+        return False
+    (first, end), (others_first, others_end) = _extent(one), _extent(other)
+    return first < others_end and others_first < end
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
