@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from typing_extensions import Self
 
 from . import bootstrap
 from .backends.base import Stream
@@ -227,10 +229,18 @@ class Context(HeapTensors, Meeting):
         while self.operators:
             self.operators.popitem()[1].close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Leave: release the heap. Its tensors must not be used after this. Collective, unless `check` raises.
 
-        What else is asked of a closed context raises RuntimeError; to close it again does nothing.
+        What else is asked of a closed context raises RuntimeError; to close it again does nothing. While an exception
+        is on its way, as in a ``finally`` or at the end of ``with iris_core.iris() as ctx:``, nobody is waited for: the
+        peers hear that this rank has left.
 
         Raises:
             What `barrier` raises, if a rank fails at this; the heap is released all the same.
@@ -242,7 +252,7 @@ class Context(HeapTensors, Meeting):
             if self._owns_distributed:
                 self._opened.callback(_leave_distributed)
             try:
-                if self.watchdog.failure is None and self.group.failure is None:
+                if self.watchdog.failure is None and self.group.failure is None and sys.exc_info()[0] is None:
                     self.barrier()
                 else:
                     self.watchdog.abort()

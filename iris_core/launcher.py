@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import threading
-import traceback
+import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -21,11 +20,15 @@ import torch
 from . import bootstrap
 from .errors import PeerError
 from .host_group import random_address
+from .messages import answer_of, error_as_answer, request_of
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _GRACE_S = 3.0  # between asking a rank to end and killing it
 _DYING_S = 0.5  # between a process's closing its sockets and its end
 _environment_lock = threading.Lock()
+
+
+_OF_OTHERS = (PeerError, TimeoutError)  # what a rank raises that may be another rank's fault
 
 
 class RankError(Exception):
@@ -74,14 +77,16 @@ class RankPool:
         several threads one runs at a time.
 
         Raises:
+            ValueError: `fn` or `args` cannot be pickled.
             Whatever the first failing rank raised, with its traceback as the cause; all ranks are ended then.
             PeerError: a rank's process died.
         """
         with self._one_call:
             if not self._processes:
                 raise RuntimeError("the ranks of this pool have ended")
+            request = request_of(fn, args)
             try:
-                self._send(pickle.dumps((fn, args)))
+                self._send(request)
                 return self._collect()
             except BaseException:  # a keyboard interrupt too: no rank is left running
                 self.close(kill=True)
@@ -119,10 +124,9 @@ class RankPool:
                 except (EOFError, ConnectionResetError):
                     raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
                 if not succeeded:
-                    error, text = answer
-                    cause = RankError(f"rank {rank} of {self.world_size} raised:\n{text}")
-                    if isinstance(error, (PeerError, TimeoutError)) and (dead := self._dead_rank()) is not None:
-                        raise PeerError(f"rank {dead} {self._how_ended(dead)}; rank {rank}: {error}") from cause
+                    error, cause = self._failure(rank, answer)
+                    if isinstance(error, _OF_OTHERS):
+                        self._raise_what_is_behind(rank, error, cause, ranks)
                     raise error from cause
                 results[rank] = answer
         return [results[rank] for rank in range(self.world_size)]
@@ -134,10 +138,30 @@ class RankPool:
             except OSError:
                 raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
 
-    def _dead_rank(self) -> int | None:
-        """Return a rank whose process has ended, or ends soon: a peer may see its socket close before this one does."""
-        ended = wait([process.sentinel for process in self._processes], timeout=_DYING_S)
-        return next((rank for rank, process in enumerate(self._processes) if process.sentinel in ended), None)
+    def _failure(self, rank: int, answer: tuple[BaseException, str]) -> tuple[BaseException, RankError]:
+        return answer[0], RankError(f"rank {rank} of {self.world_size} raised:\n{answer[1]}")
+
+    def _raise_what_is_behind(
+        self, rank: int, error: BaseException, cause: RankError, others: dict[Connection, int]
+    ) -> None:
+        """Raise for the rank at fault, where what `rank` says is of a peer that has died, or raised, or soon does.
+
+        A peer may hear of it before this process does.
+        """
+        processes = {process.sentinel: dead for dead, process in enumerate(self._processes)}
+        deadline = time.monotonic() + _DYING_S
+        while ready := wait([*processes, *others], timeout=max(0.0, deadline - time.monotonic())):
+            for one in ready:
+                if isinstance(one, Connection):
+                    with contextlib.suppress(EOFError, ConnectionResetError):  # its process ends, too
+                        succeeded, answer = pickle.loads(one.recv_bytes())
+                        other, its_cause = (error, cause) if succeeded else self._failure(others[one], answer)
+                        if not isinstance(other, _OF_OTHERS):
+                            raise other from its_cause
+                    del others[one]
+                elif isinstance(one, int):
+                    dead = processes[one]
+                    raise PeerError(f"rank {dead} {self._how_ended(dead)}; rank {rank}: {error}") from cause
 
     def _how_ended(self, rank: int) -> str:
         process = self._processes[rank]
@@ -154,7 +178,8 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
     A rank is a process; in it `iris_core.iris` finds the others. Without a GPU the ranks share host memory and run
     their kernels in Triton's interpreter. As with `torch.multiprocessing.spawn`, `fn` must be importable by name and
     a script's call must stand under ``if __name__ == "__main__":``. A rank cannot start processes of its own, such as
-    a DataLoader's workers; ranks of ``torchrun`` can.
+    a DataLoader's workers; ranks of ``torchrun`` can. Nor does it run what ``atexit`` was given, or write out files
+    that are still open.
 
     Args:
         fn: what every rank does.
@@ -166,9 +191,10 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
         The ranks' results, by rank.
 
     Raises:
-        ValueError: an unknown device, a world size below one, or more ranks than GPUs.
+        ValueError: an unknown device, a world size below one, more ranks than GPUs, or what cannot be pickled.
         PeerError: a rank's process died; says which and how, also where a peer that missed it raised first.
-        Whatever the first failing rank raised; the other ranks are ended.
+        Whatever the first failing rank raised, or the one whose fault that was; the other ranks are ended. What would
+        end a process, as SystemExit, is a RuntimeError here.
     """
     with RankPool(world_size, device) as pool:
         return pool.call(fn, *args)
@@ -231,9 +257,11 @@ def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: boo
             request = pipe.recv_bytes()
             try:
                 fn, args = pickle.loads(request)
-                answer = _pickled((True, fn(origin.rank, origin.world_size, *args)))
-            except BaseException as error:
-                answer = _pickled_error(error)
+                answer = answer_of(fn(origin.rank, origin.world_size, *args))
+            except Exception as error:
+                answer = error_as_answer(error)
+            except BaseException as error:  # sys.exit() and the like, at which not the caller is to end
+                answer = error_as_answer(RuntimeError(f"rank {origin.rank} raised {error!r} in the middle of a call"))
             sys.stdout.flush()  # what a rank printed comes before what its caller prints next
             pipe.send_bytes(answer)
     # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
@@ -248,30 +276,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-class _Pickler(pickle.Pickler):
-    """Takes of a tensor what it shows: a view of the peers' heaps has all of them for its storage."""
-
-    def reducer_override(self, what: Any) -> Any:
-        is_part = type(what) is torch.Tensor and what.layout is torch.strided and not what.requires_grad
-        if is_part and what.untyped_storage().nbytes() > what.nbytes:
-            return what.clone(memory_format=torch.contiguous_format).__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-        return NotImplemented
-
-
-def _pickled(answer: Any) -> bytes:
-    pickled = io.BytesIO()
-    _Pickler(pickled).dump(answer)
-    return pickled.getvalue()
-
-
-def _pickled_error(error: BaseException) -> bytes:
-    text = traceback.format_exc()
-    try:
-        answer = pickle.dumps((False, (error, text)))
-        pickle.loads(answer)
-    except Exception:
-        said = text.strip().splitlines()[-1]  # its type, and what it says if it can
-        answer = pickle.dumps((False, (RuntimeError(said), text)))
-    return answer

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,8 @@ from ranks import context, raised
 
 from iris_core import PeerError, RankError, RankPool, iris, launch, launcher
 from iris_core.backends.shm import ShmBackend
+from iris_kernels.gemm_all_scatter import Problem
+from overlap_taxonomy import get_variant
 
 INTERRUPTED = Path(__file__).parent / "programs" / "interrupted.py"
 
@@ -250,6 +253,56 @@ def raise_without_words(rank: int, world_size: int) -> None:
 def test_an_error_without_words_is_an_error_all_the_same() -> None:
     with pytest.raises(RuntimeError, match="SaysNothing"):
         launch(raise_without_words, 2, device="cpu")
+
+
+def leave(rank: int, world_size: int) -> None:
+    if rank == 1:
+        sys.exit()
+
+
+def test_a_rank_that_ends_itself_does_not_end_the_caller() -> None:
+    with pytest.raises(RuntimeError, match=r"rank 1 raised SystemExit\(.*\) in the middle of a call"):
+        launch(leave, 2, device="cpu")
+
+
+def fail_and_close(rank: int, world_size: int, way: str) -> None:
+    """Rank 1 fails while its peer waits for it in an operator, and closes its context on the way out."""
+    ctx = iris(1 << 20)
+    problem = Problem(16, 16, 16, world_size, torch.float32)
+    operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, problem)
+
+    def work() -> None:
+        if rank == 1:
+            time.sleep(0.3)
+            raise FileNotFoundError("a mistake of rank 1's own")
+        operator(torch.ones(16, 16), torch.ones(16, 8))
+
+    if way == "with":
+        with ctx:
+            work()
+    try:
+        work()
+    finally:
+        ctx.close()
+
+
+@pytest.mark.parametrize("way", ["with", "finally"])
+def test_a_rank_that_closes_its_context_as_it_fails_waits_for_nobody(way: str) -> None:
+    with RankPool(2, "cpu") as pool:
+        pool.call(pid_of)
+        start = time.monotonic()
+        with pytest.raises(FileNotFoundError, match="a mistake of rank 1's own"):
+            pool.call(fail_and_close, way)
+        assert time.monotonic() - start < 25  # not by running into the limit of a wait, 30 s
+
+
+def test_what_cannot_be_sent_to_ranks_is_refused() -> None:
+    with RankPool(1, "cpu") as pool:
+        with pytest.raises(ValueError, match=r"<lambda>.*importable by name"):
+            pool.call(lambda rank, world_size: None)
+        with pytest.raises(ValueError, match="cannot be sent to the ranks"):
+            pool.call(echo, threading.Lock())
+        assert pool.call(echo, 3) == [3]
 
 
 def pid_of(rank: int, world_size: int) -> int:

@@ -1,0 +1,58 @@
+"""What goes between `launch` and its ranks: a function and its arguments, and what came of them, pickled.
+
+Only processes that one started hold the pipe's other end.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class _Pickler(pickle.Pickler):
+    """Takes of a tensor what it shows: a view of the peers' heaps has all of them for its storage."""
+
+    def reducer_override(self, what: Any) -> Any:
+        is_part = type(what) is torch.Tensor and what.layout is torch.strided and not what.requires_grad
+        if is_part and what.untyped_storage().nbytes() > what.nbytes:
+            return what.clone(memory_format=torch.contiguous_format).__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        return NotImplemented
+
+
+def request_of(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """Return a call as a rank takes it.
+
+    Raises:
+        ValueError: it cannot be pickled.
+    """
+    try:
+        return pickle.dumps((fn, tuple(args)))
+    except Exception as error:
+        raise ValueError(
+            f"{fn!r} with these arguments cannot be sent to the ranks, which are processes of their own: {error}; a "
+            "function must be importable by name, from a module or a script's top level, and what it takes picklable"
+        ) from error
+
+
+def answer_of(result: Any) -> bytes:
+    """Return that a call has succeeded, and its result."""
+    pickled = io.BytesIO()
+    _Pickler(pickled).dump((True, result))
+    return pickled.getvalue()
+
+
+def error_as_answer(error: Exception) -> bytes:
+    """Return that a call has failed, of what, and where; call this while it is handled."""
+    text = traceback.format_exc()
+    try:
+        answer = pickle.dumps((False, (error, text)))
+        pickle.loads(answer)
+    except Exception:
+        said = text.strip().splitlines()[-1]  # its type, and what it says if it can
+        answer = pickle.dumps((False, (RuntimeError(said), text)))
+    return answer
