@@ -138,8 +138,10 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     beside = []
     if operator.variant == COPIES:
         num_programs = operator._num_programs(num_programs)
-        pushes = [partial(push, machine, world, operator, data.a, queue) for queue in range(operator.config.queues)]
-        beside = [machine.spawn("copies", one, rank=rank) for one in pushes]
+        beside = [
+            machine.spawn(f"copies{queue}", partial(push, machine, world, operator, data.a, queue), rank=rank)
+            for queue in range(len(operator._copy_streams))
+        ]
     options = ("num_warps", "num_stages", "launch_pdl")
     arguments = {name: value for name, value in arguments.items() if name not in options}
     for name, value in arguments.items():
@@ -169,7 +171,7 @@ def push(machine: Machine, world: World, operator: Any, a: torch.Tensor, queue: 
     if operator.keep_gathered:  # the kernel that meets the peers
         epoch = world.begin_call(operator._peers(), operator.problem.world_size)
         world.wait_ready(operator._peers(), epoch, operator.problem.world_size)
-    for copy in operator._copies[queue :: operator.config.queues]:
+    for copy in operator._copies[queue :: len(operator._copy_streams)]:
         machine.wait(lambda: True)
         copy.destination.copy_(a[copy.rows, copy.columns])
         world.set_flag(*place_of_flag(operator, copy))
@@ -194,6 +196,11 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
         call(machine, world, operator, data)
         if wrong := fault(operator.output, data, problem.dtype):
             faults.append(f"rank {rank}, call {number}: {wrong}")
+        if getattr(operator, "keep_gathered", False):
+            for peer in set(range(problem.world_size)) - {rank}:
+                sent = make_data(operator.family, problem, peer, number, torch.device("cpu"), layout=layout).a
+                if not torch.equal(operator.gathered[slice(*problem.rows(peer))], sent):
+                    faults.append(f"rank {rank}, call {number}: what rank {peer} sent is not what is kept")
 
 
 @pytest.mark.parametrize("seed", [0])
@@ -208,7 +215,7 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
     run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=True)
 
 
-@pytest.mark.parametrize("late", ["", "_tiles", "_second"])
+@pytest.mark.parametrize("late", ["", "_tiles", "_second", "_collect"])
 @pytest.mark.parametrize("case", IN_TURNS, ids=lambda case: case.why)
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case, late: str) -> None:
@@ -220,6 +227,13 @@ def test_output_is_right_where_columns_are_cut(case: Case) -> None:
     run_case("gemm_all_reduce", "warp_specialized", case, 0)
 
 
+@pytest.mark.parametrize("family", ["gemm_reduce_scatter", "gemm_all_reduce"])
+def test_output_is_right_where_partials_are_collected_late(family: str) -> None:
+    """Also alone, where nothing holds the other warps back."""
+    for case in (CASES[0], CASES[8]):
+        run_case(family, "warp_specialized", case, 0, late="_collect")
+
+
 @pytest.mark.parametrize("late", [" 0", " 2"], ids=["rank 0", "rank 2"])
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda case: case.why)
 @pytest.mark.parametrize(("family", "name"), KERNELS)
@@ -227,7 +241,7 @@ def test_output_is_right_where_a_rank_is_late(family: str, name: str, case: Case
     run_case(family, name, case, 0, late=late)
 
 
-@pytest.mark.parametrize("late", ["", "copies"])
+@pytest.mark.parametrize("late", ["", "copies", "copies1", "copies1 0"])
 @pytest.mark.parametrize("keep_gathered", [False, True])
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
 def test_output_is_right_where_the_last_shard_comes_in_chunks(

@@ -77,7 +77,8 @@ class PushedByCopyEngines(AllGatherGemm):
             is_cut = self._num_chunks == 1 or distance == world_size - 1
             for flag, (rows, columns) in enumerate(self._pieces() if is_cut else [(slice(None), slice(None))]):
                 self._copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag]))
-        self._copy_streams = [self._side_stream() for _ in range(config.queues)]
+        # One without copies could be late for all of a call, and meet the peers in the name of the next.
+        self._copy_streams = [self._side_stream() for _ in range(min(config.queues, max(1, len(self._copies))))]
 
     def _pieces(self) -> list[tuple[slice, slice]]:
         """Return the rows and columns of a shard's chunks, of one part after the other."""
