@@ -6,8 +6,10 @@ import contextlib
 import multiprocessing
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -34,6 +36,7 @@ class Origin:
         address: the name of the ranks' host group.
         started_by: what told us, for messages.
         node: the simulated host that this rank is on, if it is.
+        group: torch's process group of these ranks, where the caller gave one.
     """
 
     rank: int
@@ -42,6 +45,7 @@ class Origin:
     address: str
     started_by: str
     node: Node | None = None
+    group: dist.ProcessGroup | None = None
 
 
 _launched: Origin | None = None
@@ -119,20 +123,23 @@ def asked_device(device: str) -> str:
     return asked
 
 
-def find_origin() -> Origin:
-    """Return this process's place: from `launch`, torch.distributed, torchrun, mpirun, or alone, in that order.
+def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
+    """Return this process's place: in `group`, or from `launch`, torch.distributed, torchrun, mpirun, or alone.
 
     Raises:
         ImportError: started by mpirun, and mpi4py is not installed.
+        ValueError: this process is not in `group`.
+        RuntimeError: rank 0 is on another host.
     """
+    if group is not None:
+        return _from_group(group)
     if _node is not None:
         return _node.origin()
     if _launched is not None:
         return _launched
     if dist.is_available() and dist.is_initialized():
-        return _from_store(
-            dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), "torch.distributed"
-        )
+        store = dist.distributed_c10d._get_default_store()
+        return _from_store(store, dist.get_rank(), dist.get_world_size(), "torch.distributed")
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         store, rank, world_size = next(iter(dist.rendezvous("env://")))
         return _from_store(store, rank, world_size, "torchrun")
@@ -158,18 +165,33 @@ def connect(origin: Origin, timeout_s: float) -> HostGroup:
 
 
 _stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context
-_contexts_made = 0
+_contexts_made: Counter[str] = Counter()  # by what their ranks are
 
 
-def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str) -> Origin:
-    global _contexts_made
-    key = f"iris_core/address/{_contexts_made}"  # a process that makes a second context later needs a second name
-    _contexts_made += 1
+def _from_group(group: dist.ProcessGroup) -> Origin:
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("this process is none of the given group's; each process gives the group that it is in")
+    ranks = dist.get_process_group_ranks(group)
+    store = dist.distributed_c10d._get_default_store()
+    origin = _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
+    return replace(origin, group=group)
+
+
+def _from_store(
+    store: dist.Store, rank: int, world_size: int, started_by: str, whose: str = "all", number: int | None = None
+) -> Origin:
+    """Agree on an address through a store; `whose` tells groups apart, `number` is the process's on its host."""
+    # A process that makes a second context later needs a second name.
+    key = f"iris_core/address/{whose}/{_contexts_made[whose]}"
+    _contexts_made[whose] += 1
     _stores.append(store)
     if rank == 0:
-        store.set(key, random_address())
-    address = store.get(key).decode()
-    return Origin(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), address, started_by)
+        store.set(key, f"{random_address()} {_host()}")
+    address, host = store.get(key).decode().split(" ", 1)
+    _check_host(rank, host)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank if number is None else number))
+    return Origin(rank, world_size, local_rank, address, started_by)
 
 
 def _from_mpi() -> Origin:
@@ -178,6 +200,23 @@ def _from_mpi() -> Origin:
     except ImportError as error:
         raise ImportError("started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'") from error
     world = MPI.COMM_WORLD
-    address = world.bcast(random_address() if world.rank == 0 else None, root=0)
+    address, host = world.bcast((random_address(), _host()) if world.rank == 0 else None, root=0)
+    _check_host(world.rank, host)
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
     return Origin(world.rank, world.size, local_rank, address, "mpirun")
+
+
+def _host() -> str:
+    """Return what tells a host, and a network of its own on it, from others: abstract sockets reach no further."""
+    with contextlib.suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+    return ""
+
+
+def _check_host(rank: int, of_rank_0: str) -> None:
+    own = _host()
+    if own and of_rank_0 and own != of_rank_0:
+        raise RuntimeError(
+            f"rank {rank} is on another host than rank 0, or in a container with a network of its own; the ranks of a "
+            "context are of one host: give iris_core.iris the process group of those, group=..."
+        )

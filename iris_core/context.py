@@ -45,8 +45,10 @@ class Context(HeapTensors, Meeting):
         debug: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
-    def __init__(self, heap_size: int, device: str, timeout_s: float) -> None:
-        self._origin = bootstrap.find_origin()
+    def __init__(
+        self, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._origin = bootstrap.find_origin(process_group)
         self.debug = os.environ.get("IRIS_DEBUG", "0") not in ("", "0")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
@@ -203,6 +205,9 @@ class Context(HeapTensors, Meeting):
     def process_group(self) -> dist.ProcessGroup:
         """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call.
 
+        It is the one that the context was made of, or torch's default one, if its backend is right; else a new one.
+        Where torch.distributed is not initialised this does it: whoever wants to do so himself must come first.
+
         Raises:
             RuntimeError: ranks share a GPU, which NCCL and RCCL do not take; or one process, under the race checker.
         """
@@ -214,7 +219,7 @@ class Context(HeapTensors, Meeting):
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
-            self._process_group, self._owns_distributed = make_process_group(self.group, device)
+            self._process_group, self._owns_distributed = make_process_group(self.group, device, self._origin.group)
         return self._process_group
 
     def release_operators(self) -> None:
@@ -250,7 +255,7 @@ class Context(HeapTensors, Meeting):
         with self._opened:
             self._opened.callback(_contexts().pop, self.get_rank(), None)
             if self._owns_distributed:
-                self._opened.callback(_leave_distributed)
+                self._opened.callback(_leave_distributed, self._process_group)
             try:
                 if self.watchdog.failure is None and self.group.failure is None and sys.exc_info()[0] is None:
                     self.barrier()
@@ -260,11 +265,17 @@ class Context(HeapTensors, Meeting):
                 self.is_closed = True
 
 
-def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s: float | None = None) -> Context:
+def iris(
+    heap_size: int = DEFAULT_HEAP_SIZE,
+    device: str = "auto",
+    *,
+    timeout_s: float | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Context:
     """Make this process's context; collective over all ranks.
 
-    The ranks are those of whatever started the process: `iris_core.launch`, an initialised ``torch.distributed``,
-    ``torchrun``, ``mpirun``; alone, a world of one.
+    The ranks are those of `group`, or of whatever started the process: `iris_core.launch`, an initialised
+    ``torch.distributed``, ``torchrun``, ``mpirun``; alone, a world of one.
 
     Args:
         heap_size: bytes of symmetric heap a rank.
@@ -272,14 +283,17 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s:
             are any and Triton is not told to interpret.
         timeout_s: limit of a wait in a kernel, in seconds; ranks wait for each other on the host twice as long. 0 for
             none; None for ``IRIS_TIMEOUT_S``, or 30.
+        group: a process group of torch's, of ranks of one host, such as those of a replica of the model,
+            ``mesh["tp"].get_group()``; each process gives the one that it is in. None for all ranks.
 
     Returns:
         The context. `Context.close` ends it; a process has one at a time.
 
     Raises:
-        RuntimeError: this process has a context already, or the machine lacks what the device needs.
-        ValueError: the device, the heap size or the limit makes no sense or is not the same on all ranks, or there are
-            more ranks than GPUs.
+        RuntimeError: this process has a context already, the machine lacks what the device needs, or the ranks are of
+            several hosts.
+        ValueError: the device, the heap size or the limit makes no sense or is not the same on all ranks, there are
+            more ranks than GPUs, or this process is not in `group`.
         PeerError: a rank did not start.
     """
     node = bootstrap.simulated_host()
@@ -289,7 +303,7 @@ def iris(heap_size: int = DEFAULT_HEAP_SIZE, device: str = "auto", *, timeout_s:
     if not isinstance(heap_size, int) or heap_size <= 0:
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
     # On a simulated host nothing waits by the clock: it sees when nobody can go on.
-    context = Context(heap_size, device, bootstrap.timeout_s(timeout_s) if node is None else 0.0)
+    context = Context(heap_size, device, bootstrap.timeout_s(timeout_s) if node is None else 0.0, group)
     _contexts()[context.get_rank()] = context
     return context
 
@@ -300,8 +314,8 @@ def _contexts() -> dict[int, Context]:
     return _of_process if node is None else node.contexts
 
 
-def _leave_distributed() -> None:
-    if dist.is_initialized():  # else its user has done so
+def _leave_distributed(own: dist.ProcessGroup | None) -> None:
+    if dist.is_initialized() and dist.group.WORLD is own:  # else its user has left, and perhaps come back
         dist.destroy_process_group()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,24 +23,28 @@ class HeapTensors(ABC):
     @abstractmethod
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor: ...
 
+    @abstractmethod
+    def free(self, buffer: torch.Tensor) -> None:
+        """Give a buffer back."""
+
     def empty(self, *size: Size, dtype: torch.dtype | None = None, device: Device = None) -> torch.Tensor:
         """Return a tensor whose values are whatever the memory holds."""
         return self._allocate(_shape(size), dtype or torch.get_default_dtype(), device)
 
     def zeros(self, *size: Size, dtype: torch.dtype | None = None, device: Device = None) -> torch.Tensor:
         """Return a tensor of zeros."""
-        return self.empty(*size, dtype=dtype, device=device).zero_()
+        return self._filled(size, dtype, device, torch.Tensor.zero_)
 
     def ones(self, *size: Size, dtype: torch.dtype | None = None, device: Device = None) -> torch.Tensor:
         """Return a tensor of ones."""
-        return self.empty(*size, dtype=dtype, device=device).fill_(1)
+        return self._filled(size, dtype, device, lambda buffer: buffer.fill_(1))
 
     def full(
         self, size: Size, fill_value: Any, *, dtype: torch.dtype | None = None, device: Device = None
     ) -> torch.Tensor:
         """Return a tensor that holds `fill_value` everywhere."""
-        dtype = dtype or torch.tensor(fill_value).dtype
-        return self.empty(size, dtype=dtype, device=device).fill_(fill_value)
+        dtype = dtype or torch.tensor(fill_value, device="cpu").dtype
+        return self._filled((size,), dtype, device, lambda buffer: buffer.fill_(fill_value))
 
     def zeros_like(
         self, input: torch.Tensor, *, dtype: torch.dtype | None = None, device: Device = None
@@ -54,13 +58,13 @@ class HeapTensors(ABC):
         """Return ``start, start + step, …`` up to and without `end`; one argument is `end`."""
         if end is None:
             start, end = 0, start
-        return self._place(torch.arange(start, end, step, dtype=dtype), device)
+        return self._place(torch.arange(start, end, step, dtype=dtype, device="cpu"), device)
 
     def linspace(
         self, start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, device: Device = None
     ) -> torch.Tensor:
         """Return `steps` values evenly from `start` to `end`, both included."""
-        return self._place(torch.linspace(start, end, steps, dtype=dtype), device)
+        return self._place(torch.linspace(start, end, steps, dtype=dtype, device="cpu"), device)
 
     def rand(
         self,
@@ -70,7 +74,7 @@ class HeapTensors(ABC):
         device: Device = None,
     ) -> torch.Tensor:
         """Return values uniform in [0, 1)."""
-        return self.empty(*size, dtype=dtype, device=device).uniform_(generator=generator)
+        return self._filled(size, dtype, device, lambda buffer: buffer.uniform_(generator=generator))
 
     def uniform(
         self,
@@ -82,7 +86,7 @@ class HeapTensors(ABC):
         device: Device = None,
     ) -> torch.Tensor:
         """Return values uniform in [low, high)."""
-        return self.empty(size, dtype=dtype, device=device).uniform_(low, high)
+        return self._filled((size,), dtype, device, lambda buffer: buffer.uniform_(low, high))
 
     def randn(
         self,
@@ -92,7 +96,7 @@ class HeapTensors(ABC):
         device: Device = None,
     ) -> torch.Tensor:
         """Return values of the standard normal distribution."""
-        return self.empty(*size, dtype=dtype, device=device).normal_(generator=generator)
+        return self._filled(size, dtype, device, lambda buffer: buffer.normal_(generator=generator))
 
     def randint(
         self,
@@ -105,7 +109,22 @@ class HeapTensors(ABC):
         device: Device = None,
     ) -> torch.Tensor:
         """Return integers uniform in [low, high)."""
-        return self.empty(size, dtype=dtype, device=device).random_(low, high, generator=generator)
+        return self._filled((size,), dtype, device, lambda buffer: buffer.random_(low, high, generator=generator))
+
+    def _filled(
+        self,
+        size: tuple[Any, ...],
+        dtype: torch.dtype | None,
+        device: Device,
+        fill: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return a tensor once it is filled; of one that cannot be, of that dtype, nothing is left on the heap."""
+        buffer = self.empty(*size, dtype=dtype, device=device)
+        try:
+            return fill(buffer)
+        except Exception:
+            self.free(buffer)
+            raise
 
     def _place(self, values: torch.Tensor, device: Device) -> torch.Tensor:
         return self._allocate(values.shape, values.dtype, device).copy_(values)

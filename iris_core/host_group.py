@@ -26,6 +26,7 @@ _ANSWER = "answer"
 _FAILED = "failed"  # instead of an answer: what went wrong, and whether that is final
 _REJOIN = "reset"
 _GAVE_UP = "give up"  # its value says why
+_UNSENT = "refused"  # instead of what a rank does: its value cannot be sent; of what type the error is, and why
 # What a peer's failure is raised as on the other ranks, when it is one of these.
 _SAME_TYPE = {t.__name__: t for t in (ValueError, TypeError, HeapExhausted, AllocationMismatch, NotImplementedError)}
 
@@ -63,13 +64,15 @@ class HostGroup:
 
         Raises:
             PeerError: a rank died, did not answer within the limit, or has given up.
-            ValueError: the ranks do different things, or the value is too large; in the first case on every rank.
+            TypeError: JSON does not hold a rank's value; on every rank.
+            ValueError: the ranks do different things, or a value is too large; on every rank.
         """
         self.check()
-        size = len(json.dumps(value))
-        if size > MESSAGE_LIMIT_BYTES // 2:
-            raise ValueError(f"a value of {size:,} bytes to {what}; at most {MESSAGE_LIMIT_BYTES // 2:,} can be sent")
-        said = self._meet(self._epoch, what, value)
+        refusal = _refusal(value, what)
+        said = self._meet(self._epoch, *((what, value) if refusal is None else (_UNSENT, refusal)))
+        for rank, (one, why) in enumerate(said):
+            if one == _UNSENT:
+                raise _SAME_TYPE[why[0]](f"rank {rank}: {why[1]}")
         doing = [one for one, _ in said]
         if len(set(doing)) > 1:
             listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(doing))
@@ -78,8 +81,8 @@ class HostGroup:
 
     def broadcast(self, value: Any, root: int) -> Any:
         """Return `root`'s `value`, as JSON brings it, on the root too: what is a tuple there is a list everywhere."""
-        said = json.loads(json.dumps(value)) if self.rank == root else None
-        return self.all_gather(said, f"hear rank {root}")[root]
+        heard = self.all_gather(value if self.rank == root else None, f"hear rank {root}")[root]
+        return json.loads(json.dumps(heard))
 
     def agree(self, what: str, value: Any) -> None:
         """Raise on every rank unless all ranks give the same value.
@@ -271,3 +274,15 @@ class HostGroup:
                 with contextlib.suppress(OSError):
                     link.send([self._epoch, _FAILED, [why, final]])
         raise PeerError(why)
+
+
+def _refusal(value: Any, what: str) -> list[str] | None:
+    """Return why a value cannot be sent, as the name of an error's type and its words, or None."""
+    try:
+        size = len(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        return ["TypeError", f"a {type(value).__name__} to {what}, which JSON does not hold: {error}"]
+    if size > MESSAGE_LIMIT_BYTES // 2:
+        limit = MESSAGE_LIMIT_BYTES // 2
+        return ["ValueError", f"a value of {size:,} bytes to {what}; at most {limit:,} can be sent"]
+    return None

@@ -166,7 +166,7 @@ def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, 
                 for link in links.values():
                     link.close()
                 missing = sorted(set(range(1, world_size)) - set(links))
-                raise PeerError(f"rank(s) {missing} did not start within {CONNECT_TIMEOUT_S:.0f} s")
+                raise PeerError(f"rank(s) {missing} did not start on this host within {CONNECT_TIMEOUT_S:.0f} s")
             for key, _ in ready:
                 if key.fileobj is listener:
                     stranger, _ = listener.accept()
@@ -213,7 +213,7 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Li
         except (ConnectionRefusedError, BlockingIOError, TimeoutError):  # rank 0 is not there yet, or busy
             connection.close()
             if time.monotonic() > deadline:
-                raise PeerError(f"rank 0 did not start within {CONNECT_TIMEOUT_S:.0f} s") from None
+                raise PeerError(f"rank 0 did not start on this host within {CONNECT_TIMEOUT_S:.0f} s") from None
             time.sleep(0.02)
     if not _same_user(connection):
         connection.close()

@@ -8,14 +8,22 @@ import torch.distributed as dist
 from .host_group import HostGroup
 
 
-def make_process_group(group: HostGroup, device: torch.device | None) -> tuple[dist.ProcessGroup, bool]:
+def make_process_group(
+    group: HostGroup, device: torch.device | None, given: dist.ProcessGroup | None = None
+) -> tuple[dist.ProcessGroup, bool]:
     """Return a process group of these ranks, and whether torch.distributed was initialised for it; collective.
 
     Args:
         group: the ranks.
         device: the GPU of this rank, for NCCL or RCCL; None for gloo.
+        given: the one that they are of, which may be of another backend.
     """
     backend = "gloo" if device is None else "nccl"
+    if given is not None:
+        if dist.get_backend(given) == backend:
+            return given, False
+        ranks = dist.get_process_group_ranks(given)
+        return dist.new_group(ranks, backend=backend, use_local_synchronization=True), False
     if dist.is_initialized():
         world = dist.group.WORLD
         assert world is not None

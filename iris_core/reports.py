@@ -68,7 +68,8 @@ class ReportBoard:
         size_bytes = round_up(_WORD_BYTES * (1 + group.world_size * _RANK_WORDS), mmap.PAGESIZE)
         memory = share_memory(group, size_bytes, "iris_reports")
         self._words = memoryview(memory).cast("q")
-        self.notice_address = backend.share_with_kernels(torch.frombuffer(memory, dtype=torch.int64))
+        with group.together("share the reports of failed waits with kernels"):
+            self.notice_address = backend.share_with_kernels(torch.frombuffer(memory, dtype=torch.int64))
         self.rows_address = self.notice_address + _WORD_BYTES * (self._start(self._rank) + 1)
         self._words[self._start(self._rank)] = heap_base
 

@@ -15,7 +15,7 @@ def share_memory(group: HostGroup, size_bytes: int, name: str) -> mmap.mmap:
     """Return zeroed memory that all ranks have mapped; collective. `name` is for ``/proc/<pid>/maps``.
 
     Raises:
-        OSError: there is no memory for it; on rank 0, and as `PeerError` on the others.
+        OSError: there is no memory, or no room for it among a rank's addresses; on others as `PeerError`.
     """
     own = None
     with group.together(f"share {size_bytes:,} bytes of host memory"):
@@ -24,7 +24,9 @@ def share_memory(group: HostGroup, size_bytes: int, name: str) -> mmap.mmap:
             os.ftruncate(own, size_bytes)
     (fd,) = group.exchange_fds(own)
     try:
-        return mmap.mmap(fd, size_bytes)
+        with group.together(f"map {size_bytes:,} bytes of host memory"):
+            memory = mmap.mmap(fd, size_bytes)
     finally:
         for done in {fd, own} - {None}:
             os.close(done)  # type: ignore[arg-type]
+    return memory

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed import get_process_group_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
@@ -54,10 +55,10 @@ class _Style(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if type(module) is not nn.Linear:
             raise ValueError(f"{self!r} is for a torch.nn.Linear, and was given a {type(module).__name__}")
-        ranks = list(range(self.ctx.get_num_ranks()))
-        if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks or device_mesh.get_rank() != self.ctx.get_rank():
+        ranks = get_process_group_ranks(self.ctx.process_group())
+        if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks:
             raise ValueError(
-                f"{self!r} takes a mesh of the context's {len(ranks)} ranks, as mesh_of(ctx); this is {device_mesh}"
+                f"{self!r} takes a mesh of the context's ranks, {ranks}, as mesh_of(ctx); this is {device_mesh}"
             )
         cut = self._cut(module)
         placements = {"weight": Shard(cut.weight_dim), "bias": Shard(0) if cut.cuts_bias else Replicate()}

@@ -55,6 +55,28 @@ def test_torchrun() -> None:
     assert sorted(output.splitlines()) == [f"rank {rank} of 2 has met the others" for rank in (0, 1)]
 
 
+def test_a_context_of_some_of_the_ranks() -> None:
+    """Two replicas of two ranks each, as data beside tensor parallelism has them."""
+    options = ["--nproc-per-node=4", "--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    output = run(sys.executable, "-m", "torch.distributed.run", *options, PROGRAMS / "replicas.py")
+    lines = [f"process {number}: rank {number % 2} of 2, sums of replica {number // 2}" for number in range(4)]
+    assert sorted(output.splitlines()) == lines
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_of_another_host_hears_that_it_is(monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
+    store = torch.distributed.HashStore()
+    first = bootstrap._from_store(store, 0, 2, "a test", str(world_size))
+    monkeypatch.setattr(bootstrap, "_contexts_made", bootstrap.Counter())
+    if world_size == 1:
+        assert bootstrap._from_store(store, 1, 2, "a test", str(world_size)).address == first.address
+    else:
+        monkeypatch.setattr(bootstrap, "_host", lambda: "another boot, another network")
+        with pytest.raises(RuntimeError, match=r"rank 1 is on another host than rank 0.*group=") as caught:
+            bootstrap._from_store(store, 1, 2, "a test", str(world_size))
+        print(caught.value)
+
+
 def test_mpirun() -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     beside_python = Path(sys.executable).parent / "mpirun"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -68,3 +70,25 @@ def test_sizes_and_dtypes_that_make_no_sense(ranks: Callable[[int], Ranks]) -> N
         assert dtype[0] == "ValueError"
         assert "'float'" in dtype[1]
         assert f"{1 << 60:,} bytes a rank, which iris(heap_size=...)" in heap[1]
+
+
+def run_out_of_addresses(rank: int, world_size: int) -> list[tuple[str, str]]:
+    """Rank 1 cannot map the heap, then not the memory of reports."""
+    close_context()
+    errors = []
+    for which in range(2):
+        mapped = [mmap.mmap] * which + [mock.Mock(side_effect=OSError("no room for it"))] * (rank == 1)
+        calls = iter(mapped + [mmap.mmap] * 2)
+        with mock.patch("iris_core.shared_memory.mmap.mmap", lambda *args, calls=calls: next(calls)(*args)):
+            errors.append(raised(iris, 1 << 20))
+    return errors
+
+
+def test_memory_that_one_rank_cannot_map_is_every_ranks_error(ranks: Callable[[int], Ranks]) -> None:
+    first, second = ranks(2).call(run_out_of_addresses)
+    for peers, own in zip(first, second, strict=True):
+        assert own[0] == "OSError"
+        assert peers[0] == "PeerError"
+        assert "rank 1 failed to map" in peers[1]
+        assert "no room for it" in peers[1]
+        assert "no room for it" in own[1]

@@ -54,7 +54,9 @@ def compare_with_torch(rank: int, world_size: int, what: str) -> None:
     assert made.is_contiguous()
     assert ctx.heap.contains(made)
     ctx.free(made)
-    same_device = CREATED[what](ctx, {"device": device.type})
+    with torch.device("meta"):  # torch's default is not the heap's
+        same_device = CREATED[what](ctx, {"device": device.type})
+    torch.testing.assert_close(same_device.shape, expected.shape)
     assert same_device.device == device
     ctx.free(same_device)
     ctx.barrier()
@@ -114,6 +116,7 @@ def test_freed_memory_is_used_again(ranks: Callable[[int], Ranks]) -> None:
 
 def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
     ctx = context()
+    before = ctx.heap.allocator.used_bytes
     buffer = ctx.zeros(100)
     elsewhere = torch.zeros(3, device=ctx.get_device())
     errors = {
@@ -121,10 +124,12 @@ def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
         "free a part": raised(ctx.free, buffer[50:]),
         "peer view elsewhere": raised(ctx.peer_view, elsewhere),
         "another device": raised(ctx.zeros, 3, device="meta"),
+        "no such values": raised(ctx.randn, 1000, dtype=torch.int32),
         "too much": raised(ctx.empty, ctx.heap.stride, dtype=torch.float64),
     }
     ctx.free(buffer)
     errors["free again"] = raised(ctx.free, buffer)
+    assert ctx.heap.allocator.used_bytes == before
     ctx.barrier()  # a refused call leaves the ranks' histories alike
     return errors
 
@@ -134,6 +139,7 @@ MISTAKES = {
     "free a part": ("ValueError", ["no allocation starts"]),
     "peer view elsewhere": ("ValueError", ["not on rank", "symmetric heap"]),
     "another device": ("ValueError", ["meta", "heap"]),
+    "no such values": ("NotImplementedError", ["normal"]),
     "too much": ("HeapExhausted", ["exhausted", "needs", "in use", "free", "heap_size"]),
     "free again": ("ValueError", ["freed already"]),
 }

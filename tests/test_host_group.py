@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from ranks import raised as error_of
 
 from iris_core import AllocationMismatch, HeapExhausted, PeerError
 from iris_core.host_group import HostGroup, random_address
@@ -44,6 +46,20 @@ def test_all_hear_what_each_says(world_size: int) -> None:
 
 def test_one_speaks_to_all() -> None:
     assert run(lambda group: group.broadcast(group.rank * 10, 2)) == [20, 20, 20]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_what_cannot_be_sent_is_an_error_on_every_rank(rank: int) -> None:
+    def body(group: HostGroup) -> list[Any]:
+        value = {torch.float32} if group.rank == rank else "something else"
+        errors: list[Any] = [error_of(group.broadcast, value, rank), error_of(group.all_gather, value)]
+        return [*errors, group.all_gather(group.rank)]
+
+    for of_broadcast, of_gather, after in run(body):
+        for kind, message in (of_broadcast, of_gather):
+            assert kind == "TypeError"
+            assert message.startswith(f"rank {rank}: a set to ")
+        assert after == [0, 1, 2]
 
 
 def test_long_messages_arrive_whole() -> None:

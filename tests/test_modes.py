@@ -169,5 +169,29 @@ def reset_after_inference(rank: int, world_size: int) -> float:
     return total
 
 
+def be_elsewhere(rank: int, world_size: int) -> Any:
+    """Make a context, operators and calls where torch makes tensors on another device, of another dtype."""
+    close_context()
+    problem = make_problem("gemm_all_scatter", 9, 20, 16, world_size, DTYPE)
+    data = make_data("gemm_all_scatter", problem, rank, 0, torch.device("cpu"))
+    torch.set_default_dtype(torch.bfloat16)
+    wrong = []
+    try:
+        with torch.device("meta"), iris(1 << 20) as ctx:
+            for variant in [one for one in VARIANTS if one.family == "gemm_all_scatter"]:
+                operator = variant.build(ctx, problem)
+                output = operator.as_matrix(operator(data.a, data.b))
+                wrong.append(f"{variant.name}: {output.device}" if output.device.type != "cpu" else None)
+                with torch.device("cpu"):
+                    wrong.append(fault(output, data, DTYPE))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return [one for one in wrong if one]
+
+
+def test_torchs_default_device_and_dtype_are_the_callers_own(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(be_elsewhere) == [[], []]
+
+
 def test_a_context_outlives_the_mode_it_was_made_in(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(reset_after_inference) == [12.0, 12.0]

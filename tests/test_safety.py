@@ -147,7 +147,7 @@ def test_another_users_process_is_not_let_in() -> None:
             assert connection.recv(1) == b""
         turned_away.set()
         first.join(30)
-    assert "rank(s) [1] did not start within 1 s" in str(results[0])
+    assert "rank(s) [1] did not start on this host within 1 s" in str(results[0])
 
 
 def test_nor_is_one_joined_that_holds_the_address() -> None:

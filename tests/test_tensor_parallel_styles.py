@@ -102,7 +102,7 @@ def test_what_no_fused_layer_does_is_refused(ranks: Callable[[int], Ranks]) -> N
         "from Shard(-1) to Replicate()",
         "is no layout of a fused layer",
         "was given a Embedding",
-        "takes a mesh of the context's 2 ranks",
+        "takes a mesh of the context's ranks, [0, 1]",
     ]
     for errors in ranks(2).call(refuse):
         for (kind, message), part in zip(errors, parts, strict=True):

@@ -34,7 +34,7 @@ class VmmBackend(Backend):
         # for the device (seen on an H200: making a stream waited 20 s for a kernel that spun). The stream ends with the
         # process, as torch's allocator of pinned memory remembers it.
         self._writing = torch.cuda.ExternalStream(self._create_stream(), self.device)
-        self._written = torch.zeros(1, dtype=torch.int64).pin_memory()
+        self._written = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
         self.write_words(torch.zeros(1, dtype=torch.int64, device=self.device), 0)
         # What `close_window` gives back, as far as `open_window` got.
         self._handles: list[Any] = []

@@ -70,7 +70,7 @@ class Node:
         """Return the window of all heaps, the same for every rank."""
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         if self._window is None or self._window.numel() != stride * self.world_size:
-            self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8)
+            self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8, device="cpu")
         return self._window, stride
 
     def meet(self, rank: int, value: Any) -> list[Any]:

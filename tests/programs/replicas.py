@@ -1,0 +1,32 @@
+"""Four processes, two contexts of two ranks, which are the ranks of a mesh's second dimension."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import iris_core
+from iris_kernels.gemm_all_reduce import gemm_all_reduce
+from iris_tensor_parallel.styles import mesh_of
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+number, replica = dist.get_rank(), mesh["dp"].get_local_rank()
+groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+with pytest.raises(ValueError, match="none of the given group's"):
+    iris_core.iris(1 << 20, device="cpu", group=groups[1 - replica])
+for _ in range(2):
+    with iris_core.iris(1 << 20, device="cpu", group=mesh["tp"].get_group()) as ctx:
+        assert ctx.get_num_ranks() == 2
+        assert ctx.process_group() is mesh["tp"].get_group()
+        assert mesh_of(ctx).mesh.tolist() == [2 * replica, 2 * replica + 1]
+        a, b = torch.full((4, 3), float(replica + 1)), torch.ones(3, 5)
+        for variant in ("library", "workgroup_specialized"):
+            total = gemm_all_reduce(ctx, a, b, variant=variant)
+            assert (total == 6 * (replica + 1)).all(), total
+        line = f"process {number}: rank {ctx.get_rank()} of {ctx.get_num_ranks()}, sums of replica {replica}\n"
+dist.barrier()  # the user's own groups are still there
+dist.destroy_process_group()
+sys.stdout.write(line)
