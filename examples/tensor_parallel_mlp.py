@@ -1,4 +1,4 @@
-"""Two layers cut over all ranks, as in Megatron's sequence parallelism, trained: gradients as without ranks.
+"""Two layers cut over all ranks, as in Megatron's sequence parallelism, trained: as without ranks.
 
 The first layer's weights are cut by columns, the second's by rows, the tokens by rows. So the way in is an all-gather
 and a GEMM, the way out a GEMM and a reduce-scatter; and backwards each is the other.
@@ -13,83 +13,48 @@ import os
 import torch
 
 import iris_core
-from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter
+from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
-STEPS = 2
-TOLERANCE = 2e-2  # relative, over all elements of a gradient; each is rounded to bf16 at every layer
-
-
-class ColumnParallel(torch.autograd.Function):
-    """x (m/W, k) and weight (k, f/W) of every rank to (m, f/W): all tokens, this rank's features."""
-
-    @staticmethod
-    def forward(ctx, x, weight, heap):
-        y, gathered = all_gather_gemm(heap, x, weight, variant="auto", return_gathered=True)
-        # Both are the operator's, and the next call with such shapes overwrites them.
-        ctx.save_for_backward(gathered.clone(), weight)
-        ctx.heap = heap
-        return y.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        gathered, weight = ctx.saved_tensors
-        grad_x = gemm_reduce_scatter(ctx.heap, grad, weight.t(), variant="auto").clone()
-        return grad_x, gathered.t() @ grad, None
+STEPS = 3
+TOLERANCE = 2e-2  # relative, over all elements of a parameter's change; each is rounded to bf16 at every layer
 
 
-class RowParallel(torch.autograd.Function):
-    """x (m, f/W) and weight (f/W, n) of every rank to (m/W, n): this rank's tokens, summed over all features."""
-
-    @staticmethod
-    def forward(ctx, x, weight, heap):
-        ctx.save_for_backward(x, weight)
-        ctx.heap = heap
-        return gemm_reduce_scatter(heap, x, weight, variant="auto").clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        grad_x, gathered = all_gather_gemm(ctx.heap, grad, weight.t(), variant="auto", return_gathered=True)
-        return grad_x.clone(), x.t() @ gathered, None
-
-
-def gradients(x, first, second, grad, layers):
-    """Return the gradients of x and both weights."""
-    leaves = [tensor.detach().requires_grad_() for tensor in (x, first, second)]
-    into, out_of = layers
-    out_of(torch.relu(into(leaves[0], leaves[1])), leaves[2]).backward(grad)
-    return [leaf.grad for leaf in leaves]
+def train(model, x, target):
+    """Take some steps; return by how much each parameter has changed."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = (model(x).float() - target).square().sum() / 100
+        loss.backward()
+        optimizer.step()
+    return [parameter.detach() - one for parameter, one in zip(model.parameters(), before, strict=True)]
 
 
 def body(rank, world_size):
     heap = iris_core.iris(heap_size=1 << 28)
     tokens, width, features = (64, 48, 96) if heap.is_interpreted() else (4096, 4096, 16384)
+    torch.manual_seed(0)  # the same on every rank
+    up = torch.nn.Linear(width, features, device=heap.get_device())
+    down = torch.nn.Linear(features, width, device=heap.get_device())
+    x, target = (torch.randn(tokens, width, device=heap.get_device()) for _ in range(2))
+
+    cut = torch.nn.Sequential(
+        ColumnParallelLinear.from_linear(heap, up, sequence_parallel=True),
+        torch.nn.GELU(),
+        RowParallelLinear.from_linear(heap, down, sequence_parallel=True),
+    ).bfloat16()
+    found = train(cut, x.bfloat16().chunk(world_size)[rank], target.chunk(world_size)[rank])
+    whole = torch.nn.Sequential(up, torch.nn.GELU(), down).bfloat16()
+    expected = train(whole, x.bfloat16(), target)
+    parts = [cut[0].cut.own_weight, cut[0].cut.own_bias, cut[2].cut.own_weight, cut[2].cut.own_bias]
     errors = []
-    for step in range(STEPS):
-        generator = torch.Generator().manual_seed(step)  # the same on every rank, other data at each step
-
-        def draw(rows, columns, generator=generator):
-            values = torch.randn(rows, columns, generator=generator) / rows**0.5
-            return values.to(heap.get_device(), torch.bfloat16)
-
-        x, grad = draw(tokens, width), draw(tokens, width)
-        first, second = draw(width, features), draw(features, width)
-
-        def own(tensor, dim):
-            return tensor.chunk(world_size, dim)[rank]
-
-        parts = own(x, 0), own(first, 1), own(second, 0), own(grad, 0)
-        layers = (lambda x, w: ColumnParallel.apply(x, w, heap), lambda x, w: RowParallel.apply(x, w, heap))
-        found = gradients(*parts, layers)
-        whole = gradients(*(tensor.float() for tensor in (x, first, second, grad)), (torch.mm, torch.mm))
-        for of, one, expected, dim in zip(("x", "first", "second"), found, whole, (0, 1, 0), strict=True):
-            expected = own(expected, dim)
-            error = ((one.float() - expected).norm() / expected.norm()).item()
-            assert error < TOLERANCE, f"gradient of {of}, rank {rank}, step {step}: relative error {error}"
-            errors.append(error)
+    for one, other, part in zip(found, expected, parts, strict=True):
+        error = (one - part(other)).float().norm() / part(other).float().norm()
+        assert error < TOLERANCE, f"rank {rank}: relative error {error}"
+        errors.append(error.item())
     heap.close()
-    return f"rank {rank}: gradients of {STEPS} steps, largest relative error {max(errors):.1e}"
+    return f"rank {rank}: {STEPS} steps, changes of the parameters with relative errors up to {max(errors):.1e}"
 
 
 if __name__ == "__main__":

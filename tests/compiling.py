@@ -169,7 +169,7 @@ class StubContext(HeapTensors):
         )
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
-        self.peer_view, self.free = self.heap.peer_view, self.heap.free
+        self.peer_view = self.heap.peer_view
         self.operators: dict[Any, Any] = {}
         self.debug = False
         self.ranks_on_device = 1
@@ -181,6 +181,9 @@ class StubContext(HeapTensors):
 
     def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return self.heap.allocate(shape, dtype)
+
+    def free(self, buffer: torch.Tensor) -> None:
+        self.heap.free(buffer)
 
     def zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
         return self.empty(*size, dtype=dtype)
