@@ -3,7 +3,7 @@
 from .axes import Agent, Arrangement, Sync
 from .cost import Work
 from .machine import MACHINES, Machine, machine_for
-from .model import copies_operands, predict_us
+from .model import copies_operands, predict_ideal_us, predict_us
 from .registry import get_variant, list_families, list_variants, register
 from .variant import Variant
 
@@ -20,6 +20,7 @@ __all__ = [
     "list_families",
     "list_variants",
     "machine_for",
+    "predict_ideal_us",
     "predict_us",
     "register",
 ]

@@ -7,7 +7,7 @@ work and the communication, and what neither hides; docs/cost_model.md has the f
 
 from __future__ import annotations
 
-from .cost import SUMMING_FAMILIES, Work, aligned_us
+from .cost import SUMMING_FAMILIES, Work, aligned_us, gemm
 from .machine import Machine
 from .patterns import all_gather, all_scatter, reductions
 from .patterns.common import Pattern
@@ -36,6 +36,18 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
         return None
     us = pattern(machine, work)
     return us + aligned_us(machine, work, *_operands(work)) if copies_operands(machine, variant, work) else us
+
+
+def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
+    """Return the predicted time of a perfect overlap, in µs: the vendor's GEMM alone, or the bytes on the link.
+
+    Args:
+        machine, work: where, and what.
+        wire_bytes: what a rank must send at least; the family's problem knows.
+    """
+    n, k = (work.n, work.share(work.k)) if work.family in SUMMING_FAMILIES else (work.share(work.n), work.k)
+    alone_us = gemm(machine, work, work.m, n, k, kind="library").us + machine.launch_us
+    return max(alone_us, wire_bytes / max(machine.link_gbps, machine.engine_gbps) / 1e3)
 
 
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,16 @@ from iris_bench import cli
 from iris_bench.csv_rows import append_records
 from iris_bench.record import Record, read_records
 from iris_bench.tune.measured import measurements
-from overlap_taxonomy import MACHINES, Work, copies_operands, list_families, list_variants, machine_for, predict_us
+from overlap_taxonomy import (
+    MACHINES,
+    Work,
+    copies_operands,
+    list_families,
+    list_variants,
+    machine_for,
+    predict_ideal_us,
+    predict_us,
+)
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 from overlap_taxonomy.machine import Machine
 from overlap_taxonomy.model import FAMILIES
@@ -176,6 +186,26 @@ def test_the_command_compares_fits_and_predicts() -> None:
     predicted = invoke("--machine", "h200x8,mi300xx8", "--shapes", "1024x2048x4096")
     assert predicted.stdout.count("PREDICTION") == 2 * len(FAMILIES)
     assert "PREDICTION" not in invoke("--shapes", "1024x2048x4096").stdout
+
+
+def test_the_ideal_is_the_longer_of_the_gemm_and_the_bytes() -> None:
+    """As measured beside the sweeps, to a few percent where that is the GEMM; and no variant is predicted ahead."""
+    long = Work("all_gather_gemm", 8192, 8192, 28672, 4)
+    by_bytes = predict_ideal_us(H200, long, 10**9)
+    assert by_bytes == pytest.approx(1e6 / max(H200.link_gbps, H200.engine_gbps))
+    records = [one for one in read_records(SWEEPS[1]) if one.variant == "gemm_alone" and one.m >= 8192]
+    off = defaultdict(list)
+    for one in records:
+        work = Work(one.family, one.m, one.n, one.k, one.world_size)
+        off[one.family].append(abs(predict_ideal_us(H200, work, 0) / one.time_us - 1))
+    assert len(off) == 3
+    for errors in off.values():
+        assert len(errors) > 5
+        assert statistics.median(errors) < 0.06
+    for family in FAMILIES:
+        work = Work(family, 8192, 8192, 28672, 4)
+        for variant in ("library", "bulk_synchronous", "fused_sequential"):
+            assert predict_us(H200, variant, work) > predict_ideal_us(H200, work, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from overlap_taxonomy import MACHINES, Machine, Work, list_variants, predict_us
+from overlap_taxonomy import MACHINES, Machine, Work, list_variants, predict_ideal_us, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 
 from .. import report
@@ -119,12 +120,15 @@ def _predict(console: Console, machine: Machine, family: str, shapes: str) -> No
     for shape in parse_shapes(shapes, collective=collective, world_size=machine.world_size):
         work = Work(family, shape.m, shape.n, shape.k, machine.world_size)
         library = predict_us(machine, LIBRARY, work)
+        sizes = {"m": shape.m, "n": shape.n, "k": shape.k, "world_size": machine.world_size}
+        ideal = predict_ideal_us(machine, work, FAMILIES[family].problem(**sizes, dtype=torch.bfloat16).wire_bytes)
         console.print(Text(f"{family}  {shape}  2-byte dtypes, {machine.name} ({label})", style="bold"))
-        table = _table("variant", "predicted us", "speedup")
+        table = _table("variant", "predicted us", "speedup", "efficiency")
         for variant in list_variants(family):
             us = predict_us(machine, variant.name, work)
             if us is not None and library is not None:
-                table.add_row(variant.name, f"{us:,.1f}", f"{library / us:.2f}")
+                table.add_row(variant.name, f"{us:,.1f}", f"{library / us:.2f}", f"{ideal / us:.2f}")
+        table.add_row("ideal", f"{ideal:,.1f}", f"{library / ideal:.2f}" if library else "", "1.00")
         console.print(table)
 
 
