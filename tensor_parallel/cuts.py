@@ -27,6 +27,9 @@ class Wanted(NamedTuple):
     bias: bool
 
 
+NOTHING = Wanted(False, False, False)
+
+
 @dataclass(frozen=True, eq=False)
 class Cut(ABC):
     """A linear layer's sizes, and which part of its tensors a rank has. Call it with tensors.
@@ -108,21 +111,24 @@ class Cut(ABC):
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and weight.shape == self._weight_shape
+        is_fit = is_fit and (bias is None or (bias.shape == self._bias_shape and bias.dtype == x.dtype))
+        is_cut_where_it_can = not self.sequence_parallel or (x.ndim > 1 and self.sequence_dim % x.ndim != x.ndim - 1)
+        if not (is_fit and weight.dtype == x.dtype and is_cut_where_it_can):
+            raise ValueError(f"{self._name}: {self._misfit(x, weight, bias)}")
+        return x, weight, bias
+
+    def _misfit(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str:
+        """Return why these are not this layer's."""
         for name, tensor, shape in (("weight", weight, self._weight_shape), ("bias", bias, self._bias_shape)):
             if tensor is not None and tensor.shape != shape:
-                raise ValueError(f"{self._name}: {name} is {tuple(tensor.shape)}; this rank's must be {tuple(shape)}")
+                return f"{name} is {tuple(tensor.shape)}; this rank's must be {tuple(shape)}"
         if x.ndim < 2 or x.shape[-1] != self._weight_shape[1]:
-            raise ValueError(
-                f"{self._name}: x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
-            )
+            return f"x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
         for name, tensor in (("weight", weight), ("bias", bias)):
             if tensor is not None and tensor.dtype != x.dtype:
-                raise ValueError(f"{self._name}: x is {x.dtype} and {name} {tensor.dtype}; they must be the same")
-        if self.sequence_parallel and self.sequence_dim % x.ndim == x.ndim - 1:
-            raise ValueError(
-                f"{self._name}: sequence_dim is {self.sequence_dim}, which of x {tuple(x.shape)} are the features"
-            )
-        return x, weight, bias
+                return f"x is {x.dtype} and {name} {tensor.dtype}; they must be the same"
+        return f"sequence_dim is {self.sequence_dim}, which of x {tuple(x.shape)} are the features"
 
     @property
     def _name(self) -> str:
@@ -130,6 +136,8 @@ class Cut(ABC):
 
     def _rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Size]:
         """Return x's tokens as rows, those of one place in the sequence together, and the shape behind that place."""
+        if x.ndim == 2:
+            return x, x.shape[1:1]
         if not self.sequence_parallel:
             return x.reshape(-1, x.shape[-1]), x.shape[:0]
         moved = x.movedim(self.sequence_dim, 0)
@@ -137,6 +145,8 @@ class Cut(ABC):
 
     def _back(self, rows: torch.Tensor, x: torch.Tensor, behind: torch.Size) -> torch.Tensor:
         """Return rows in the order in which x came."""
+        if x.ndim == 2:
+            return rows
         if not self.sequence_parallel:
             return rows.reshape(*x.shape[:-1], rows.shape[-1])
         places = rows.shape[0] // max(1, behind.numel())
@@ -144,17 +154,17 @@ class Cut(ABC):
 
     def _made_for(self, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Steps, bool]:
         """Return what to call, and whether there are gradients to compute."""
-        wanted = Wanted(*(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)))
-        if not torch.is_grad_enabled():
-            wanted = Wanted(False, False, False)
-        key = m, x.dtype, *wanted
+        wanted = NOTHING
+        if torch.is_grad_enabled():
+            wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
+        key = m, x.dtype, wanted
         steps = self._made.get(key)
         if steps is None or steps.is_closed():
             make = self._steps
             if torch.compiler.is_dynamo_compiling():  # ranks make operators together, outside of graphs
                 make = torch.compiler.disable(make)  # for a whole graph: call the layer once before it is compiled
             steps = self._made[key] = make(m, x.dtype, wanted)
-        return steps, any(wanted)
+        return steps, wanted != NOTHING
 
     def _operator(
         self, family: ModuleType, m: int, n: int, k: int, dtype: torch.dtype, **options: Any
