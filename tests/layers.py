@@ -85,3 +85,9 @@ def released(fn: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return body
+
+
+def own_rows(tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+    """As torch.chunk, which gives fewer parts than ranks where some have none."""
+    chunk = -(-len(tensor) // world_size)
+    return tensor[rank * chunk : (rank + 1) * chunk]
