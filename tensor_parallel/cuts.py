@@ -157,7 +157,7 @@ class Cut(ABC):
         wanted = NOTHING
         if torch.is_grad_enabled():
             wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
-        key = m, x.dtype, wanted
+        key = m, x.dtype, *wanted  # of constants alone: else a graph is made again where another number is added
         steps = self._made.get(key)
         if steps is None or steps.is_closed():
             make = self._steps

@@ -123,25 +123,25 @@ def want(rank: int, world_size: int, sequence_parallel: bool, wanted: tuple[bool
             found.append(ours.bias.grad)
             expected.append(ours.cut.own_bias(theirs.bias.grad))
     has_others = any(one.grad is not None for one in parameters(cut) if not one.requires_grad)
-    return far(found, expected), has_others, sorted(one.family for one in context().operators.values())
+    made = [one.family + " kept" * getattr(one, "keep_gathered", False) for one in context().operators.values()]
+    return far(found, expected), has_others, sorted(made)
 
 
 @on_the_cpu
 @pytest.mark.parametrize(
-    ("wanted", "backwards"),
+    ("wanted", "made"),
     [
-        ((True, False, False), ["all_gather_gemm", "gemm_reduce_scatter"]),
-        ((False, True, False), ["all_gather_gemm"]),
-        ((False, False, True), ["all_gather_gemm"]),
-        ((True, True, True), ["all_gather_gemm", "gemm_reduce_scatter"]),
+        ((True, False, False), ["all_gather_gemm", "all_gather_gemm", "gemm_reduce_scatter"]),
+        ((False, True, False), ["all_gather_gemm kept", "all_gather_gemm kept"]),
+        ((False, False, True), ["all_gather_gemm", "all_gather_gemm kept"]),
+        ((True, True, True), ["all_gather_gemm kept", "all_gather_gemm kept", "gemm_reduce_scatter"]),
     ],
 )
 def test_gradients_that_nobody_wants_are_not_computed(
-    ranks: Callable[[int], Ranks], wanted: tuple[bool, bool, bool], backwards: list[str]
+    ranks: Callable[[int], Ranks], wanted: tuple[bool, bool, bool], made: list[str]
 ) -> None:
-    """Of layers whose weights are frozen, or whose input has no gradient: an operator less."""
-    families = sorted(["all_gather_gemm", "gemm_reduce_scatter", *backwards])
-    assert ranks(2).call(want, True, wanted) == [([], False, families)] * 2
+    """Of layers whose weights are frozen, or whose input has no gradient: an operator less, or nothing kept."""
+    assert ranks(2).call(want, True, wanted) == [([], False, sorted([*made, "gemm_reduce_scatter"]))] * 2
     # Where all ranks have all tokens, only x's gradient is communicated.
     families = ["gemm_all_reduce"] * (2 if wanted[0] else 1)
     assert ranks(2).call(want, False, wanted) == [([], False, families)] * 2

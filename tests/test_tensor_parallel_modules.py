@@ -146,10 +146,10 @@ def test_functions_do_what_layers_do(ranks: Callable[[int], Ranks]) -> None:
 @released
 def release(rank: int, world_size: int) -> Any:
     ctx, layer = context(), ColumnParallelLinear(context(), *SIZES[:2], gather_output=True)
-    x = draw(0, 4, SIZES[0])
+    x = draw(0, 4, SIZES[0]).requires_grad_()
     with torch.no_grad():
         before = layer(x)
-        (operator,) = ctx.operators.values()
+        (operator,) = ctx.operators.values()  # none for gradients
         ctx.release_operators()
         error = raised(operator, x, layer.weight.t())
         return error, torch.equal(layer(x), before), len(ctx.operators)
