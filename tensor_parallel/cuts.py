@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -75,8 +75,8 @@ class Cut(ABC):
         object.__setattr__(self, "_bias_shape", self.own_bias(whole[:, 0]).shape)
 
     def __deepcopy__(self, memo: Any) -> Cut:
-        """A copy of a layer has the same context, of which a process has one."""
-        return replace(self)
+        """A copy of a layer is cut alike, with the same context, of which a process has one."""
+        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a layer holds its rank's context, which cannot be saved; save its state_dict()")

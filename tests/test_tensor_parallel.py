@@ -17,12 +17,13 @@ on_the_cpu = pytest.mark.parametrize("device", ["cpu"])
 
 @released
 def train(rank: int, world_size: int, sequence_parallel: bool, bias: bool, tokens: int) -> Any:
-    """Two steps of a pair of layers beside those of the whole, each with other data; return what differs."""
+    """Two steps of a pair of layers beside those of the whole, of other data and sizes; return what differs."""
     whole = whole_pair(bias=bias)
     cut = cut_pair(whole, sequence_parallel=sequence_parallel)
     optimizers = [torch.optim.SGD(parameters(pair), lr=0.1) for pair in (whole, cut)]
     wrong = []
     for seed in range(2):
+        tokens += seed * world_size
         data = draw(seed, tokens, SIZES[0]), draw(10 + seed, tokens, SIZES[2])
         parts = [own_rows(one, rank, world_size) for one in data] if sequence_parallel else data
         for optimizer in optimizers:
