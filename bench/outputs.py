@@ -23,6 +23,13 @@ def check_outputs(*outputs: tuple[str, Path | None], make_folders: bool = False)
             raise ValueError(f"cannot write {option} {path}: {error}") from None
 
 
+def check_new(*outputs: tuple[str, Path | None], overwrite: bool) -> None:
+    """Raise ValueError if a file is there already, unless it may be replaced."""
+    there = [f"{option} {path}" for option, path in outputs if path and path.exists()]
+    if there and not overwrite:
+        raise ValueError(f"{', '.join(there)} exists already; --overwrite replaces it")
+
+
 def check_different(*files: tuple[str, Path]) -> None:
     """Raise ValueError if two options name one file, of which nothing would be left but what is written last."""
     options: dict[str, str] = {}

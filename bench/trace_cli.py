@@ -14,7 +14,7 @@ from . import sweep, trace_plot
 from . import trace as traces
 from .exits import complain, leave, refuse
 from .measure import Job
-from .outputs import check_outputs
+from .outputs import check_new, check_outputs
 from .ranks import Ranks, choose_setting, find_launcher, start_ranks
 from .trace import Traced
 
@@ -31,6 +31,7 @@ def trace(
         Path | None, typer.Option(help="Picture: all ranks, or rank 0 of each variant; .png, .svg or .pdf.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random operands.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT and PLOT.")] = False,
 ) -> None:
     """Write down what every program of every rank does in one call, tile by tile: multiply, store, push, wait.
 
@@ -59,7 +60,9 @@ def trace(
         job = _only_job(plan)
         variants = _variants(job, variant)
         files = [out] if len(variants) == 1 else [out.with_stem(f"{out.stem}-{name}") for name in variants]
-        check_outputs(*(("--out", file) for file in files), ("--plot", plot))
+        outputs = [*(("--out", file) for file in files), ("--plot", plot)]
+        check_outputs(*outputs)
+        check_new(*outputs, overwrite=overwrite)
     except ValueError as error:
         refuse(error, speak=is_first)
     ranks = start_ranks(launcher, world_size, device)

@@ -72,6 +72,24 @@ def test_what_cannot_be_written(arguments: list[str], said: str) -> None:
     assert said in refused(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "there"),
+    [
+        ([*TRACE_ONE, "--out", "file"], "--out file exists"),
+        ([*TRACE_ONE, "--out", "x.json", "--plot", "old.png"], "--plot old.png exists"),
+        ([*TRACE, "--variant", "fused_sequential,one_shot", "--out", "old.json"], "--out old-one_shot.json exists"),
+        (["defaults", "rows.csv", "--out", "."], "--out some-gpu.json exists"),
+    ],
+)
+def test_what_is_there_is_replaced_only_if_asked(arguments: list[str], there: str) -> None:
+    for name in ("old.png", "old-one_shot.json", "some-gpu.json"):
+        Path(name).write_text("kept")
+    said = refused(*arguments)
+    assert there in said
+    assert "--overwrite" in said
+    assert {Path(name).read_text() for name in ("old.png", "old-one_shot.json", "some-gpu.json")} == {"kept"}
+
+
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(ValueError, match=r"cannot write --out .*new\.csv: permission denied"):

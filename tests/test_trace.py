@@ -253,7 +253,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_several_variants_are_traced(tmp_path: Path, asked: list[str]) -> None:
-    result = CliRunner().invoke(cli.app, [*asked, "--variant", "fused_sequential,bulk_synchronous"])
+    (tmp_path / "trace-fused_sequential.json").write_text("of an earlier run")
+    result = CliRunner().invoke(cli.app, [*asked, "--variant", "fused_sequential,bulk_synchronous", "--overwrite"])
     assert result.exit_code == 0, result.output
     for variant in ("fused_sequential", "bulk_synchronous"):
         written = json.loads((tmp_path / f"trace-{variant}.json").read_text())

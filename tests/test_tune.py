@@ -284,10 +284,14 @@ def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
         *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
         *("h200x2-decode", "h200x2-ragged", "h200x2-all-reduce"),
     )
-    result = invoke("defaults", *(RESULTS / f"{name}-bf16.csv" for name in names), "--out", tmp_path)
+    files = [RESULTS / f"{name}-bf16.csv" for name in names]
+    result = invoke("defaults", *files, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     (made,) = tmp_path.iterdir()
     text = made.read_text()
+    made.write_text("older")
+    assert invoke("defaults", *files, "--out", tmp_path, "--overwrite").exit_code == 0
+    assert made.read_text() == text
     assert text == (tune_cli._SHIPPED / made.name).read_text()
     # There the vendor's was found wrong.
     assert Key("gemm_all_reduce", 257, 4099, 2055, 1, "bfloat16") not in shipped_table(GPU)

@@ -17,7 +17,7 @@ from overlap_taxonomy import list_variants
 
 from .. import measure, report, sweep
 from ..exits import complain, leave, refuse
-from ..outputs import check_outputs
+from ..outputs import check_new, check_outputs
 from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import LIBRARY, read_records
 from . import candidates
@@ -82,10 +82,12 @@ def _to_measure(families: Sequence[str]) -> list[str]:
 def defaults(
     files: Annotated[list[Path], typer.Argument(help="CSVs that run wrote; of what is in several, the last counts.")],
     out: Annotated[Path, typer.Option(help="Folder to write to, a file a kind of GPU.")] = _SHIPPED,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace tables that are there.")] = False,
 ) -> None:
     """Make the tables of measured times that come with the library, from sweeps.
 
-    Exit status: 0, or 2 if a file is not what run writes, or OUT cannot be written.
+    A table is of these sweeps alone: nothing of one that it replaces is kept. Exit status: 0, or 2 if a file is not
+    what run writes, or OUT cannot be written or has a table already.
     """
     try:
         found = tables(record for file in files for record in read_records(file))
@@ -94,7 +96,9 @@ def defaults(
         if bare := [gpu for gpu, table in found.items() if not table]:
             raise ValueError(f"no problem of the CSVs has times of library and of one of ours on {', '.join(bare)}")
         paths = {gpu: out / file_name(gpu) for gpu in found}
-        check_outputs(*(("--out", path) for path in paths.values()), make_folders=True)
+        outputs = [("--out", path) for path in paths.values()]
+        check_outputs(*outputs, make_folders=True)
+        check_new(*outputs, overwrite=overwrite)
     except ValueError as error:
         refuse(error)
     for gpu, table in found.items():
