@@ -156,12 +156,17 @@ def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch
         (["--schedules", "0"], "--schedules 0"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--shape", "3x4"], "3x4"),
+        (["--variant", "warp_specialized"], "gemm_reduce_scatter/warp_specialized"),
+        (["--family", "gemm_all_scatter", "--variant", "warp_specialized"], "nothing of it can be checked"),
+        (["--planted", "--family", "all"], "leave --family out"),
+        (["--planted", "--schedules", "1", "--descriptors"], "leave --descriptors out"),
     ],
 )
 def test_bad_usage_is_refused(arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(app, ["check", *arguments])
     assert result.exit_code == 2
-    assert words in result.output
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_planted_bugs_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..exits import refuse
 from ..shapes import parse_shapes
 
+if TYPE_CHECKING:
+    from .cases import Case
+
 SCHEDULES = 4
 CALLS = 3  # each buffer is used again, and again after that by a rank that may be a call ahead
 
 
+_OF_PLANTED = ("only_planted", "schedules", "seed")  # what --planted goes with; the bugs bring the rest
+
+
 def check(
+    context: typer.Context,
     family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
     variant: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
     world_size: Annotated[int, typer.Option(help="Ranks, all in this process.")] = 2,
@@ -32,8 +40,8 @@ def check(
 ) -> None:
     """Look for data races, deadlocks and wrong answers without a GPU, over all ranks and in varied orders.
 
-    Exit status: 0 if there are none, 1 if there are, 2 if the command makes no sense. With --planted, 0 if each bug is
-    found.
+    Exit status: 0 if there are none, 1 if there are, 2 if the command makes no sense or none of what it names can be
+    checked. With --planted, 0 if each bug is found.
     """
     from . import show  # here, not above: it needs greenlet, which a machine with GPUs can do without
 
@@ -42,6 +50,7 @@ def check(
             if value < 1:
                 raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
         if only_planted:
+            _refuse_beside_planted(context)
             found = show.find_planted(schedules=schedules, seed=seed)
             raise typer.Exit(0 if found else 1)
         shapes = parse_shapes(shape, collective="all_gather", world_size=world_size) if shape else [None]
@@ -52,7 +61,28 @@ def check(
                 family, variant, world_size=world_size, dtype=dtype, shape=one, descriptors=descriptors
             )
         ]
+        _refuse_nothing(cases, variant)
     except ValueError as error:
         refuse(error)
     clean = show.check_all(cases, schedules=schedules, seed=seed, calls=calls, cost=cost)
     raise typer.Exit(0 if clean else 1)
+
+
+def _refuse_beside_planted(context: typer.Context) -> None:
+    """Raise ValueError if the command line has options that --planted does not look at."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in _OF_PLANTED and source and source.name == "COMMANDLINE":
+            raise ValueError(f"--planted brings problems and kernels of its own; leave {parameter.opts[0]} out")
+
+
+def _refuse_nothing(cases: Sequence[Case], variant: str) -> None:
+    """Raise ValueError if none of the cases can be checked; says why not."""
+    reasons: dict[str, list[str]] = {}
+    for case in cases:
+        reason = case.unsupported_reason()
+        if reason is None:
+            return
+        reasons.setdefault(reason, []).append(f"{case.variant.family}/{case.variant.name}")
+    said = "; ".join(f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items())
+    raise ValueError(f"--variant {variant}: nothing of it can be checked: {said}")
