@@ -18,7 +18,7 @@ from iris_bench.check.planted import PLANTED, Planted
 from iris_bench.cli import app
 from iris_bench.families import FAMILIES
 from iris_bench.inputs import Draw
-from iris_bench.shapes import Shape
+from iris_bench.shapes import Shape, parse_shapes
 from iris_core import iris
 from iris_core.checker import check
 from iris_core.checker.replacing import replaced
@@ -120,6 +120,22 @@ def test_what_was_gathered_may_be_read_until_the_next_call(meets: bool, queues: 
 def test_copies_on_several_queues_are_as_free_of_races_as_on_one(queues: int) -> None:
     report = check(partial(gather, queues=queues, reads=False), 3, schedules=2, seed=0)
     assert report.ok, report
+
+
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_the_heap_has_room_for_larger_problems(variant: Variant) -> None:
+    """Operators are made and closed; interpreting calls of this size would take minutes."""
+    (case,) = make_cases(variant.family, variant.name, world_size=2, dtype="fp32", shapes="701x640x690")
+    report = run_case(case, schedules=1, seed=0, calls=0)
+    assert report.ok, report
+
+
+def test_shape_sets_are_those_of_the_family() -> None:
+    cases = make_cases("all", "fused_sequential", world_size=4, dtype="bf16", shapes="llama,1x2x3")
+    for case in cases:
+        collective = FAMILIES[case.variant.family].collective
+        assert case.shape in parse_shapes("llama,1x2x3", collective=collective, world_size=4)
+    assert len(cases) == 4 * 7
 
 
 def test_the_command_says_what_it_checked() -> None:

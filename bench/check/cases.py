@@ -16,11 +16,12 @@ from ..correctness import Expectation
 from ..families import FAMILIES
 from ..inputs import Draw
 from ..record import DTYPES
-from ..shapes import Shape
+from ..shapes import Shape, parse_shapes
 from ..sweep import select_families, select_variants
 from .cli import CALLS
 
-_HEAP_BYTES = 1 << 20
+_HEAP_BYTES = 1 << 20  # beside what the problem takes
+_FLAG_BYTES = 8
 # Small tiles, four programs, two panels and two splits: several tiles a program, and some that programs share.
 _CONFIG = GemmConfig(
     16,
@@ -58,6 +59,14 @@ class Case:
             m=shape.m, n=shape.n, k=shape.k, world_size=self.world_size, dtype=getattr(torch, self.dtype)
         )
 
+    def heap_bytes(self) -> int:
+        """Return how large a rank's heap must be."""
+        problem, config = self.problem(), self.config()
+        # Tiles are smaller here than `Family.heap_bytes` reckons with: two sets of a flag a tile and rank.
+        tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+        flags = 2 * self.world_size * tiles * _FLAG_BYTES
+        return _HEAP_BYTES + FAMILIES[self.variant.family].heap_bytes(problem) + flags
+
     def unsupported_reason(self) -> str | None:
         """Return why the variant cannot be checked, or None."""
         return self.variant.unsupported_reason(self.problem(), self.config())
@@ -69,10 +78,14 @@ def make_cases(
     *,
     world_size: int,
     dtype: str,
-    shape: Shape | None = None,
+    shapes: str = "",
     descriptors: bool = False,
 ) -> list[Case]:
     """Return what the command line asks for; what has no kernels of its own is left out.
+
+    Args:
+        families, variants, dtype: as given; the first two are "all" or names separated by commas.
+        shapes: shape sets and MxNxK, separated by commas; nothing for a small ragged one.
 
     Raises:
         ValueError: a name, a dtype or a size that is unknown or makes no sense.
@@ -90,8 +103,14 @@ def make_cases(
     if not ours:
         raise ValueError(f"--variant {variants}: only our kernels can be checked, and those are behind other names")
     # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
-    shape = shape or Shape(20 * world_size + 5, 20 * world_size + 2, 17 * world_size)
-    return [Case(variant, shape, world_size, DTYPES[dtype], descriptors) for variant in ours]
+    small = f"{20 * world_size + 5}x{20 * world_size + 2}x{17 * world_size}"
+    return [
+        Case(variant, shape, world_size, DTYPES[dtype], descriptors)
+        for variant in ours
+        for shape in parse_shapes(
+            shapes or small, collective=FAMILIES[variant.family].collective, world_size=world_size
+        )
+    ]
 
 
 def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Report:
@@ -105,7 +124,7 @@ def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> N
     Raises:
         AssertionError: an output is wrong.
     """
-    ctx = iris(_HEAP_BYTES, "cpu")
+    ctx = iris(case.heap_bytes(), "cpu")
     family, problem = FAMILIES[case.variant.family], case.problem()
     operator = case.variant.build(ctx, problem, case.config())
     outputs = []

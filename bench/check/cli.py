@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..exits import refuse
-from ..shapes import parse_shapes
 
 if TYPE_CHECKING:
     from .cases import Case
@@ -25,7 +24,9 @@ def check(
     family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
     variant: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
     world_size: Annotated[int, typer.Option(help="Ranks, all in this process.")] = 2,
-    shape: Annotated[str, typer.Option(help="MxNxK [default: a small ragged one].")] = "",
+    shape: Annotated[
+        str, typer.Option(help="MxNxK and shape sets, by commas; interpreted, so small [default: a ragged one].")
+    ] = "",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     descriptors: Annotated[
         bool, typer.Option("--descriptors", help="Read operands by tensor descriptors, copied first where need be.")
@@ -53,14 +54,9 @@ def check(
             _refuse_beside_planted(context)
             found = show.find_planted(schedules=schedules, seed=seed)
             raise typer.Exit(0 if found else 1)
-        shapes = parse_shapes(shape, collective="all_gather", world_size=world_size) if shape else [None]
-        cases = [
-            case
-            for one in shapes
-            for case in show.make_cases(
-                family, variant, world_size=world_size, dtype=dtype, shape=one, descriptors=descriptors
-            )
-        ]
+        cases = show.make_cases(
+            family, variant, world_size=world_size, dtype=dtype, shapes=shape, descriptors=descriptors
+        )
         _refuse_nothing(cases, variant)
     except ValueError as error:
         refuse(error)

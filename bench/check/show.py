@@ -23,14 +23,15 @@ __all__ = ["check_all", "find_planted", "make_cases"]
 def check_all(cases: Sequence[Case], *, schedules: int, seed: int, calls: int, cost: bool) -> bool:
     """Check case by case; print what is found, and return whether nothing is."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("family", "variant", "ranks", "accesses", "seconds", *(["times slower"] if cost else []), "found"):
+    figures = ("ranks", "accesses", "seconds", *(["times slower"] if cost else []))
+    for heading in ("family", "variant", "M x N x K", *figures, "found"):
         table.add_column(heading, justify="right" if heading in ("ranks", "accesses", "seconds") else "left")
     reports: list[Report] = []
     skipped = 0
     with _progress(len(cases)) as progress:
         for case in cases:
             progress.update(progress.task_ids[0], description=f"{case.variant.family} {case.variant.name}")
-            row = [case.variant.family, case.variant.name, str(case.world_size)]
+            row = [case.variant.family, case.variant.name, str(case.shape), str(case.world_size)]
             reason = case.unsupported_reason()
             if reason:
                 skipped += 1
