@@ -11,12 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from . import plot as plots
 from . import report, sweep
 from .check.cli import check
-from .exits import complain, leave, refuse
+from .exits import complain, leave, refuse, warn
 from .links.cli import links
 from .measure import Job
 from .outputs import check_different, check_outputs
 from .ranks import Ranks, choose_setting, find_launcher, start_ranks
 from .record import Record, latest, read_records
+from .resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .trace_cli import trace
@@ -98,6 +99,8 @@ def run(
         refuse(error, speak=is_first)
     if is_first and overwrite and out:
         out.unlink(missing_ok=True)
+    if is_first and plan.jobs and (others := _differences(plan, done)):
+        warn(f"{out} was not made as the rows to come are: it has {others}")
     output = sweep.Output(out if is_first else None, done, timed=time)
     ended_early = None
     if plan.jobs:
@@ -156,6 +159,13 @@ def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwr
     if not resume and not overwrite:
         raise ValueError(f"{out} exists already; --resume goes on with it, --overwrite replaces it")
     return read_records(out, speak=speak) if resume else []
+
+
+def _differences(plan: sweep.Plan, done: list[Record]) -> str:
+    job = plan.jobs[0]
+    return differences(
+        done, device=plan.device, timed=job.timed, rounds=job.rounds, seed=job.seed, link_gbps=plan.link_gbps
+    )
 
 
 def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exception | None:

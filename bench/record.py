@@ -30,7 +30,8 @@ class Record:
         time_us: of a call in a burst, the slowest rank's median.
         latency_us: of one call alone, the same.
         host_us: what it takes the host to queue a call; hidden from the two above on a GPU.
-        library_us: `time_us` of the variant `library` in the same run.
+        library_us: `time_us` of the variant `library` in the same run: not that of the file's row of `library`, where
+            `--resume` has added this one.
         ideal_us: the longer of GEMM alone and the bytes on the link at `link_gbps`.
         tflops: 10¹² floating-point operations a second of one rank, from `time_us`.
         speedup_vs_library: library_us / time_us.

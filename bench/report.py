@@ -11,7 +11,7 @@ from rich.text import Text
 
 from overlap_taxonomy import list_variants
 
-from .record import Record, latest
+from .record import LIBRARY, Record, latest
 from .shapes import SHAPE_SETS
 
 WIDTH = 100  # where the output is no terminal
@@ -36,6 +36,11 @@ def print_records(console: Console, records: Sequence[Record]) -> None:
         for row in rows:
             if row.reason:
                 console.print(Text(f"  {row.variant}: {row.reason}", style=_STATUS_STYLES.get(row.status, "")))
+        for library_us, names in _in_other_runs(rows).items():
+            console.print(
+                f"  {', '.join(names)}: measured in another run than the row of {LIBRARY}, against {LIBRARY} there: "
+                f"{_number(library_us, 1)} us"
+            )
         console.print()
 
 
@@ -82,6 +87,16 @@ def _headline(rows: Sequence[Record]) -> str:
     if ideal_us is None:
         return line
     return f"{line}\nideal {_number(ideal_us, 1)} us (GEMM alone, or the bytes at {first.link_gbps:g} GB/s)"
+
+
+def _in_other_runs(rows: Sequence[Record]) -> dict[float, list[str]]:
+    """Which rows have a speedup over another time of the library than the one that the table shows, by that time."""
+    shown = next((row.time_us for row in rows if row.variant == LIBRARY), None)
+    found: dict[float, list[str]] = {}
+    for row in rows:
+        if row.speedup_vs_library and row.library_us and row.library_us != shown:
+            found.setdefault(row.library_us, []).append(row.variant)
+    return found
 
 
 def _problem_table(rows: Sequence[Record]) -> Table:

@@ -15,7 +15,8 @@ from .csv_rows import append_records
 from .families import FAMILIES
 from .measure import Job, Outcome
 from .ranks import Ranks
-from .record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record, latest
+from .record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record
+from .resume import Done, check_burst
 from .shapes import parse_shapes
 
 H200_LINK_GBPS = 387.0  # what the copy engines of an H200 send one peer over NVLink 4
@@ -60,7 +61,8 @@ def make_plan(
         done: rows that are there; what they have is not measured again.
 
     Raises:
-        ValueError: something given is unknown or makes no sense; names it, and what would work.
+        ValueError: something given is unknown or makes no sense, or rows that are there were timed in other bursts;
+            names it, and what would work.
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
@@ -68,7 +70,7 @@ def make_plan(
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
     is_cpu = device == "cpu"
-    finished = _finished(done, timed=timed)
+    there = Done(done, timed=timed)
     implied = (LIBRARY, *YARDSTICKS) if timed else (LIBRARY,)
     jobs = []
     selected = select_variants(select_families(families), variants)
@@ -77,7 +79,7 @@ def make_plan(
             wanted = [
                 name
                 for name in dict.fromkeys((*implied, *names))
-                if (family, name, shape.m, shape.n, shape.k, world_size, dtype, device) not in finished
+                if not there.is_finished((family, name, shape.m, shape.n, shape.k, world_size, dtype, device))
             ]
             if wanted:
                 job = Job(
@@ -93,6 +95,8 @@ def make_plan(
                 )
                 job.problem()
                 jobs.append(job)
+    if jobs and timed:
+        check_burst(done, device=device, burst=jobs[0].burst)
     heap_bytes = _CONTEXT_BYTES + max(map(_heap_bytes, jobs), default=0)
     device_names = frozenset(record.device_name for record in done if record.device == device)
     return Plan(tuple(jobs), dtype, device, world_size, heap_bytes, link_gbps, device_names)
@@ -142,12 +146,12 @@ class Output:
     def __init__(self, path: Path | None, done: Sequence[Record] = (), *, timed: bool = True) -> None:
         self.path = path
         self.records = list(done)
-        self._finished = _finished(done, timed=timed)
+        self._done = Done(done, timed=timed)
 
     def add(self, records: Sequence[Record]) -> None:
         """Keep rows; those of a problem's yardsticks are not repeated where all that they have is there already."""
         implied = {LIBRARY, *YARDSTICKS}
-        new = [record for record in records if record.variant not in implied or record.key not in self._finished]
+        new = [record for record in records if record.variant not in implied or not self._done.is_finished(record.key)]
         self.records += new
         if self.path:
             append_records(self.path, new)
@@ -225,11 +229,6 @@ def select_variants(families: Sequence[str], text: str) -> dict[str, list[str]]:
             raise ValueError(f"unknown variant {name!r} of {', '.join(families)}; known variants: all, {available}")
     chosen = {family: [name for name in names if name in variants] for family, variants in known.items()}
     return {family: names for family, names in chosen.items() if names}
-
-
-def _finished(done: Sequence[Record], *, timed: bool) -> set[tuple[Any, ...]]:
-    """Return the keys of what need not be measured again: its last row is right, and has a time if this sweep times."""
-    return {record.key for record in latest(done) if record.status == "ok" and (record.time_us or not timed)}
 
 
 def _names(text: str) -> list[str]:

@@ -198,6 +198,24 @@ def test_rows_of_another_device_are_not_gone_on_from(monkeypatch: pytest.MonkeyP
     assert csv.read_text() == rows.replace(name, "Another GPU")
 
 
+def test_going_on_in_another_way_is_refused_or_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
+    arguments = ("run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments += ("--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
+    library = measure.Outcome("library", time_us=3.0)
+    ScriptedRanks.script = [library, measure.Outcome("copy_engine", status="wrong")]
+    assert "was not made" not in invoke(*arguments).stderr
+    rows = (tmp_path / "rows.csv").read_text()
+    result = invoke(*arguments, "--resume", "--burst", 3)
+    assert result.exit_code == 2
+    assert "times of bursts of 1" in result.stderr
+    assert (tmp_path / "rows.csv").read_text() == rows
+    ScriptedRanks.script = [library, measure.Outcome("copy_engine", time_us=2.0)]
+    result = invoke(*arguments, "--resume", "--seed", 5)
+    assert result.exit_code == 0
+    assert f"{tmp_path / 'rows.csv'} was not made as the rows to come are: it has seed 0 (now 5)\n" in result.stderr
+
+
 def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv, picture = tmp_path / "rows.csv", tmp_path / "plot.png"
     arguments = ["run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "fused_sequential"]

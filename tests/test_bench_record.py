@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from iris_bench import plot, report, sweep, timing
+from iris_bench import environment, plot, report, sweep, timing
 from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
 from iris_bench.record import COLUMNS, YARDSTICKS, Record, latest, read_records
+from iris_bench.resume import differences
 
 PROMISED = {
     *("family", "variant", "m", "n", "k", "world_size", "dtype", "device", "device_name", "time_us", "latency_us"),
@@ -163,6 +164,38 @@ def test_resuming_looks_at_the_names_of_devices_of_its_own_kind() -> None:
     done[-1] = replace(done[-1], device_name="a processor")
     assert make_plan(done=done, device="cuda").device_names == {"Some GPU"}
     assert make_plan(done=done, device="cpu").device_names == {"Some GPU", "a processor"}
+
+
+def test_times_of_other_bursts_are_not_gone_on_from() -> None:
+    done = make_records()
+    with pytest.raises(ValueError, match=r"--burst 1, .* bursts of 10, .* give --burst 10 or another --out"):
+        make_plan(done=done, burst=1)
+    assert make_plan(done=done, burst=1, variants="copy_engine").jobs == ()  # nothing is measured
+    assert make_plan(done=done, burst=1, variants="fused_sequential", timed=False).jobs
+    assert make_plan(done=[replace(row, device="cpu") for row in done], burst=1).jobs
+
+
+def test_how_rows_to_come_are_made_otherwise_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, now = make_records(), {"device": "cuda", "timed": True, "rounds": 20, "seed": 0, "link_gbps": 387.0}
+    monkeypatch.setattr(environment, "versions", lambda: ENVIRONMENT)
+    assert differences(done, **now) == ""
+    changes = {"rounds": 6, "seed": 1, "link_gbps": 40.0, "commit": "def", "torch": "1", "triton": "2"}
+    for name, value in changes.items():
+        others = [*done, replace(done[1], **{name: value})]
+        assert differences(others, **now) == f"{name} {value} (now {now.get(name) or getattr(done[0], name)})"
+        assert differences(others, **now | {"device": "cpu"}) == ""
+
+
+def test_a_speedup_over_another_time_of_the_library_is_said_to_be() -> None:
+    """As resuming leaves it: the row of `library` is of the first run."""
+    done = make_records()
+    later = replace(done[1], variant="one_shot", library_us=812.3, speedup_vs_library=812.3 / 500)
+    text = io.StringIO()
+    report.print_records(Console(file=text, width=report.WIDTH), [*done, later])
+    said = " ".join(text.getvalue().split())
+    assert "one_shot: measured in another run than the row of library, against library there: 812.3 us" in said
+    assert "copy_engine: measured in another run" not in said
+    assert "copy_engine, one_shot" not in said
 
 
 def test_resuming_times_what_was_only_checked() -> None:

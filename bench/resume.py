@@ -1,0 +1,53 @@
+"""Going on with a file of rows: what of it need not be measured again, and whether new rows go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import environment
+from .record import Record
+
+
+class Done:
+    """The rows that are there, the last of each thing.
+
+    Args:
+        records: all rows, in their order.
+        timed: whether what goes on takes times.
+    """
+
+    def __init__(self, records: Sequence[Record], *, timed: bool) -> None:
+        self._last = {record.key: record for record in records}
+        self._timed = timed
+
+    def is_finished(self, key: tuple[Any, ...]) -> bool:
+        """Whether a thing need not be measured again: it is right, and has a time if this takes times."""
+        record = self._last.get(key)
+        return record is not None and record.status == "ok" and bool(record.time_us or not self._timed)
+
+
+def check_burst(done: Sequence[Record], *, device: str, burst: int) -> None:
+    """Raise ValueError if rows of this kind of device were timed in other bursts: such times are another quantity."""
+    others = sorted({record.burst for record in done if record.device == device and record.time_us} - {burst})
+    if others:
+        found = ", ".join(map(str, others))
+        raise ValueError(
+            f"--burst {burst}, but the file to go on with has times of bursts of {found}, which are not to be compared "
+            f"with these; give --burst {others[0]} or another --out"
+        )
+
+
+def differences(done: Sequence[Record], *, device: str, timed: bool, rounds: int, seed: int, link_gbps: float) -> str:
+    """Return how rows of this kind of device were made otherwise than those to come, in words; nothing if alike."""
+    versions = environment.versions()
+    now: dict[str, Any] = {"seed": seed, **{name: versions[name] for name in ("commit", "torch", "triton")}}
+    if timed:
+        now |= {"rounds": rounds, "link_gbps": link_gbps}
+    rows = [record for record in done if record.device == device and (record.time_us or not timed)]
+    said = []
+    for name, value in now.items():
+        others = dict.fromkeys(getattr(row, name) for row in rows if getattr(row, name) not in (None, value))
+        if others:
+            said.append(f"{name} {', '.join(map(str, others))} (now {value})")
+    return "; ".join(said)
