@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
+
+from iris_kernels.common.problem import Problem
+from overlap_taxonomy import get_variant
 
 from . import environment
 from .record import Record
@@ -25,6 +29,34 @@ class Done:
         """Whether a thing need not be measured again: it is right, and has a time if this takes times."""
         record = self._last.get(key)
         return record is not None and record.status == "ok" and bool(record.time_us or not self._timed)
+
+    def stays_unsupported(self, key: tuple[Any, ...], problem: Problem) -> bool:
+        """Whether a thing was unsupported, and would be again.
+
+        Either this process can say so without a rank, or only ranks could: one that makes the operator, or one whose
+        kernels are interpreted beside GPUs. Those say the same again with the same versions of everything.
+        """
+        record = self._last.get(key)
+        if record is None or record.status != "unsupported":
+            return False
+        if get_variant(record.family, record.variant).unsupported_reason(problem, None):
+            return True
+        of_ranks = record.reason.startswith("ValueError") or record.device == "cpu"
+        return of_ranks and self._is_of_these_versions(record)
+
+    def repeats(self, record: Record) -> bool:
+        """Whether a row says of a thing that it is unsupported, for the reason that the last row gives."""
+        last = self._last.get(record.key)
+        return last is not None and {last.status, record.status} == {"unsupported"} and last.reason == record.reason
+
+    def _is_of_these_versions(self, record: Record) -> bool:
+        now = self._versions
+        same = all(getattr(record, name) == now[name] for name in ("commit", "torch", "triton"))
+        return same and not record.commit.endswith("-dirty")
+
+    @functools.cached_property
+    def _versions(self) -> dict[str, str]:
+        return environment.versions()
 
 
 def check_burst(done: Sequence[Record], *, device: str, burst: int) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from overlap_taxonomy import get_variant, list_families, list_variants
 
 from . import environment, measure
@@ -76,10 +78,17 @@ def make_plan(
     selected = select_variants(select_families(families), variants)
     for family, names in selected.items():
         for shape in parse_shapes(shapes, collective=FAMILIES[family].collective, world_size=world_size):
+            problem = FAMILIES[family].problem(
+                m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=getattr(torch, DTYPES[dtype])
+            )
+            keys = {
+                name: (family, name, shape.m, shape.n, shape.k, world_size, dtype, device)
+                for name in dict.fromkeys((*implied, *names))
+            }
             wanted = [
                 name
-                for name in dict.fromkeys((*implied, *names))
-                if not there.is_finished((family, name, shape.m, shape.n, shape.k, world_size, dtype, device))
+                for name, key in keys.items()
+                if not there.is_finished(key) and not there.stays_unsupported(key, problem)
             ]
             if wanted:
                 job = Job(
@@ -93,7 +102,6 @@ def make_plan(
                     burst=burst or (1 if is_cpu else 10),
                     timed=timed,
                 )
-                job.problem()
                 jobs.append(job)
     if jobs and timed:
         check_burst(done, device=device, burst=jobs[0].burst)
@@ -149,9 +157,13 @@ class Output:
         self._done = Done(done, timed=timed)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Keep rows; those of a problem's yardsticks are not repeated where all that they have is there already."""
+        """Keep rows; those of a problem's yardsticks are not repeated where all that they have is there already.
+
+        Nor are those that say again that something is unsupported.
+        """
         implied = {LIBRARY, *YARDSTICKS}
         new = [record for record in records if record.variant not in implied or not self._done.is_finished(record.key)]
+        new = [record for record in new if not self._done.repeats(record)]
         self.records += new
         if self.path:
             append_records(self.path, new)
