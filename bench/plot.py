@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .record import LIBRARY, YARDSTICKS, Record, latest
 
@@ -16,6 +17,14 @@ _GROUPS_A_ROW = 8  # shapes side by side before a new row of axes begins
 _BASELINE_COLOURS = ("#4d4d4d", "#808080", "#b3b3b3", "#d0d0d0")
 # Okabe and Ito's palette, with violet for its black: told apart with any colour vision.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442", "#5d3a9b")
+_HATCHES = ("", "////", "....", "xxxx")  # once the colours are used up, all of them again with the next
+
+
+class Look(NamedTuple):
+    """How the bars of a variant are filled."""
+
+    colour: str
+    hatch: str
 
 
 def check_path(path: Path) -> None:
@@ -41,12 +50,15 @@ def plot_records(records: Sequence[Record], path: Path) -> None:
     if not drawn:
         raise ValueError("there are no records of variants to plot")
     panels = _panels(drawn)
-    colours = _colours(drawn)
+    looks = _looks(drawn)
     size = (2.0 + 1.7 * max(4, *(len(groups) for _, groups in panels)), 0.9 + 3.1 * len(panels))
     figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
     for ax, (title, groups) in zip(axes[:, 0], panels, strict=True):
-        _draw(ax, title, groups, colours)
-    handles: list[Artist] = [Patch(color=colour, label=variant) for variant, colour in colours.items()]
+        _draw(ax, title, groups, looks)
+    handles: list[Artist] = [
+        Patch(facecolor=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0, label=variant)
+        for variant, look in looks.items()
+    ]
     handles += axes[0, 0].get_legend_handles_labels()[0][:1]  # the mark of the ideal, if there is any
     columns = min(len(handles), int(size[0] / 1.75))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
@@ -68,18 +80,22 @@ def _panels(records: Sequence[Record]) -> list[tuple[str, list[list[Record]]]]:
     return panels
 
 
-def _colours(records: Sequence[Record]) -> dict[str, str]:
+def _looks(records: Sequence[Record]) -> dict[str, Look]:
+    """A look for each variant, the same in all panels; no two have the same, of up to 32."""
     names = dict.fromkeys(record.variant for record in records)
     baselines = [name for name in names if name.startswith(LIBRARY)]
     others = [name for name in names if name not in baselines]
-    grey = {name: _BASELINE_COLOURS[index % len(_BASELINE_COLOURS)] for index, name in enumerate(baselines)}
-    return grey | {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(others)}
+    looks: dict[str, Look] = {}
+    for found, colours in ((baselines, _BASELINE_COLOURS), (others, _COLOURS)):
+        fills = itertools.cycle(itertools.product(_HATCHES, colours))
+        looks |= {name: Look(colour, hatch) for name, (hatch, colour) in zip(found, fills, strict=False)}
+    return looks
 
 
-def _draw(ax: Axes, title: str, groups: Sequence[Sequence[Record]], colours: dict[str, str]) -> None:
+def _draw(ax: Axes, title: str, groups: Sequence[Sequence[Record]], looks: dict[str, Look]) -> None:
     is_cpu = groups[0][0].device == "cpu"
     present = {record.variant for group in groups for record in group}
-    slots = {variant: index for index, variant in enumerate(name for name in colours if name in present)}
+    slots = {variant: index for index, variant in enumerate(name for name in looks if name in present)}
     bar = 0.84 / len(slots)
     for place, group in enumerate(groups):
         left = place - 0.42
@@ -87,11 +103,13 @@ def _draw(ax: Axes, title: str, groups: Sequence[Sequence[Record]], colours: dic
             x = left + (slots[record.variant] + 0.5) * bar
             value = record.time_us if is_cpu else record.speedup_vs_library
             if value is None:
-                label = record.status if record.status != "ok" else "not timed"
-                ax.text(x, 0, f" {label}", rotation=90, ha="center", va="bottom", fontsize=7, color="#b00020")
+                ax.text(
+                    x, 0, f" {_instead(record)}", rotation=90, ha="center", va="bottom", fontsize=7, color="#b00020"
+                )
                 continue
             height = value / 1e3 if is_cpu else value
-            ax.bar(x, height, bar * 0.92, color=colours[record.variant])
+            look = looks[record.variant]
+            ax.bar(x, height, bar * 0.92, color=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0)
             ax.annotate(
                 f"{height:.2f}" if height < 10 else f"{height:.0f}",
                 (x, height),
@@ -113,10 +131,17 @@ def _draw(ax: Axes, title: str, groups: Sequence[Sequence[Record]], colours: dic
         title += "; interpreted: times are not performance"
     else:
         ax.set_ylabel("speedup over library")
-        ax.axhline(1.0, color=colours.get(LIBRARY, "grey"), linewidth=0.8, zorder=0)
+        ax.axhline(1.0, color=_BASELINE_COLOURS[0], linewidth=0.8, zorder=0)
     ax.set_title(title, fontsize=10, loc="left")
     ax.tick_params(axis="x", length=0, labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _instead(record: Record) -> str:
+    """What stands where there is no bar."""
+    if record.status != "ok":
+        return record.status
+    return "not timed" if record.time_us is None else f"{record.time_us:,.0f} µs, no baseline"
 
 
 def _ideal(group: Sequence[Record]) -> float | None:

@@ -7,10 +7,13 @@ import itertools
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from iris_bench import plot, report, sweep, timing
@@ -217,6 +220,46 @@ def test_a_plot_is_drawn(tmp_path: Path, device: str) -> None:
     assert "<svg" in path.read_text()
     with pytest.raises(ValueError, match="no records"):
         plot.plot_records([], path)
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Record]], Figure]:
+    """The picture of records, before it is closed."""
+
+    def draw(records: list[Record]) -> Figure:
+        figures: list[Figure] = []
+        monkeypatch.setattr(pyplot, "close", figures.append)
+        plot.plot_records(records, tmp_path / "plot.svg")
+        return figures[0]
+
+    return draw
+
+
+def test_every_variant_has_a_look_of_its_own_in_all_panels(drawn: Callable[[list[Record]], Figure]) -> None:
+    library, row, *_ = make_records()
+    names = [f"variant_{index}" for index in range(20)]
+    baselines = [replace(library, variant=name) for name in ("library", *(f"library_{index}" for index in range(5)))]
+    several = [*baselines, *(replace(row, variant=name) for name in names)]
+    later = [replace(one, m=8, n=8, world_size=2) for one in (library, several[-1])]
+    figure = drawn([*several, *later])
+    (legend,) = figure.legends
+    looks = {
+        text.get_text(): (patch.get_facecolor(), patch.get_hatch())
+        for text, patch in zip(legend.get_texts(), legend.get_patches(), strict=False)
+    }
+    assert len(set(looks.values())) == len(looks) == len(several)
+    _, lower = figure.axes
+    bars = [(bar.get_facecolor(), bar.get_hatch()) for bar in lower.patches]
+    assert bars == [looks["library"], looks[names[-1]]]
+
+
+def test_what_was_timed_without_a_baseline_shows_its_time(drawn: Callable[[list[Record]], Figure]) -> None:
+    library, row, wrong, *_ = make_records()
+    library = replace(library, status="wrong", time_us=None, speedup_vs_library=None)
+    alone = replace(row, library_us=None, speedup_vs_library=None)
+    checked = replace(alone, variant="one_shot", time_us=None)
+    (axes,) = drawn([library, alone, checked, wrong]).axes
+    assert [text.get_text().strip() for text in axes.texts] == ["wrong", "500 µs, no baseline", "not timed", "wrong"]
 
 
 @pytest.mark.parametrize("size", range(1, 10))
