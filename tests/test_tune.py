@@ -125,14 +125,25 @@ def test_the_best_time_is_kept_with_its_configuration() -> None:
     assert tuned.failed == {"fused_sequential": "wrong: x"}
 
 
-def test_runs_are_compared_by_the_vendors_time_in_each() -> None:
-    """A run in which all is a tenth faster finds nothing better."""
-    times, tuned = {"library": 100.0, "copy_engine": 90.0}, Tuned()
-    runs = iter([1.0, *[0.9] * 100])
+@pytest.mark.parametrize(
+    ("clock", "held_up"),
+    [
+        (0.9, {}),
+        (1.0, {"library": 117 / 31}),
+        (0.9, {"library": 117 / 31, "communication_alone": 4.0}),
+        (1.1, {"library": 0.2, "gemm_alone": 3.0}),
+        (1.0, {"library": 4.0, "gemm_alone": 4.0, "communication_alone": 4.0}),
+    ],
+)
+def test_runs_are_compared_by_the_vendors_times_in_each(clock: float, held_up: dict[str, float]) -> None:
+    """A run in which all is a tenth faster finds nothing better, nor one in which the host holds up the vendor's."""
+    times = {"library": 100.0, "copy_engine": 90.0, "gemm_alone": 60.0, "communication_alone": 50.0}
+    runs = iter([({}, 1.0), *[(held_up, clock)] * 100])
 
     def run(rank: int, world_size: int, job: measure.Job) -> list[Outcome]:
-        factor = next(runs)
-        return [Outcome(one, time_us=factor * times.get(one, 90.0)) for one in job.variants]
+        factors, clock = next(runs)
+        subjects = (*job.variants, "gemm_alone", "communication_alone")
+        return [Outcome(one, time_us=clock * factors.get(one, 1.0) * times.get(one, 90.0)) for one in subjects]
 
     job = measure.Job(
         family="all_gather_gemm",
@@ -153,7 +164,7 @@ def test_runs_are_compared_by_the_vendors_time_in_each() -> None:
     ):
         tuned = candidates.tune(0, 2, job)
     assert tuned.tried > 4
-    assert tuned.times_us == pytest.approx(times)
+    assert tuned.times_us == pytest.approx({"library": 100.0, "copy_engine": 90.0})
 
 
 def tune_small(rank: int, world_size: int) -> Tuned:

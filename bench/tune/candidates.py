@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,9 @@ from .. import measure
 from ..measure import Job, Outcome
 from ..record import LIBRARY, YARDSTICKS
 
+# What follows from clocks between two runs, at most: a tenth was seen (docs/measuring.md). A host that held up the
+# vendor's calls made it four times as much: 31 us in one run and 117 in another.
+_CLOCKS_DIFFER = 1.25
 TUNED = 2  # variants whose configurations are varied
 # Tiles with their warps and stages; what a variant or the device cannot do of them is left out.
 _TILES = ((128, 256, 8, 3), (128, 128, 8, 4), (128, 64, 8, 6), (64, 128, 4, 4))
@@ -58,7 +62,9 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
         TimeoutError, PeerError: as `measure.measure`.
     """
     tuned = Tuned()
-    for outcome in measure.measure(rank, world_size, job):
+    outcomes = measure.measure(rank, world_size, job)
+    first = {outcome.variant: outcome.time_us for outcome in outcomes if outcome.time_us}
+    for outcome in outcomes:
         if outcome.variant not in YARDSTICKS:
             tuned.keep(outcome.variant, outcome)
     ours = [get_variant(job.family, name) for name in job.variants]
@@ -75,21 +81,29 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
                 configured=tuple((label, variant.name, config) for label, config in named.items()),
             )
             outcomes = measure.measure(rank, world_size, varied)
-            scale = _scale(tuned, outcomes)
+            scale = _scale(first, outcomes)
             for outcome in outcomes:
                 if outcome.variant in named:
                     tuned.keep(variant.name, outcome, named[outcome.variant], scale=scale)
     return tuned
 
 
-def _scale(tuned: Tuned, outcomes: list[Outcome]) -> float:
+def _scale(first: Mapping[str, float], outcomes: Sequence[Outcome]) -> float:
     """Return what brings times of a later run to those of the first, of which the vendor's is kept.
 
-    Runs differ by more than the margin by which `auto` chooses; the best of many would be ahead by luck.
+    Runs differ by more than the margin by which `auto` chooses; the best of many would be ahead by luck. What is in
+    every run says by how much: the median of the vendor's GEMM, the vendor's collective, and both. The host holds up
+    the vendor's calls now and then, and then the collective is in two of the three: a ratio that no clock explains is
+    left out, and without any other nothing is scaled.
+
+    Args:
+        first: times of the first run.
+        outcomes: of the later one.
     """
-    first = tuned.times_us.get(LIBRARY)
-    now = next((outcome.time_us for outcome in outcomes if outcome.variant == LIBRARY), None)
-    return first / now if first and now else 1.0
+    common = [outcome for outcome in outcomes if outcome.variant in (LIBRARY, *YARDSTICKS)]
+    ratios = [first[one.variant] / one.time_us for one in common if one.time_us and one.variant in first]
+    plausible = [ratio for ratio in ratios if 1 / _CLOCKS_DIFFER <= ratio <= _CLOCKS_DIFFER]
+    return statistics.median(plausible) if plausible else 1.0
 
 
 def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterator[GemmConfig]:
