@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ GEMM_ALONE = "gemm_alone"
 COMMUNICATION_ALONE = "communication_alone"
 LIBRARY = "library"
 YARDSTICKS = (GEMM_ALONE, COMMUNICATION_ALONE)  # rows that are no variant
+STATUSES = ("ok", "wrong", "unsupported", "error")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as rows and options name them, and as torch does
 
 
@@ -98,7 +100,8 @@ def read_records(path: Path, *, speak: bool = True) -> list[Record]:
     """Return a file's rows; of several processes one should speak of a last line that was cut, and is left out.
 
     Raises:
-        ValueError: there is no such file, or it was not written by this command; names the line.
+        ValueError: there is no such file, it was not written by this command, or a number in it is none that can be
+            measured; names the line.
     """
     found = read_rows(path)
     if not found.header:
@@ -138,6 +141,12 @@ _PARSERS: dict[str, Any] = {
 }
 
 
+_AT_LEAST_ONE = ("m", "n", "k", "world_size", "rounds", "burst")
+_POSITIVE = tuple(
+    column.name for column in fields(Record) if str(column.type) == "float | None" and column.name != "error"
+)
+
+
 def _parsed(row: list[str], where: str) -> Record:
     if len(row) != len(COLUMNS):
         raise ValueError(f"{where}: {len(row)} fields instead of {len(COLUMNS)}")
@@ -145,6 +154,26 @@ def _parsed(row: list[str], where: str) -> Record:
         record = Record(*(_PARSERS[str(column.type)](text) for column, text in zip(fields(Record), row, strict=True)))
     except (KeyError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
-    if record.dtype not in DTYPES:
-        raise ValueError(f"{where}: unknown dtype {record.dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    if fault := _fault(record):
+        raise ValueError(f"{where}: {fault}")
     return record
+
+
+def _fault(record: Record) -> str:
+    """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
+    for name, value, known in (("dtype", record.dtype, DTYPES), ("status", record.status, STATUSES)):
+        if value not in known:
+            return f"unknown {name} {value!r}; it is one of {', '.join(known)}"
+    for name in _AT_LEAST_ONE:
+        if getattr(record, name) < 1:
+            return f"{name} is {getattr(record, name)}; it is at least 1"
+    for name in _POSITIVE:
+        value = getattr(record, name)
+        if value is not None and not 0 < value < math.inf:
+            return f"{name} is {value:g}; it is positive and finite, or empty"
+    error = record.error
+    if error is not None and not (0 <= error < math.inf or (error == math.inf and record.status == "wrong")):
+        return f"error is {error:g} and status {record.status}; it is not negative, and infinite only of what is wrong"
+    if record.ideal_us is not None and record.link_gbps is None:
+        return "ideal_us without the link_gbps that it is for"
+    return ""

@@ -1,26 +1,27 @@
-"""The CSV, and what is made of it: columns, summary statistics, tables, plots."""
+"""The CSV: its columns, what they are made of, and what is read of a damaged one; how a sweep is planned and timed."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from matplotlib import pyplot
-from matplotlib.figure import Figure
-from rich.console import Console
 
-from iris_bench import plot, report, sweep, timing
+from iris_bench import sweep, timing
 from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
 from iris_bench.record import COLUMNS, Record, latest, read_records
 
+RESULTS = [
+    path
+    for path in sorted((Path(__file__).parent.parent / "results").glob("*.csv"))
+    if path.read_text().startswith(",".join(COLUMNS) + "\n")
+]
 PROMISED = {
     *("family", "variant", "m", "n", "k", "world_size", "dtype", "device", "device_name", "time_us", "latency_us"),
     *("tflops", "speedup_vs_library", "overlap_efficiency", "error", "correct", "status", "reason", "config", "torch"),
@@ -140,8 +141,47 @@ def test_columns_that_differ_are_named(tmp_path: Path, header: tuple[str, ...], 
 def test_an_unknown_dtype_is_named(tmp_path: Path) -> None:
     path, records = tmp_path / "rows.csv", make_records()
     append_records(path, [records[0], replace(records[1], dtype="int4")])
-    with pytest.raises(ValueError, match=r"rows\.csv, line 3: unknown dtype 'int4'; known dtypes: bf16, fp16, fp32"):
+    with pytest.raises(ValueError, match=r"rows\.csv, line 3: unknown dtype 'int4'; it is one of bf16, fp16, fp32"):
         read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"time_us": -3.0}, "time_us is -3; it is positive and finite, or empty"),
+        ({"time_us": math.nan}, "time_us is nan"),
+        ({"latency_us": math.inf}, "latency_us is inf"),
+        ({"latency_us": 0.0}, "latency_us is 0"),
+        ({"library_us": -math.inf}, "library_us is -inf"),
+        ({"link_gbps": 0.0}, "link_gbps is 0"),
+        ({"link_gbps": None}, "ideal_us without the link_gbps"),
+        ({"m": 0}, "m is 0; it is at least 1"),
+        ({"k": -8192}, "k is -8192"),
+        ({"world_size": 0}, "world_size is 0"),
+        ({"burst": 0}, "burst is 0"),
+        ({"status": "okay"}, "unknown status 'okay'; it is one of ok, wrong, unsupported, error"),
+        ({"error": -0.1}, "error is -0.1"),
+        ({"error": math.nan}, "error is nan"),
+        ({"error": math.inf}, "error is inf and status ok"),
+    ],
+    ids=str,
+)
+def test_a_number_that_no_measurement_came_to_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path, records = tmp_path / "rows.csv", make_records()
+    append_records(path, [records[0], replace(records[1], **changes)])
+    with pytest.raises(ValueError, match=rf"rows\.csv, line 3: {re.escape(said)}"):
+        read_records(path)
+
+
+def test_what_a_wrong_variant_leaves_is_read(tmp_path: Path) -> None:
+    wrong = replace(make_records()[2], error=math.inf)
+    append_records(tmp_path / "rows.csv", [wrong])
+    assert read_records(tmp_path / "rows.csv") == [wrong]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_committed_sweeps_are_read(path: Path) -> None:
+    assert read_records(path)
 
 
 @pytest.mark.parametrize(("broken", "message"), [("x", "1 fields"), (",".join(["x"] * len(COLUMNS)), "line 2")])
@@ -150,18 +190,6 @@ def test_a_broken_line_is_named(tmp_path: Path, broken: str, message: str) -> No
     path.write_text(f"{','.join(COLUMNS)}\n{broken}\n")
     with pytest.raises(ValueError, match=message):
         read_records(path)
-
-
-def test_a_speedup_over_another_time_of_the_library_is_said_to_be() -> None:
-    """As resuming leaves it: the row of `library` is of the first run."""
-    done = make_records()
-    later = replace(done[1], variant="one_shot", library_us=812.3, speedup_vs_library=812.3 / 500)
-    text = io.StringIO()
-    report.print_records(Console(file=text, width=report.WIDTH), [*done, later])
-    said = " ".join(text.getvalue().split())
-    assert "one_shot: measured in another run than the row of library, against library there: 812.3 us" in said
-    assert "copy_engine: measured in another run" not in said
-    assert "copy_engine, one_shot" not in said
 
 
 @pytest.mark.parametrize("link_gbps", [0.0, -1.0, math.nan, math.inf])
@@ -200,66 +228,6 @@ def test_the_slowest_rank_counts_by_its_median() -> None:
 @pytest.mark.parametrize(("operand_bytes", "count"), [(1, 16), (0, 16), (10 << 20, 10), (50 << 20, 2), (500 << 20, 2)])
 def test_operand_sets_pass_twice_through_the_cache(operand_bytes: int, count: int) -> None:
     assert timing.count_sets(operand_bytes=operand_bytes, cache_bytes=50 << 20) == count
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_tables_fit_in_a_hundred_columns(device: str) -> None:
-    text = io.StringIO()
-    report.print_records(Console(file=text, width=report.WIDTH), make_records(device))
-    lines = text.getvalue().splitlines()
-    assert max(map(len, lines)) <= 100
-    assert any("fused_sequential" in line and "wrong" in line for line in lines)
-    assert ("interpreted: times are not performance" in text.getvalue()) == (device == "cpu")
-    assert ("1.40" in text.getvalue()) == (device == "cuda")
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_plot_is_drawn(tmp_path: Path, device: str) -> None:
-    path = tmp_path / "new" / "plot.svg"
-    plot.plot_records(make_records(device, "smoke,paper"), path)
-    assert "<svg" in path.read_text()
-    with pytest.raises(ValueError, match="no records"):
-        plot.plot_records([], path)
-
-
-@pytest.fixture
-def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Record]], Figure]:
-    """The picture of records, before it is closed."""
-
-    def draw(records: list[Record]) -> Figure:
-        figures: list[Figure] = []
-        monkeypatch.setattr(pyplot, "close", figures.append)
-        plot.plot_records(records, tmp_path / "plot.svg")
-        return figures[0]
-
-    return draw
-
-
-def test_every_variant_has_a_look_of_its_own_in_all_panels(drawn: Callable[[list[Record]], Figure]) -> None:
-    library, row, *_ = make_records()
-    names = [f"variant_{index}" for index in range(20)]
-    baselines = [replace(library, variant=name) for name in ("library", *(f"library_{index}" for index in range(5)))]
-    several = [*baselines, *(replace(row, variant=name) for name in names)]
-    later = [replace(one, m=8, n=8, world_size=2) for one in (library, several[-1])]
-    figure = drawn([*several, *later])
-    (legend,) = figure.legends
-    looks = {
-        text.get_text(): (patch.get_facecolor(), patch.get_hatch())
-        for text, patch in zip(legend.get_texts(), legend.get_patches(), strict=False)
-    }
-    assert len(set(looks.values())) == len(looks) == len(several)
-    _, lower = figure.axes
-    bars = [(bar.get_facecolor(), bar.get_hatch()) for bar in lower.patches]
-    assert bars == [looks["library"], looks[names[-1]]]
-
-
-def test_what_was_timed_without_a_baseline_shows_its_time(drawn: Callable[[list[Record]], Figure]) -> None:
-    library, row, wrong, *_ = make_records()
-    library = replace(library, status="wrong", time_us=None, speedup_vs_library=None)
-    alone = replace(row, library_us=None, speedup_vs_library=None)
-    checked = replace(alone, variant="one_shot", time_us=None)
-    (axes,) = drawn([library, alone, checked, wrong]).axes
-    assert [text.get_text().strip() for text in axes.texts] == ["wrong", "500 µs, no baseline", "not timed", "wrong"]
 
 
 @pytest.mark.parametrize("size", range(1, 10))
