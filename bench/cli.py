@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from overlap_taxonomy import list_families
 
 from . import plot as plots
 from . import report, sweep
@@ -142,6 +145,10 @@ def plot(
 
 def main() -> None:
     """Run the command line."""
+    try:
+        list_families()
+    except (ImportError, ValueError) as error:
+        sys.exit(f"iris-bench: {error}")
     app(prog_name="iris-bench")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, replace
+from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 import iris_kernels
+from iris_bench import cli
 from overlap_taxonomy import get_variant, list_families, list_variants, register, registry
 
 FAMILY_FOLDERS = [
@@ -71,6 +74,73 @@ def test_a_family_from_elsewhere_is_listed() -> None:
     register(replace(list_variants()[0], family="gemm_elsewhere"))
     assert "gemm_elsewhere" in list_families()
     assert [variant.family for variant in list_variants("gemm_elsewhere")] == ["gemm_elsewhere"]
+
+
+class Distribution:
+    """A distribution that announces a family, whose module is a file here."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.fixture
+def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_registry: None) -> Iterator[Callable[..., None]]:
+    """Announce ``elsewhere = a_family`` with this source, or none."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def announce(source: str | None, distribution: str = "their-kernels") -> None:
+        if source is not None:
+            (tmp_path / "a_family.py").write_text(source)
+        entry_point = metadata.EntryPoint("elsewhere", "a_family", registry.ENTRY_POINT_GROUP)
+        vars(entry_point)["dist"] = Distribution(distribution)
+        monkeypatch.setattr(metadata, "entry_points", lambda group: [entry_point])
+        registry._discover.cache_clear()
+
+    yield announce
+    sys.modules.pop("a_family", None)
+    monkeypatch.undo()
+    registry._discover.cache_clear()
+
+
+REGISTER = """
+from dataclasses import replace
+from overlap_taxonomy import registry
+first = next(iter(registry._variants.values()))
+registry.register(replace(first, name="half"))
+"""
+CLASH = REGISTER + 'registry.register(replace(first, summary="another"))'
+NAMED = "the entry point 'elsewhere' = 'a_family' of their-kernels"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [(None, "ModuleNotFoundError"), (REGISTER + "raise RuntimeError('no luck')", "RuntimeError: no luck")],
+)
+def test_a_family_from_elsewhere_that_cannot_be_loaded_is_left_out(
+    announced: Callable[..., None], source: str | None, why: str
+) -> None:
+    known = list_variants()
+    announced(source)
+    with pytest.warns(RuntimeWarning, match=f"{NAMED} cannot be loaded: {why}.*; its family is left out"):
+        assert list_variants() == known
+
+
+def test_one_of_ours_that_cannot_be_loaded_is_an_error(announced: Callable[..., None]) -> None:
+    announced(None, "iris-overlap")
+    with pytest.raises(ImportError, match=r"'elsewhere' = 'a_family' of iris-overlap .* install iris-overlap again"):
+        list_families()
+
+
+def test_a_family_that_takes_the_name_of_another_is_an_error(
+    announced: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = list_variants()[0]
+    announced(CLASH)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{NAMED}: variant '{first.name}' of family .* is registered already"):
+            list_families()
+    with pytest.raises(SystemExit, match=f"iris-bench: {NAMED}"):
+        cli.main()
 
 
 def test_a_variant_does_not_change() -> None:
