@@ -19,7 +19,7 @@ from iris_bench import cli
 from iris_bench import ranks as bench_ranks
 from iris_bench.ranks import Ranks as BenchRanks
 from iris_bench.stress import ledger
-from iris_bench.stress.plan import SETS, Decisions, Plan, make_plan
+from iris_bench.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
 from iris_bench.stress.record import COLUMNS
 from iris_kernels.gemm_all_scatter.fused_sequential import FusedSequential
 
@@ -96,9 +96,9 @@ def test_what_is_drawn_is_varied_and_no_output_could_pass_for_the_next() -> None
     assert {call.operands for call in calls} == set(range(SETS))
     assert any(call.host_us for call in calls)
     assert any(call.before_us > 1000 for call in calls)
-    last: dict[int, int] = {}
+    last = dict.fromkeys(range(len(plan.subjects)), WARM_UP_SET)
     for call in calls:
-        assert last.get(call.subject) != call.operands
+        assert last[call.subject] != call.operands
         last[call.subject] = call.operands
 
 

@@ -17,6 +17,7 @@ from ..record import DTYPES
 from ..sweep import select_families, select_variants
 
 SETS = 4  # of operands a problem; a call never takes those of the operator's call before
+WARM_UP_SET = 0  # of the first call of each operator, which is not drawn
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers
 _CONTEXT_BYTES = 4 << 20
 
@@ -153,7 +154,7 @@ class Renewal(NamedTuple):
 
 
 class Decisions:
-    """Draws what happens. Two of the same arguments draw the same.
+    """Draws what happens after the first call of each operator. Two of the same arguments draw the same.
 
     Args:
         seed: of the run.
@@ -167,7 +168,7 @@ class Decisions:
         self._cumulated = list(itertools.accumulate(subject.size.weight for subject in subjects))
         self._num_data = len({subject.data_key for subject in subjects})
         self._world_size = world_size
-        self._last: dict[int, int] = {}  # the operands of a subject's call before
+        self._last = dict.fromkeys(self._indices, WARM_UP_SET)  # the operands of a subject's call before
 
     def call(self) -> Call:
         """Return the next call."""

@@ -20,7 +20,7 @@ from ..families import FAMILIES, Operands
 from ..inputs import Draw
 from ..timing import DeviceClock
 from .ledger import Ledger, Note
-from .plan import SETS, Call, Decisions, Plan, Subject
+from .plan import SETS, WARM_UP_SET, Call, Decisions, Plan, Subject
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class _Run:
         if subject.data_key not in self._data:
             self._data[subject.data_key] = [self._draw(subject) for _ in range(SETS)]
         self._operators.append(self._build(subject))
-        self._call(Call(index, 0, 0, 0.0, 0.0, 0.0))
+        self._call(Call(index, WARM_UP_SET, 0, 0.0, 0.0, 0.0))
         progress = self._progress()
         self._start = time.monotonic()
         return progress
