@@ -11,6 +11,7 @@ class Arrangement(Enum):
     CONCURRENT_KERNELS = "two kernels, two streams"
     FUSED_KERNEL = "one kernel"
     KERNEL_AND_COPIES = "one kernel and DMA copies, two streams"
+    OTHERS = "another project's fused operator"
     CHOSEN = "as the variant it chooses"
 
 
@@ -18,12 +19,13 @@ class Agent(Enum):
     """Who moves the bytes between ranks."""
 
     LIBRARY = "the vendor's collective"
-    ALL_SMS = "every SM, after the GEMM"
+    ALL_SMS = "every SM, before or after the GEMM"
     COMM_KERNEL = "the SMs of a communication kernel"
     COMPUTING_PROGRAM = "the program that computed the tile"
     COMM_PROGRAMS = "some programs of the same grid"
     COMM_WARPS = "some warps of every program"
     COPY_ENGINES = "the copy engines, no SM"
+    OTHERS = "as in that operator"
     CHOSEN = "as in the variant it chooses"
 
 
@@ -38,4 +40,5 @@ class Sync(Enum):
     SHARD_COUNTER = "a counter a shard"
     SHARD_FLAG = "a flag a shard, or a part of it, set by the stream"
     PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"
+    OTHERS = "as in that operator"
     CHOSEN = "as in the variant it chooses"

@@ -40,6 +40,16 @@ def test_tables_fit_in_a_hundred_columns(device: str) -> None:
     assert ("1.40" in text.getvalue()) == (device == "cuda")
 
 
+def test_the_list_of_variants_is_folded_and_not_cut() -> None:
+    text = io.StringIO()
+    report.print_families(Console(file=text, width=report.WIDTH))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= report.WIDTH
+    assert "…" not in text.getvalue()
+    summaries = "".join(line[-20:].strip() for line in lines)  # the last column
+    assert "all_gather_into_tensor" in summaries
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_plot_is_drawn(tmp_path: Path, device: str) -> None:
     path = tmp_path / "new" / "plot.svg"

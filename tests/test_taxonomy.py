@@ -14,7 +14,7 @@ import pytest
 
 import iris_kernels
 from iris_bench import cli
-from overlap_taxonomy import get_variant, list_families, list_variants, register, registry
+from overlap_taxonomy import Agent, Arrangement, Sync, get_variant, list_families, list_variants, register, registry
 
 FAMILY_FOLDERS = [
     path.parent.name for path in Path(iris_kernels.__file__).parent.glob("*/problem.py") if path.parent.name != "common"
@@ -41,6 +41,15 @@ def test_every_family_has_its_baseline_and_patterns() -> None:
         assert any(not variant.is_baseline for variant in variants)
         assert {variant.family for variant in variants} == {family}
         assert all(variant.summary for variant in variants)
+
+
+def test_what_others_have_fused_is_no_sequence_of_vendor_calls() -> None:
+    for variant in list_variants():
+        axes = (variant.arrangement, variant.agent, variant.sync)
+        others = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)
+        assert (axes == others) == (variant.name in ("async_tp", "kraken")), variant
+        assert variant.is_baseline or not {*others, Arrangement.LIBRARY, Agent.LIBRARY} & {*axes}, variant
+    assert "before or after the GEMM" in get_variant("all_gather_gemm", "bulk_synchronous").agent.value
 
 
 def test_variants_are_found_by_name() -> None:

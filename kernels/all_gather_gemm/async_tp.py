@@ -30,9 +30,9 @@ class AsyncTp(Gathers, AsyncTpOperator[AllGatherGemmProblem]):
 VARIANT = Variant(
     family=FAMILY,
     name=AsyncTp.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
+    arrangement=Arrangement.OTHERS,
+    agent=Agent.OTHERS,
+    sync=Sync.OTHERS,
     summary="torch's fused_all_gather_matmul over symmetric memory",
     build=AsyncTp,
     unsupported_reason=AsyncTp.unsupported_reason,

@@ -67,9 +67,9 @@ class Kraken(Gathers, KrakenOperator[AllGatherGemmProblem]):
 VARIANT = Variant(
     family=FAMILY,
     name=Kraken.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
+    arrangement=Arrangement.OTHERS,
+    agent=Agent.OTHERS,
+    sync=Sync.OTHERS,
     summary="meta-pytorch/kraken's all_gather_matmul, where it is installed",
     build=Kraken,
     unsupported_reason=Kraken.unsupported_reason,

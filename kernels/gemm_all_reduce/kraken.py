@@ -51,9 +51,9 @@ class Kraken(KrakenOperator[GemmAllReduceProblem]):
 VARIANT = Variant(
     family=FAMILY,
     name=Kraken.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
+    arrangement=Arrangement.OTHERS,
+    agent=Agent.OTHERS,
+    sync=Sync.OTHERS,
     summary="meta-pytorch/kraken's gemm_one_shot_all_reduce_fused, where it is installed",
     build=Kraken,
     unsupported_reason=Kraken.unsupported_reason,

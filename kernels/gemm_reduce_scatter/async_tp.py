@@ -23,9 +23,9 @@ class AsyncTp(AsyncTpOperator[GemmReduceScatterProblem]):
 VARIANT = Variant(
     family=FAMILY,
     name=AsyncTp.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
+    arrangement=Arrangement.OTHERS,
+    agent=Agent.OTHERS,
+    sync=Sync.OTHERS,
     summary="torch's fused_matmul_reduce_scatter over symmetric memory",
     build=AsyncTp,
     unsupported_reason=AsyncTp.unsupported_reason,

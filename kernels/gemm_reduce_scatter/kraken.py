@@ -64,9 +64,9 @@ class Kraken(KrakenOperator[GemmReduceScatterProblem]):
 VARIANT = Variant(
     family=FAMILY,
     name=Kraken.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
+    arrangement=Arrangement.OTHERS,
+    agent=Agent.OTHERS,
+    sync=Sync.OTHERS,
     summary="meta-pytorch/kraken's gemm_reduce_scatter_ce_persistent, where it is installed",
     build=Kraken,
     unsupported_reason=Kraken.unsupported_reason,
