@@ -14,7 +14,7 @@ from overlap_taxonomy import list_families
 from . import plot as plots
 from . import report, sweep
 from .check.cli import check
-from .exits import complain, leave, refuse, warn
+from .exits import complain, interrupted, leave, refuse, warn
 from .links.cli import links
 from .measure import Job
 from .outputs import check_different, check_outputs
@@ -75,8 +75,8 @@ def run(
 ) -> None:
     """Check every variant on every shape, then time those that are right.
 
-    Exit status: 0, or 1 if a variant was wrong or failed, or 2 if the command makes no sense. Under torchrun or mpirun
-    each process is a rank; otherwise the ranks are started here.
+    Exit status: 0, or 1 if a variant was wrong or failed, or 2 if the command makes no sense, or 130 if it was
+    interrupted. Under torchrun or mpirun each process is a rank; otherwise the ranks are started here.
     """
     is_first = True
     try:
@@ -107,8 +107,12 @@ def run(
     output = sweep.Output(out if is_first else None, done, timed=time)
     ended_early = None
     if plan.jobs:
-        ranks = start_ranks(launcher, world_size, device)
-        ended_early = _run_shown(plan, ranks, output)
+        try:
+            ranks = start_ranks(launcher, world_size, device)
+            ended_early = _run_shown(plan, ranks, output)
+        except KeyboardInterrupt:
+            left = _how_to_go_on(output, len(done), instead=" in place of --overwrite" if overwrite else "")
+            interrupted(left, launcher=launcher, speak=is_first)
     if is_first:
         _show(output, plot, ended_early)
     failed = any(record.status in ("wrong", "error") for record in output.records[len(done) :])
@@ -166,6 +170,16 @@ def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwr
     if not resume and not overwrite:
         raise ValueError(f"{out} exists already; --resume goes on with it, --overwrite replaces it")
     return read_records(out, speak=speak) if resume else []
+
+
+def _how_to_go_on(output: sweep.Output, before: int, *, instead: str) -> str:
+    """What an interrupted sweep leaves, in words."""
+    count = len(output.records) - before
+    if output.path is None:
+        return f"{count} rows are lost; with --out they would be kept"
+    if not output.path.exists():
+        return "nothing was written"
+    return f"{count} rows were written to {output.path}; the same command with --resume{instead} goes on"
 
 
 def _differences(plan: sweep.Plan, done: list[Record]) -> str:

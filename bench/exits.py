@@ -12,6 +12,8 @@ from iris_core import PeerError
 
 from .ranks import Launcher
 
+INTERRUPTED = 130  # as a shell has it of what SIGINT ended
+
 
 def refuse(error: ValueError, *, speak: bool = True) -> NoReturn:
     """End a command that makes no sense; of several processes one should speak."""
@@ -32,6 +34,15 @@ def complain(what: str, error: Exception) -> None:
         print(error.__cause__, file=sys.stderr)
 
 
+def interrupted(left: str, *, launcher: Launcher | None, speak: bool) -> NoReturn:
+    """End a command that was interrupted, and whose ranks have ended; says what is left of it."""
+    if speak:
+        print(f"iris-bench: interrupted: {left}", file=sys.stderr)
+    if launcher:
+        _end_at_once(INTERRUPTED)
+    raise typer.Exit(INTERRUPTED)
+
+
 def leave(*, failed: bool, lost: bool, launcher: Launcher | None) -> NoReturn:
     """End a command whose ranks are done, or lost.
 
@@ -39,7 +50,11 @@ def leave(*, failed: bool, lost: bool, launcher: Launcher | None) -> NoReturn:
     threads of a process group.
     """
     if lost and launcher:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _end_at_once(1)
     raise typer.Exit(1 if failed or lost else 0)
+
+
+def _end_at_once(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -55,20 +56,13 @@ class RankPool:
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         address = random_address()
-        by_main = threading.current_thread() is threading.main_thread()
-        spawn = multiprocessing.get_context("spawn")
-        with _environment(_rank_environment(device) | (environment or {})):
-            for rank in range(world_size):
-                ours, theirs = spawn.Pipe()
-                origin = bootstrap.Origin(rank, world_size, rank, address, "iris_core.launch")
-                process = spawn.Process(
-                    target=_serve, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {rank}"
-                )
-                process.daemon = True
-                process.start()
-                theirs.close()
-                self._processes.append(process)
-                self._pipes.append(ours)
+        try:
+            with _environment(_rank_environment(device) | (environment or {})):
+                for rank in range(world_size):
+                    self._start(bootstrap.Origin(rank, world_size, rank, address, "iris_core.launch"))
+        except BaseException:  # a keyboard interrupt too: no rank is left running
+            self.close(kill=True)
+            raise
 
     def call(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(rank, world_size, *args)`` on every rank at once; return the ranks' results, by rank.
@@ -110,6 +104,20 @@ class RankPool:
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         self.close(kill=kind is not None)
+
+    def _start(self, origin: bootstrap.Origin) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        ours, theirs = spawn.Pipe()
+        by_main = threading.current_thread() is threading.main_thread()
+        process = spawn.Process(
+            target=_serve, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {origin.rank}"
+        )
+        process.daemon = True
+        with _interrupts_held():
+            process.start()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        theirs.close()
 
     def _collect(self) -> list[Any]:
         results: dict[int, Any] = {}
@@ -242,6 +250,20 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
                     os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until the end, and from processes started meanwhile until they can do without.
+
+    A rank imports torch for seconds before it can ignore what reaches the whole terminal.
+    """
+    resource_tracker.ensure_running()  # it would be started with the first process, and lets interrupts through then
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: bool) -> None:
     """A rank's life: take calls until the pool closes the pipe. `by_main`: the parent's main thread started it."""
     if by_main:
@@ -251,6 +273,7 @@ def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: boo
     else:  # the system's signal comes when the thread ends, of which the process need not end
         threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back until here
     bootstrap.set_launched(origin)
     with contextlib.suppress(EOFError, OSError):  # the pool is gone
         while True:

@@ -1,0 +1,113 @@
+"""Ctrl-C: it reaches the ranks too, which say nothing of it, and a sweep says what it leaves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from iris_bench import cli, measure, ranks
+from iris_bench.record import read_records
+from iris_core import RankPool
+
+SIGINT_BIT = 1 << (signal.SIGINT - 1)
+
+
+def lets_interrupts_through(pid: int) -> bool:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return not (int(status["SigBlk"], 16) | int(status["SigIgn"], 16)) & SIGINT_BIT
+
+
+def held_by(rank: int, world_size: int) -> set[int]:
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
+@pytest.mark.parametrize("by_main", [True, False])
+def test_no_interrupt_reaches_ranks_that_start(by_main: bool) -> None:
+    """They import torch at this moment, as the test goes through with the first look at the last of them."""
+    found: list[Any] = []
+
+    def start() -> None:
+        with RankPool(2, "cpu") as pool:
+            found.extend(lets_interrupts_through(process.pid) for process in pool._processes)
+            found.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+            found.extend(signal.SIGINT in held for held in pool.call(held_by))
+
+    if by_main:
+        start()
+    else:
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+    assert found == [False] * 5
+
+
+def test_ranks_that_were_started_end_where_starting_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+
+    def interrupt(self: RankPool, origin: Any) -> None:
+        if started:
+            raise KeyboardInterrupt
+        start(self, origin)
+        started.extend(self._processes)
+
+    start = RankPool._start
+    monkeypatch.setattr(RankPool, "_start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        RankPool(2, "cpu")
+    (process,) = started
+    with pytest.raises(ValueError, match="closed"):  # by the pool, which has waited for its end
+        process.is_alive()
+
+
+class InterruptedRanks(ranks.Ranks):
+    """Ranks whose second problem is interrupted."""
+
+    is_first = True
+    problems = 1
+
+    def __init__(self, world_size: int, device: str) -> None:
+        self.done = 0
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        if fn is measure.open_rank:
+            return {"device_name": "a machine", "driver": ""}
+        if self.done == self.problems:
+            raise KeyboardInterrupt
+        self.done += 1
+        return [measure.Outcome("library"), measure.Outcome("copy_engine")]
+
+    def close(self, *, kill: bool = False) -> None:
+        assert kill
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in (*ranks._TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ranks, "StartedRanks", InterruptedRanks)
+
+    def invoke(*arguments: object) -> Result:
+        asked = ["run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine"]
+        return CliRunner().invoke(cli.app, [*asked, "--shapes", "1x1x1,2x2x2", *map(str, arguments)])
+
+    return invoke
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    result = run("--out", out)
+    assert result.exit_code == 130
+    assert f"interrupted: 2 rows were written to {out}; the same command with --resume goes on" in result.stderr
+    assert [record.m for record in read_records(out)] == [1, 1]
+    assert "with --resume in place of --overwrite goes on" in run("--out", out, "--overwrite").stderr
+
+
+def test_one_that_kept_nothing_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "interrupted: 2 rows are lost; with --out they would be kept" in run().stderr
+    monkeypatch.setattr(InterruptedRanks, "problems", 0)
+    assert "interrupted: nothing was written" in run("--out", tmp_path / "rows.csv").stderr
