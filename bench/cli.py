@@ -100,11 +100,9 @@ def run(
         )
     except ValueError as error:
         refuse(error, speak=is_first)
-    if is_first and overwrite and out:
-        out.unlink(missing_ok=True)
     if is_first and plan.jobs and (others := _differences(plan, done)):
         warn(f"{out} was not made as the rows to come are: it has {others}")
-    output = sweep.Output(out if is_first else None, done, timed=time)
+    output = sweep.Output(out if is_first else None, done, timed=time, replace=overwrite)
     ended_early = None
     if plan.jobs:
         try:
@@ -141,7 +139,7 @@ def plot(
         plots.check_path(out)
         check_different(("FILE", file), ("--out", out))
         records = read_records(file)
-        check_outputs(("--out", out), make_folders=True)
+        check_outputs(("--out", out))
         plots.plot_records(records, out)
     except ValueError as error:
         refuse(error)
@@ -164,7 +162,7 @@ def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwr
         raise ValueError("--resume keeps the rows of --out and --overwrite drops them; give one of them")
     if resume and not out:
         raise ValueError("--resume needs --out, the file to go on with")
-    check_outputs(("--out", out), ("--plot", plot), make_folders=True)
+    check_outputs(("--out", out), ("--plot", plot))
     if out is None or not out.exists():
         return []
     if not resume and not overwrite:
@@ -177,7 +175,7 @@ def _how_to_go_on(output: sweep.Output, before: int, *, instead: str) -> str:
     count = len(output.records) - before
     if output.path is None:
         return f"{count} rows are lost; with --out they would be kept"
-    if not output.path.exists():
+    if not output.is_there:
         return "nothing was written"
     return f"{count} rows were written to {output.path}; the same command with --resume{instead} goes on"
 
@@ -230,7 +228,8 @@ def _show(output: sweep.Output, plot: Path | None, ended_early: Exception | None
     console = report.make_console(stderr=True)
     if plot and output.records:
         plots.plot_records(output.records, plot)
-    written = [str(path) for path in (output.path, plot) if path and path.exists()]
+    made = (output.path if output.is_there else None, plot if output.records else None)
+    written = [str(path) for path in made if path]
     where = f"; written: {', '.join(written)}" if written else ""
     console.print(report.summarise(latest(output.records)) + where, soft_wrap=True, markup=False)
     if ended_early is not None:

@@ -7,18 +7,17 @@ import os
 from pathlib import Path
 
 
-def check_outputs(*outputs: tuple[str, Path | None], make_folders: bool = False) -> None:
-    """Raise ValueError unless each file can be written, and no two of them are one.
+def check_outputs(*outputs: tuple[str, Path | None]) -> None:
+    """Raise ValueError unless each file can be written, and no two of them are one; make the folders that are missing.
 
     Args:
         outputs: the option that names it, and the file; None is no file.
-        make_folders: make the folders that are missing, instead of refusing.
     """
     given = [(option, path) for option, path in outputs if path]
     check_different(*given)
     for option, path in given:
         try:
-            _check_output(option, path, make_folders)
+            _check_output(option, path)
         except OSError as error:
             raise ValueError(f"cannot write {option} {path}: {error}") from None
 
@@ -40,12 +39,11 @@ def check_different(*files: tuple[str, Path]) -> None:
         options[place] = option
 
 
-def _check_output(option: str, path: Path, make_folders: bool) -> None:
+def _check_output(option: str, path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder; give a file")
-    if make_folders:
-        with contextlib.suppress(FileExistsError):  # as a file: said below
-            path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # as a file: said below
+        path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder to write {path.name} to; give {option} in one that is there")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -149,10 +149,14 @@ class Output:
         path: None to keep rows in memory alone.
         done: rows that are in the file already.
         timed: whether those to come have times.
+        replace: whether what is in the file is another sweep's, and goes when the first rows come.
     """
 
-    def __init__(self, path: Path | None, done: Sequence[Record] = (), *, timed: bool = True) -> None:
+    def __init__(
+        self, path: Path | None, done: Sequence[Record] = (), *, timed: bool = True, replace: bool = False
+    ) -> None:
         self.path = path
+        self._replace = replace
         self.records = list(done)
         self._done = Done(done, timed=timed)
 
@@ -166,7 +170,15 @@ class Output:
         new = [record for record in new if not self._done.repeats(record)]
         self.records += new
         if self.path:
+            if self._replace:
+                self.path.unlink(missing_ok=True)
+                self._replace = False
             append_records(self.path, new)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a file with rows of this sweep."""
+        return self.path is not None and self.path.exists() and not self._replace
 
 
 def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[str, Any]) -> list[Record]:

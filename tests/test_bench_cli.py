@@ -1,8 +1,7 @@
-"""The command: what it refuses, what a sweep leaves behind, and that no wrong variant gets through."""
+"""The command: what it refuses, and what a sweep leaves behind."""
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from functools import partial
@@ -10,15 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli, measure, ranks
 from iris_bench.record import read_records
-from iris_bench.shapes import Shape
-from iris_core import RankPool
-from iris_kernels.gemm_all_scatter.library import LibraryLayout
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant, register
 
 LAUNCHER_VARIABLES = (*ranks._TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET")
 
@@ -140,6 +134,10 @@ class ScriptedRanks(ranks.Ranks):
         pass
 
 
+def fail(self: ScriptedRanks, fn: Any, *args: Any) -> Any:
+    raise RuntimeError("no GPU answers")
+
+
 @pytest.mark.parametrize(
     ("status", "exit_code"), [("ok", 0), ("unsupported", 0), ("wrong", 1), ("error", 1)], ids=lambda value: str(value)
 )
@@ -178,6 +176,23 @@ def test_resuming_adds_what_was_not_ok_and_counts_each_thing_once(
         assert f"{counted}; written" in invoke(*arguments, *more).stderr
     rows = [(record.variant, record.status) for record in read_records(tmp_path / "rows.csv")]
     assert rows == [("library", "ok"), ("copy_engine", "wrong"), ("copy_engine", "ok")]
+
+
+def test_a_file_is_replaced_when_the_first_rows_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("of an earlier sweep\n")
+    monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
+    arguments = ("run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments += ("--shapes", "1x1x1,2x2x2", "--out", path, "--overwrite")
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedRanks, "call", fail)
+        result = invoke(*arguments)
+    assert "written" not in result.stderr
+    assert "the sweep ended early: RuntimeError: no GPU answers" in result.stderr
+    assert path.read_text() == "of an earlier sweep\n"
+    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine")]
+    assert f"written: {path}" in invoke(*arguments).stderr
+    assert [record.m for record in read_records(path)] == [1, 1, 2, 2]
 
 
 def test_rows_of_another_device_are_not_gone_on_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -234,102 +249,6 @@ def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ranks, "StartedRanks", None)  # everything is there: no rank is needed
     assert invoke(*arguments, "--resume").exit_code == 0
     assert read_records(csv) == records
-
-
-class _Broken(LibraryLayout):
-    """Right, but for what its subclass does to the output."""
-
-    calls = 0
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        kept = self._matrix.clone()
-        output = super()._launch(a, b)
-        self.spoil(output, kept)
-        return output
-
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        raise NotImplementedError
-
-
-class _Stale(_Broken):
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        if self.calls == 2:
-            output.copy_(kept.view(len(output), -1)[:, : output.shape[1]])
-
-
-class _OneElement(_Broken):
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        if self.rank == 1:
-            output[2, 1] += 1
-
-
-class _Raises(_Broken):
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        raise RuntimeError("no luck")
-
-
-class _Refuses(_Broken):
-    def _open(self) -> None:
-        raise ValueError("not on this device")
-
-
-def measure_broken_variants(rank: int, world_size: int) -> list[measure.Outcome]:
-    broken = {"stale": _Stale, "one_element": _OneElement, "raises": _Raises, "refuses": _Refuses}
-    for name, build in broken.items():
-        register(
-            Variant(
-                "gemm_all_scatter",
-                name,
-                Arrangement.LIBRARY,
-                Agent.LIBRARY,
-                Sync.STREAM_ORDER,
-                "broken",
-                build,
-                build.unsupported_reason,
-            )
-        )
-    measure.open_rank(rank, world_size, 1 << 20, "cpu")
-    job = measure.Job(
-        family="gemm_all_scatter",
-        variants=("library", *broken),
-        shape=Shape(5, 3, 2),
-        dtype="float32",
-        world_size=world_size,
-        seed=0,
-        rounds=2,
-        burst=3,
-        timed=True,
-    )
-    outcomes = measure.measure(rank, world_size, job)
-    measure.close_rank(rank, world_size)
-    return outcomes
-
-
-def test_broken_variants_are_found_out_and_not_timed() -> None:
-    with RankPool(2, "cpu") as pool:
-        by_rank = pool.call(measure_broken_variants)
-    assert by_rank[0] == by_rank[1]
-    outcomes = {outcome.variant: outcome for outcome in by_rank[0]}
-    assert outcomes["library"].status == "ok"
-    assert outcomes["library"].time_us > 0
-    assert outcomes["library"].latency_us > 0
-    assert outcomes["gemm_alone"].time_us > 0
-    assert {name: outcome.status for name, outcome in outcomes.items() if outcome.status != "ok"} == {
-        "stale": "wrong",
-        "one_element": "wrong",
-        "raises": "error",
-        "refuses": "unsupported",
-    }
-    stale, element = outcomes["stale"], outcomes["one_element"]
-    assert stale.reason.startswith("call 2, rank 0")
-    assert "not finite" in stale.reason  # the poison, not an older output
-    assert math.isinf(stale.error)
-    assert element.reason.startswith("call 1, rank 1: 1 of 15 elements")
-    assert "row 2, column 1" in element.reason
-    assert "no luck" in outcomes["raises"].reason
-    assert "not on this device" in outcomes["refuses"].reason
-    assert all(outcome.time_us is None for outcome in outcomes.values() if outcome.status != "ok")
 
 
 def test_measuring_needs_no_greenlet() -> None:

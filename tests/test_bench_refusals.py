@@ -54,7 +54,8 @@ def refused(*arguments: Any) -> str:
         ([*RUN, "--out", "x.png", "--plot", "folder.png/../x.png"], "--out and --plot are both"),
         ([*TRACE_ONE, "--out", "folder.png"], "--out folder.png is a folder"),
         ([*TRACE_ONE, "--out", "x.json", "--plot", "folder.png"], "--plot folder.png is a folder"),
-        ([*TRACE_ONE, "--out", "none/x.json"], "none is no folder to write x.json to"),
+        ([*TRACE_ONE, "--out", "file/x.json"], "file is no folder to write x.json to"),
+        ([*LINKS, "--plot", "file/x.png"], "file is no folder to write x.png to"),
         ([*TRACE_ONE, "--out", "x.png", "--plot", "x.png"], "--out and --plot are both x.png"),
         (
             [*TRACE, "--variant", "fused_sequential,bulk_synchronous", "--out", "trace.json"],
@@ -88,6 +89,14 @@ def test_what_is_there_is_replaced_only_if_asked(arguments: list[str], there: st
     assert there in said
     assert "--overwrite" in said
     assert {Path(name).read_text() for name in ("old.png", "old-one_shot.json", "some-gpu.json")} == {"kept"}
+
+
+@pytest.mark.parametrize(
+    "command", [RUN, TRACE_ONE, LINKS, ["stress", "--device", "cpu"]], ids=lambda command: command[0]
+)
+def test_folders_that_are_missing_are_made(command: list[str]) -> None:
+    CliRunner().invoke(cli.app, [*command, "--out", "new/folder/x"])  # ends where ranks would be started
+    assert Path("new/folder").is_dir()
 
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

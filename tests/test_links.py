@@ -109,7 +109,7 @@ def test_the_command_writes_rows_and_a_picture(tmp_path: Path) -> None:
         (["--rounds", 0], "--rounds 0 makes no sense"),
         (["--world-size", 1, "--plot", "a.png"], "two ranks or more"),
         (["--plot", "a.doc"], "end its name in"),
-        (["--out", "none/a.csv"], "no folder to write a.csv to"),
+        (["--out", "/dev/null/a.csv"], "no folder to write a.csv to"),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments: list[Any], said: str) -> None:

@@ -49,12 +49,12 @@ def links(
         device, world_size = choose_setting(device, world_size, launcher=launcher)
         if plot:
             plots.check_path(plot)
-        check_outputs(("--out", out), ("--plot", plot))
-        if out and out.exists():
-            raise ValueError(f"{out} exists; give another --out")
         if plot and world_size == 1:
             raise ValueError("a heat map takes two ranks or more; leave --plot out")
         plan = _plan(mib, rounds, seed, device)
+        check_outputs(("--out", out), ("--plot", plot))
+        if out and out.exists():
+            raise ValueError(f"{out} exists; give another --out")
     except ValueError as error:
         refuse(error, speak=is_first)
     ranks = start_ranks(launcher, world_size, device)

@@ -59,7 +59,7 @@ def check_file(path: Path) -> None:
     Raises:
         ValueError: the file cannot be written, or holds something else than such rows.
     """
-    check_outputs(("--out", path), make_folders=True)
+    check_outputs(("--out", path))
     if not path.exists():
         return
     if read_rows(path).header != COLUMNS and path.stat().st_size:

@@ -97,7 +97,7 @@ def defaults(
             raise ValueError(f"no problem of the CSVs has times of library and of one of ours on {', '.join(bare)}")
         paths = {gpu: out / file_name(gpu) for gpu in found}
         outputs = [("--out", path) for path in paths.values()]
-        check_outputs(*outputs, make_folders=True)
+        check_outputs(*outputs)
         check_new(*outputs, overwrite=overwrite)
     except ValueError as error:
         refuse(error)
