@@ -239,6 +239,9 @@ def test_put(iris_ctx, own):
 
 def test_unmarked():
     pass
+
+def test_without_the_marker(iris_ctx):
+    iris_ctx.barrier()
 """
 
 
@@ -252,6 +255,7 @@ def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
         timeout=120,
         cwd=tmp_path,
     )
-    assert "1 failed, 2 passed" in run.stdout, run.stdout
+    assert "1 failed, 2 passed, 1 error" in run.stdout, run.stdout
+    assert "iris_ctx is for tests that are marked @pytest.mark.race_check(world_size=2)" in run.stdout
     assert "test_put[False]" in run.stdout
     assert "write by rank 1, program 0" in run.stdout

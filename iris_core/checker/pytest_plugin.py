@@ -26,8 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def iris_ctx() -> Any:
-    """The rank's context; each rank of the checked test gets its own in place of this."""
+def iris_ctx(request: pytest.FixtureRequest) -> Any:
+    """The rank's context; each rank of the checked test gets its own in place of this. Other tests fail."""
+    if request.node.get_closest_marker("race_check") is None:
+        pytest.fail("iris_ctx is for tests that are marked @pytest.mark.race_check(world_size=2)", pytrace=False)
     return None
 
 
