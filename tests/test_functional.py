@@ -55,11 +55,14 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         (np.ones((4, 6)), b, {}),
         (a, [[1.0]], {}),
     ]
-    return [raised(gemm_all_scatter, ctx, first, second, **options) for first, second, options in calls]
+    refused = [raised(gemm_all_scatter, ctx, first, second, **options) for first, second, options in calls]
+    without: Any = None
+    return [*refused, raised(gemm_all_scatter, without, a, b)]
 
 
 def test_arguments_that_make_no_sense_are_refused(ranks: Callable[[int], Ranks]) -> None:
     parts = [["n is 11", "10"], ["config is a dict", "GemmConfig"], ["A is a ndarray", "Tensor"], ["B is a list"]]
+    parts.append(["ctx is a NoneType", "iris_core.iris()"])
     for errors in ranks(2).call(refuse):
         for (kind, message), expected in zip(errors, parts, strict=True):
             assert kind == "ValueError"

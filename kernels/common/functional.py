@@ -25,8 +25,8 @@ def operator_for(ctx: Context, a: torch.Tensor, b: torch.Tensor, **asked: Any) -
         asked: what else `_find_or_make` takes.
 
     Raises:
-        ValueError: operands that do not fit each other, the other ranks' or `sizes`, an unknown variant, or what it
-            cannot do.
+        ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant, or
+            what it cannot do.
         HeapExhausted: the heap has no room for the operator's buffers.
     """
     find = torch.compiler.disable(_find_or_make) if torch.compiler.is_dynamo_compiling() else _find_or_make
@@ -53,6 +53,8 @@ def _find_or_make(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes the operator that it has for
             its shapes.
     """
+    if not isinstance(ctx, Context):
+        raise ValueError(f"ctx is a {type(ctx).__name__}; it must be an iris_core.Context, as iris_core.iris() returns")
     for name, tensor in (("A", a), ("B", b)):
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
