@@ -30,11 +30,17 @@ from .patience import wait_a_little
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
+_switched = False  # by `enable`, for good
 
 
 def is_enabled() -> bool:
     """Return whether kernels of this process are interpreted."""
     return bool(triton.knobs.runtime.interpret)
+
+
+def was_asked_for() -> bool:
+    """Return whether ``TRITON_INTERPRET`` was set from outside; Triton sets it too, where `enable` has switched."""
+    return is_enabled() and not _switched
 
 
 def enable() -> None:
@@ -48,6 +54,8 @@ def enable() -> None:
             f"Triton {triton.__version__}'s interpreter does not work with numpy {np.__version__}; "
             "running without a GPU needs numpy<2.4"
         )
+    global _switched
+    _switched = _switched or not is_enabled()
     triton.knobs.runtime.interpret = True
     # Integer arithmetic is not checked for overflow, as it is not on a GPU: the checks take half of the time.
     builder = triton_interpreter.interpreter_builder
@@ -80,13 +88,13 @@ def simulated(machine: Machine) -> Iterator[None]:
     Raises:
         RuntimeError: there is one already.
     """
-    global _machine
+    global _machine, _switched
     if _machine is not None:
         raise RuntimeError("this process is simulating a host already")
     with contextlib.ExitStack() as kept:
         for owner, *names in _REPLACED:
             kept.enter_context(_kept(owner, *names))
-        was_enabled = is_enabled()
+        was_enabled, was_switched = is_enabled(), _switched
         enable()
         scope = interpreter_kept.patched_language()
         _machine = machine
@@ -96,6 +104,7 @@ def simulated(machine: Machine) -> Iterator[None]:
             _machine = None
             scope.restore()
             triton.knobs.runtime.interpret = was_enabled
+            _switched = was_switched
 
 
 # What `enable` replaces.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -153,3 +156,16 @@ def read_a_peer(rank: int, world_size: int) -> list[float]:
 def test_a_kernel_may_take_the_watchdog_and_a_view_of_the_peers(ranks: Callable[[int], Ranks]) -> None:
     """Both begin where the heaps do, on rank 0, and Triton's interpreter tells storages apart by where they begin."""
     assert ranks(2).call(read_a_peer) == [[48.0, 48.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "why"), [({}, "it has had a context on the CPU"), ({"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET is set")]
+)
+def test_a_gpu_is_refused_for_the_reason_that_kernels_are_interpreted(given: dict[str, str], why: str) -> None:
+    """Where a context on the CPU has switched them over, Triton sets the variable, and the user has not."""
+    outside = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "IRIS_DEVICE")}
+    code = "from iris_core import iris; iris(1 << 20, 'cpu').close(); iris(1 << 20, 'cuda')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=outside | given, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert f"RuntimeError: device='cuda', but kernels of this process are interpreted, as {why}" in done.stderr

@@ -56,7 +56,12 @@ def _choose(device: str, origin: bootstrap.Origin) -> tuple[str, int]:
         interpreter.enable()
         return "shm", 0
     if interpreter.is_enabled():
-        raise RuntimeError("device='cuda' with TRITON_INTERPRET=1: interpreted kernels cannot reach a GPU's memory")
+        variable = "TRITON_INTERPRET is set (launch sets it for ranks on the CPU)"
+        why = variable if interpreter.was_asked_for() else "it has had a context on the CPU"
+        raise RuntimeError(
+            f"device='cuda', but kernels of this process are interpreted, as {why}, and cannot reach a GPU's memory; "
+            "use another process for the GPU"
+        )
     count = torch.cuda.device_count()
     if count == 0:
         raise RuntimeError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
