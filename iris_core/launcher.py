@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import bootstrap
+from . import bootstrap, interpreter
 from .errors import PeerError
 from .host_group import random_address
 from .messages import answer_of, error_as_answer, request_of
@@ -228,6 +228,8 @@ def _checked_device(world_size: int, device: str) -> str:
 
 def _rank_environment(device: str) -> dict[str, str]:
     environment = {"IRIS_DEVICE": device}
+    if device == "cuda" and interpreter.is_enabled() and not interpreter.was_asked_for():
+        environment["TRITON_INTERPRET"] = "0"  # set by Triton as this process had a context on the CPU
     if device == "cpu":
         # Ranks outnumber cores: one thread each. Gloo would look its own host up, which need not succeed.
         environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -234,6 +234,27 @@ def test_the_environment_of_ranks_does_not_leak_into_the_callers(monkeypatch: py
         assert pool.call(getenv, "TRITON_INTERPRET") == ["1"]
 
 
+LAUNCHED_AFTER_A_CONTEXT = """
+import os, sys
+import iris_core
+from iris_core import launcher
+iris_core.iris(1 << 20, device="cpu").close()
+assert os.environ["TRITON_INTERPRET"] == "1"
+sys.stdout.write(str([launcher._rank_environment(device).get("TRITON_INTERPRET") for device in ("cuda", "cpu")]))
+"""
+
+
+@pytest.mark.parametrize("asked", [None, "1"])
+def test_ranks_on_gpus_do_not_interpret_as_their_caller_did(asked: str | None) -> None:
+    """Unless the user has set so: then `iris` says that it cannot be."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_INTERPRET": asked} if asked else {}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHED_AFTER_A_CONTEXT], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == ("[None, '1']" if asked else "['0', '1']"), done.stderr
+
+
 def getenv(rank: int, world_size: int, name: str) -> str | None:
     return os.environ.get(name)
 
