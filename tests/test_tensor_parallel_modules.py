@@ -165,6 +165,25 @@ def test_operators_that_were_released_are_made_again(ranks: Callable[[int], Rank
 
 
 @released
+def want_another_gradient(rank: int, world_size: int) -> tuple[str, str]:
+    ctx, layer = context(), ColumnParallelLinear(context(), *SIZES[:2], sequence_parallel=True)
+    x = draw(0, 4, SIZES[0]).requires_grad_(rank == 0)
+    ctx.debug = True
+    error = raised(layer, x)
+    ctx.debug = False
+    return error
+
+
+def test_in_debug_mode_ranks_that_want_other_gradients_are_told(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(want_another_gradient):
+        assert kind == "ValueError"
+        assert "the gradients they want must be the same" in message
+        assert "column-parallel layer of 10 to 14 features" in message
+        assert "'x': True" in message
+        assert "'x': False" in message
+
+
+@released
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx = context()
     column = ColumnParallelLinear(ctx, *SIZES[:2], sequence_parallel=True)
