@@ -49,6 +49,7 @@ class Context(HeapTensors, Meeting):
         self, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None = None
     ) -> None:
         self._origin = bootstrap.find_origin(process_group)
+        self._handled = id(sys.exc_info()[1])  # in the face of what the caller makes the context, if of anything
         self.debug = os.environ.get("IRIS_DEBUG", "0") not in ("", "0")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
@@ -237,19 +238,23 @@ class Context(HeapTensors, Meeting):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(is_failing=kind is not None)
 
     def close(self) -> None:
         """Leave: release the heap. Its tensors must not be used after this. Collective, unless `check` raises.
 
         What else is asked of a closed context raises RuntimeError; to close it again does nothing. While an exception
-        is on its way, as in a ``finally`` or at the end of ``with iris_core.iris() as ctx:``, nobody is waited for: the
-        peers hear that this rank has left.
+        is on its way that was not when the context was made, as in a ``finally`` or at the end of ``with
+        iris_core.iris() as ctx:``, nobody is waited for: the peers hear that this rank has left.
 
         Raises:
             What `barrier` raises, if a rank fails at this; the heap is released all the same.
         """
+        error = sys.exc_info()[1]
+        self._close(is_failing=error is not None and id(error) != self._handled)
+
+    def _close(self, *, is_failing: bool) -> None:
         if self.is_closed:
             return
         with self._opened:
@@ -257,7 +262,7 @@ class Context(HeapTensors, Meeting):
             if self._owns_distributed:
                 self._opened.callback(_leave_distributed, self._process_group)
             try:
-                if self.watchdog.failure is None and self.group.failure is None and sys.exc_info()[0] is None:
+                if self.watchdog.failure is None and self.group.failure is None and not is_failing:
                     self.barrier()
                 else:
                     self.watchdog.abort()

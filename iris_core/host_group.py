@@ -139,7 +139,9 @@ class HostGroup:
             raise failure
         if failures:
             peer, (kind, message) = failures[0]
-            raise _SAME_TYPE.get(kind, PeerError)(f"rank {peer} failed to {what}: {message}")
+            of_peer: Any = _SAME_TYPE.get(kind, PeerError)(f"rank {peer} failed to {what}: {message}")
+            of_peer.of_rank = peer  # whose fault it is: `launch` looks at that
+            raise of_peer
 
     def rejoin(self) -> None:
         """Meet all ranks again after a failure, wherever each of them failed; what was said before is forgotten.

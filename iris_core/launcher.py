@@ -29,9 +29,6 @@ _DYING_S = 0.5  # between a process's closing its sockets and its end
 _environment_lock = threading.Lock()
 
 
-_OF_OTHERS = (PeerError, TimeoutError)  # what a rank raises that may be another rank's fault
-
-
 class RankError(Exception):
     """Where a rank's error came from: the cause of what `launch` raises, with the rank's own traceback."""
 
@@ -133,7 +130,7 @@ class RankPool:
                     raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
                 if not succeeded:
                     error, cause = self._failure(rank, answer)
-                    if isinstance(error, _OF_OTHERS):
+                    if _may_be_of_another(error):
                         self._raise_what_is_behind(rank, error, cause, ranks)
                     raise error from cause
                 results[rank] = answer
@@ -164,7 +161,7 @@ class RankPool:
                     with contextlib.suppress(EOFError, ConnectionResetError):  # its process ends, too
                         succeeded, answer = pickle.loads(one.recv_bytes())
                         other, its_cause = (error, cause) if succeeded else self._failure(others[one], answer)
-                        if not isinstance(other, _OF_OTHERS):
+                        if not _may_be_of_another(other):
                             raise other from its_cause
                     del others[one]
                 elif isinstance(one, int):
@@ -234,6 +231,11 @@ def _rank_environment(device: str) -> dict[str, str]:
         # Ranks outnumber cores: one thread each. Gloo would look its own host up, which need not succeed.
         environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return environment
+
+
+def _may_be_of_another(error: BaseException) -> bool:
+    """Whether what a rank raised may be another rank's fault."""
+    return isinstance(error, (PeerError, TimeoutError)) or hasattr(error, "of_rank")
 
 
 @contextlib.contextmanager

@@ -174,10 +174,19 @@ class Cut(ABC):
     ) -> Operator[Any]:
         """Return the context's operator for a product; the first time, make it, which is collective."""
         variant = options.pop("variant", self.variant)
-        problem = family.Problem(m, n, k, self.ctx.get_num_ranks(), dtype)
-        build = get_variant(family.FAMILY, variant).build
-        key = (family.FAMILY, variant, problem, *options.items())
-        return keep(self.ctx, key, lambda: build(self.ctx, problem, None, **options))
+        sizes = m, n, k, self.ctx.get_num_ranks(), dtype
+
+        def make() -> Operator[Any]:
+            with self.ctx.together(f"make {family.FAMILY}/{variant}"):
+                if m == 0:
+                    raise ValueError(
+                        f"{self._name}: rank {self.ctx.get_rank()} has no tokens; where ranks have different numbers, "
+                        "say how many all have together, tokens=..."
+                    )
+                build, problem = get_variant(family.FAMILY, variant).build, family.Problem(*sizes)
+            return build(self.ctx, problem, None, **options)
+
+        return keep(self.ctx, (family.FAMILY, variant, sizes, *options.items()), make)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -14,18 +14,17 @@ from iris_core import Context
 from .cuts import ColumnCut, Cut, RowCut
 
 
-class ParallelLinear(nn.Module):
+class ParallelLinear(nn.Linear):
     """What both layers are: a rank's parts of a weight and a bias, and how they were cut.
 
     Attributes:
+        in_features, out_features: of all ranks.
         cut: sizes and options.
         weight, bias: this rank's parts, parameters; DTensors where torch's ``parallelize_module`` made the layer.
     """
 
     cut_type: ClassVar[type[Cut]]
     cut: Any
-    weight: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -38,13 +37,11 @@ class ParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         device = ctx.get_device() if device is None else torch.device(device)
         whole = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
         self._take(whole, self.cut_type(ctx, in_features, out_features, **options))
-        if self.bias is not None and not self.cut.cuts_bias and not self.bias.is_meta:
-            # Ranks that were seeded differently drew different ones, and each adds its own.
-            self.bias.data.copy_(ctx.broadcast(self.bias.data, 0))
+        self._agree_on_bias()
 
     @classmethod
     def from_linear(cls, ctx: Context, linear: nn.Linear, **options: Any) -> Self:
@@ -58,7 +55,7 @@ class ParallelLinear(nn.Module):
         Raises:
             ValueError: it is no `torch.nn.Linear`, or an option makes no sense.
         """
-        if not isinstance(linear, nn.Linear):
+        if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
             raise ValueError(f"linear is a {type(linear).__name__}; it must be a torch.nn.Linear")
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -69,23 +66,31 @@ class ParallelLinear(nn.Module):
         def part(own: torch.Tensor) -> nn.Parameter:
             return nn.Parameter(own.detach().clone(memory_format=torch.contiguous_format), own.requires_grad)
 
-        self.cut = cut
+        self.cut, self.in_features, self.out_features = cut, cut.in_features, cut.out_features
         self.weight = part(cut.own_weight(whole.weight))
-        self.bias = None if whole.bias is None else part(cut.own_bias(whole.bias))
+        self.register_parameter("bias", None if whole.bias is None else part(cut.own_bias(whole.bias)))
 
-    @property
-    def in_features(self) -> int:
-        """Of all ranks."""
-        return self.cut.in_features
+    def reset_parameters(self) -> None:
+        """Draw new parameters, as `torch.nn.Linear` of the whole size does; collective."""
+        weight, bias = self._parts()
+        sizes = self.in_features, self.out_features, bias is not None
+        whole = nn.Linear(*sizes, device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            weight.copy_(self.cut.own_weight(whole.weight))
+            if bias is not None:
+                bias.copy_(self.cut.own_bias(whole.bias))
+        self._agree_on_bias()
 
-    @property
-    def out_features(self) -> int:
-        """Of all ranks."""
-        return self.cut.out_features
+    def _agree_on_bias(self) -> None:
+        """Give all ranks rank 0's bias, if each has the whole: of different seeds they drew different ones."""
+        _, bias = self._parts()
+        if bias is not None and not self.cut.cuts_bias and not bias.is_meta:
+            with torch.no_grad():
+                bias.copy_(self.cut.ctx.broadcast(bias, 0))
 
     def _parts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight, bias = self.weight, self.bias
-        return local(weight), None if bias is None else local(bias)
+        bias: torch.Tensor | None = self.bias
+        return local(self.weight), None if bias is None else local(bias)
 
     def extra_repr(self) -> str:
         """As `torch.nn.Linear`'s, and how it is cut."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from iris_kernels.common.operator import Operator
 
@@ -84,6 +85,7 @@ class Columns(torch.autograd.Function):
         return product
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (grad,), (whole, weight), operator = grads, ctx.saved_tensors, ctx.backward_operator
         own = grad if ctx.own is None else grad[:, ctx.own]
@@ -104,6 +106,7 @@ class Rows(torch.autograd.Function):
         return multiply_rows(x, weight, bias, steps)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (whole,), (x, weight), operator = grads, ctx.saved_tensors, ctx.backward_operator
         of_x = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import get_process_group_ranks
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +38,7 @@ class _Style(ParallelStyle):
     """A layer of ours in the place of a `torch.nn.Linear`."""
 
     layer: type[ParallelLinear]
+    cuts_tokens_of_input = False
 
     def __init__(
         self, ctx: Context, input_layouts: Placement, output_layouts: Placement, use_local_output: bool, options: Any
@@ -68,27 +70,31 @@ class _Style(ParallelStyle):
                 part = distribute_tensor(whole, device_mesh, [placement], src_data_rank=self.src_data_rank)
                 module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
         # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
-        for name in ("in_features", "out_features"):
-            delattr(module, name)
         layer: Any = module
         layer.__class__, layer.cut = self.layer, cut
-        module.register_forward_pre_hook(self._to_local(device_mesh))
+        module.register_forward_pre_hook(self._to_local(device_mesh), with_kwargs=True)
         if not self.use_local_output:
             module.register_forward_hook(self._from_local(device_mesh))
         return module
 
     def _to_local(self, mesh: DeviceMesh) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
             x, *others = inputs
             if isinstance(x, DTensor):
+                if self.cuts_tokens_of_input:  # it knows how many there are, where ranks have different numbers
+                    options = {"tokens": x.shape[:-1].numel()} | options
                 x = x.redistribute(mesh, self.input_layouts).to_local()
-            return (x, *others)
+            return (x, *others), options
 
         return hook
 
     def _from_local(self, mesh: DeviceMesh) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> DTensor:
-            return DTensor.from_local(output, mesh, self.output_layouts, run_check=False)
+        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> DTensor:
+            # Of the whole, which torch would take to be as many times this rank's part as there are ranks.
+            all_tokens = (inputs[0] if isinstance(module, RowParallelLinear) else output).shape[:-1]
+            shape = torch.Size([*all_tokens, module.out_features])
+            stride = torch.empty(shape, device="meta").stride()
+            return DTensor.from_local(output, mesh, self.output_layouts, run_check=False, shape=shape, stride=stride)
 
         return hook
 
@@ -126,6 +132,7 @@ class ColwiseParallel(_Style):
     ) -> None:
         super().__init__(ctx, input_layouts or Replicate(), output_layouts or Shard(-1), use_local_output, options)
         into, out_of = self.input_layouts[0], self.output_layouts[0]
+        self.cuts_tokens_of_input = isinstance(into, Shard)
         known = (into == Replicate() and out_of in (Shard(-1), Replicate())) or (
             isinstance(into, Shard) and into.dim != -1 and out_of == Shard(-1)
         )
@@ -141,7 +148,7 @@ class ColwiseParallel(_Style):
             self.ctx,
             linear.in_features,
             linear.out_features,
-            sequence_parallel=isinstance(into, Shard),
+            sequence_parallel=self.cuts_tokens_of_input,
             sequence_dim=into.dim if isinstance(into, Shard) else 0,
             gather_output=out_of == Replicate(),
             **self.options,

@@ -317,6 +317,36 @@ def test_a_rank_that_closes_its_context_as_it_fails_waits_for_nobody(way: str) -
         assert time.monotonic() - start < 25  # not by running into the limit of a wait, 30 s
 
 
+def fail_together(rank: int, world_size: int) -> None:
+    with iris(1 << 20) as ctx, ctx.together("load the weights"):
+        if rank == 2:
+            time.sleep(0.3)
+            raise ValueError("bad file")
+
+
+def test_an_error_that_all_hear_of_is_raised_with_where_it_came_from() -> None:
+    with pytest.raises(ValueError, match=r"^bad file$") as caught:
+        launch(fail_together, 3, device="cpu")
+    assert "rank 2 of 3" in str(caught.value.__cause__)
+
+
+def close_while_handling(rank: int, world_size: int) -> str:
+    """Make and close a context because of an error that has nothing to do with it; rank 0 comes first and waits."""
+    try:
+        raise ImportError("something optional")
+    except ImportError:
+        ctx = iris(1 << 20)
+        time.sleep(0.5 * rank)
+        word = ctx.zeros(1, dtype=torch.int64)
+        ctx.peer_view(word)[1 - rank] = 5
+        ctx.close()
+        return "closed"
+
+
+def test_a_context_made_while_an_error_is_handled_is_closed_in_order() -> None:
+    assert launch(close_while_handling, 2, device="cpu") == ["closed"] * 2
+
+
 def test_what_cannot_be_sent_to_ranks_is_refused() -> None:
     with RankPool(1, "cpu") as pool:
         with pytest.raises(ValueError, match=r"<lambda>.*importable by name"):

@@ -144,7 +144,7 @@ def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[
 
 REFUSED = [["A requires a gradient", "no_grad"], ["B requires a gradient"], ["A is a negated view", "resolve_neg"]]
 REFUSED += [["B is a Tensor of layout torch.sparse_coo", "dense"], ["B is a ndarray"]]
-REFUSED += [[f"{name} lies in this operator's output", "clone()"] for name in "AB"]
+REFUSED += [[f"{name} lies in memory of this operator", "clone()"] for name in "AB"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name)
@@ -167,6 +167,58 @@ def reset_after_inference(rank: int, world_size: int) -> float:
     total = float(ctx.peer_view(words).sum())
     ctx.close()
     return total
+
+
+def lie_near_the_output(rank: int, world_size: int) -> Any:
+    """Give A as every rank's copy of a buffer, between whose rows lie the ranks' outputs; return what is wrong."""
+    ctx = context()
+    problem = make_problem("gemm_all_scatter", world_size, 20, 16, world_size, DTYPE)
+    operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, problem)
+    data = make_data("gemm_all_scatter", problem, rank, 0, ctx.get_device())
+    buffer = ctx.empty(16, dtype=DTYPE)
+    buffer.copy_(data.a[rank])
+    ctx.barrier()
+    view = ctx.peer_view(buffer)
+    is_between = view[0].data_ptr() < operator.output.data_ptr() < view[-1].data_ptr()
+    wrong = fault(operator(view, data.b), data, DTYPE)
+    ctx.barrier()
+    ctx.free(buffer)
+    operator.close()
+    return wrong, is_between
+
+
+def test_operands_beside_the_output_are_taken(ranks: Callable[[int], Ranks]) -> None:
+    found = ranks(2).call(lie_near_the_output)
+    assert [wrong for wrong, _ in found] == [None, None]
+    assert any(is_between for _, is_between in found)
+
+
+def lie_where_peers_send(rank: int, world_size: int, variant: str) -> Any:
+    """Give A as a peer's rows of what was gathered, then as the own ones, which is right."""
+    ctx = context()
+    problem = make_problem("all_gather_gemm", 8, 8, 16, world_size, DTYPE)
+    operator: Any = get_variant("all_gather_gemm", variant).build(ctx, problem, keep_gathered=True)
+    data = make_data("all_gather_gemm", problem, rank, 0, ctx.get_device())
+    operator(data.a, data.b)
+    peer = (rank + 1) % world_size
+    error = raised(operator, operator.gathered[slice(*problem.rows(peer))], data.b)
+    own = operator.gathered[slice(*problem.rows(rank))]
+    own.copy_(data.a)
+    wrong = fault(operator(own, data.b), data, DTYPE)
+    ctx.barrier()
+    operator.close()
+    return error, wrong
+
+
+GATHERING = [one for one in VARIANTS if one.family == "all_gather_gemm" and one.name != "fused_sequential"]
+
+
+@pytest.mark.parametrize("variant", GATHERING, ids=name)
+def test_only_the_own_rows_of_what_was_gathered_are_taken(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    for (kind, message), wrong in ranks(2).call(lie_where_peers_send, variant.name):
+        assert kind == "ValueError"
+        assert "A lies in memory of this operator" in message
+        assert wrong is None
 
 
 def be_elsewhere(rank: int, world_size: int) -> Any:

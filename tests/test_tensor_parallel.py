@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from layers import SIZES, cut_pair, draw, far, gradients, own_gradients, own_rows, parameters, released, whole_pair
-from ranks import Ranks, context
+from ranks import Ranks, context, raised
 
 from iris_tensor_parallel import ColumnParallelLinear
 
@@ -123,9 +123,8 @@ def want(rank: int, world_size: int, sequence_parallel: bool, wanted: tuple[bool
         if wanted[2]:
             found.append(ours.bias.grad)
             expected.append(ours.cut.own_bias(theirs.bias.grad))
-    has_others = any(one.grad is not None for one in parameters(cut) if not one.requires_grad)
     made = [one.family + " kept" * getattr(one, "keep_gathered", False) for one in context().operators.values()]
-    return far(found, expected), has_others, sorted(made)
+    return far(found, expected), sorted(made)
 
 
 @on_the_cpu
@@ -142,10 +141,84 @@ def test_gradients_that_nobody_wants_are_not_computed(
     ranks: Callable[[int], Ranks], wanted: tuple[bool, bool, bool], made: list[str]
 ) -> None:
     """Of layers whose weights are frozen, or whose input has no gradient: an operator less, or nothing kept."""
-    assert ranks(2).call(want, True, wanted) == [([], False, sorted([*made, "gemm_reduce_scatter"]))] * 2
+    assert ranks(2).call(want, True, wanted) == [([], sorted([*made, "gemm_reduce_scatter"]))] * 2
     # Where all ranks have all tokens, only x's gradient is communicated.
     families = ["gemm_all_reduce"] * (2 if wanted[0] else 1)
-    assert ranks(2).call(want, False, wanted) == [([], False, families)] * 2
+    assert ranks(2).call(want, False, wanted) == [([], families)] * 2
+
+
+@released
+def share_an_input(rank: int, world_size: int, kind: str) -> Any:
+    """Two layers of one size and one x: backwards the second call of their operator must not spoil the first's."""
+    pairs = [whole_pair(seed) for seed in range(2)]
+    which = 1 if kind == "row" else 0
+    whole = [pair[which] for pair in pairs]
+    options = {"sequence_parallel": kind != "replicated"}
+    layers = [cut_pair(pair, **options)[which] for pair in pairs]
+    x = draw(0, 8, SIZES[which])
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        if kind == "replicated":
+            return tensor
+        return tensor[:, layers[0].cut.shard(SIZES[1])] if kind == "row" else own_rows(tensor, rank, world_size)
+
+    found = []
+    for pair, one in ((layers, own(x)), (whole, x)):
+        leaf = one.clone().requires_grad_()
+        first, second = pair[0](leaf), pair[1](leaf)
+        (first.square().sum() + (second**3).sum()).backward()
+        found.append(leaf.grad)
+    return far(found[:1], [own(found[1])])
+
+
+@on_the_cpu
+@pytest.mark.parametrize("kind", ["column", "row", "replicated"])
+def test_gradients_of_layers_of_one_size_and_one_input(ranks: Callable[[int], Ranks], kind: str) -> None:
+    assert ranks(2).call(share_an_input, kind) == [[]] * 2
+
+
+@released
+def use_first(rank: int, world_size: int) -> Any:
+    """Call without gradients and then train, with patterns of one's own; return what differs, and which are used."""
+    whole = whole_pair()
+    patterns = {"variant": "workgroup_specialized", "backward_variant": "bulk_synchronous"}
+    cut = cut_pair(whole, sequence_parallel=True, **patterns)
+    data = draw(0, 8, SIZES[0]), draw(1, 8, SIZES[2])
+    parts = [own_rows(one, rank, world_size) for one in data]
+    with torch.no_grad():
+        cut[1](cut[0](parts[0]))
+    forwards = {one.variant for one in context().operators.values()}
+    expected, found = gradients(whole, *data), gradients(cut, *parts)
+    wrong = far(found, [own_rows(one, rank, world_size) for one in expected])
+    wrong += far([one.grad for one in parameters(cut)], own_gradients(whole, cut))
+    return wrong, forwards, {one.variant for one in context().operators.values()} - forwards
+
+
+@on_the_cpu
+def test_a_layer_may_be_used_before_it_is_trained(ranks: Callable[[int], Ranks]) -> None:
+    expected: Any = ([], {"workgroup_specialized"}, {"bulk_synchronous"})
+    assert ranks(2).call(use_first) == [expected] * 2
+
+
+@released
+def differentiate_twice(rank: int, world_size: int) -> list[tuple[str, str]]:
+    errors = []
+    for sequence_parallel in (False, True):
+        for which, layer in enumerate(cut_pair(whole_pair(), sequence_parallel=sequence_parallel)):
+            x = draw(0, 4, layer.weight.shape[1])[: 4 if which or not sequence_parallel else 2].requires_grad_()
+            (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+            errors.append(raised(first.square().sum().backward))
+    return errors
+
+
+@on_the_cpu
+def test_there_are_no_second_derivatives(ranks: Callable[[int], Ranks]) -> None:
+    """In place of wrong ones: a graph of what a layer does backwards would lack what it communicates."""
+    for errors in ranks(2).call(differentiate_twice):
+        assert len(errors) == 4
+        for kind, message in errors:
+            assert kind == "RuntimeError"
+            assert "marked with @once_differentiable" in message
 
 
 def relative(one: torch.Tensor, other: torch.Tensor) -> float:

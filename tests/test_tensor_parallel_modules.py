@@ -184,6 +184,21 @@ def test_in_debug_mode_ranks_that_want_other_gradients_are_told(ranks: Callable[
 
 
 @released
+def have_no_tokens(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:
+    layer = ColumnParallelLinear(context(), *SIZES[:2], sequence_parallel=True)
+    own = own_rows(draw(0, 1, SIZES[0]), rank, world_size)
+    return raised(layer, own), tuple(layer(own, tokens=1).shape) == (1, SIZES[1] // world_size)
+
+
+def test_a_rank_without_tokens_is_every_ranks_error_unless_it_is_said(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), is_right in ranks(2).call(have_no_tokens):
+        assert kind == "ValueError"
+        assert "rank 1 has no tokens" in message
+        assert "tokens=..." in message
+        assert is_right
+
+
+@released
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx = context()
     column = ColumnParallelLinear(ctx, *SIZES[:2], sequence_parallel=True)

@@ -11,7 +11,7 @@ from layers import SIZES, draw, far, released, whole_pair
 from ranks import Ranks, context, raised
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as theirs
 
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -22,6 +22,7 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # keywords of the t
     "sequence": ({"input_layouts": Shard(1)}, {"output_layouts": Shard(1)}),
     "tokens": ({"input_layouts": Shard(0)}, {"output_layouts": Shard(0)}),
     "dtensors": ({"input_layouts": Shard(0)}, {"output_layouts": Shard(0), "use_local_output": False}),
+    "redistributed": ({}, {"use_local_output": False}),
 }
 
 
@@ -35,22 +36,26 @@ def follow(rank: int, world_size: int, name: str) -> Any:
     """Apply one plan with both kinds of styles, take a step; return what differs."""
     mesh = ours.mesh_of(context())
     column, row = PLANS[name]
-    x = draw(0, 2 * world_size, 3 * world_size, SIZES[0])
+    x = draw(0, 2 * world_size, world_size, SIZES[0])
     into, placements, found = column.get("input_layouts"), [], []
+    if name == "redistributed":  # as the plan does not have it: cut where all tokens are taken
+        x = x.chunk(world_size)[rank]
     x = x.chunk(world_size, into.dim)[rank].contiguous() if into else x
     for styles, first in ((ours, (context(),)), (theirs, ())):
         layers: Any = model()
         plan = {"up": styles.ColwiseParallel(*first, **column), "mlp.*": styles.RowwiseParallel(*first, **row)}
         assert theirs.parallelize_module(layers, mesh, plan) is layers
         leaf = x.clone().requires_grad_()
-        given = DTensor.from_local(leaf, mesh, [into], run_check=False) if name == "dtensors" else leaf
+        is_given_whole = name in ("dtensors", "redistributed")
+        given = DTensor.from_local(leaf, mesh, [Shard(0)], run_check=False) if is_given_whole else leaf
         output = layers["mlp"]["down"](torch.relu(layers["up"](given)))
         output.square().sum().backward()
         torch.optim.AdamW(layers.parameters(), lr=0.1).step()
-        placements.append([str(output.placements) if isinstance(output, DTensor) else "local"])
+        is_whole = isinstance(output, DTensor)
+        placements.append([f"{output.placements} {tuple(output.shape)}" if is_whole else "local"])
         for key, one in layers.named_parameters():
             placements[-1].append(f"{key} {one.placements} {one.grad.placements}")
-        output = output.to_local() if name == "dtensors" else output
+        output = output.full_tensor() if is_whole else output
         found.append([output, leaf.grad, *[one.full_tensor() for one in layers.parameters()]])
         found[-1] += [one.grad.full_tensor() for one in layers.parameters()]
         if styles is ours:
@@ -61,6 +66,54 @@ def follow(rank: int, world_size: int, name: str) -> Any:
 @pytest.mark.parametrize("name", PLANS)
 def test_styles_do_what_torchs_do(ranks: Callable[[int], Ranks], name: str) -> None:
     assert ranks(2).call(follow, name) == [([], True, True)] * 2
+
+
+@released
+def cut_unevenly(rank: int, world_size: int) -> Any:
+    """Features and tokens of which ranks have different numbers, as DTensors: a loss over all of them."""
+    mesh, target = ours.mesh_of(context()), torch.randint(SIZES[1], (9,), generator=torch.Generator().manual_seed(0))
+    target = target.to(context().get_device())
+    found = []
+    for styles, first in ((ours, (context(),)), (theirs, ())):
+        style = styles.ColwiseParallel(*first, input_layouts=Shard(0), use_local_output=False)
+        layer = theirs.parallelize_module(whole_pair()[0], mesh, style)
+        x = distribute_tensor(draw(0, 9, SIZES[0]), mesh, [Shard(0)]).requires_grad_()
+        output = layer(x)
+        with theirs.loss_parallel():
+            loss = torch.nn.functional.cross_entropy(output, target)
+            loss.backward()
+        assert tuple(output.shape) == (9, SIZES[1])
+        whole = [loss, output, x.grad, *[one.grad for one in layer.parameters()]]
+        found.append([one.full_tensor().detach() for one in whole])
+    return far(*found)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_parts_of_different_sizes_are_known_to_be(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(4).call(cut_unevenly) == [[]] * 4
+
+
+@released
+def begin_on_meta(rank: int, world_size: int) -> Any:
+    """Make a model without memory, cut it, and draw its parameters then, as large ones are made."""
+    mesh = ours.mesh_of(context())
+    with torch.device("meta"):
+        layers: Any = nn.ModuleDict({"up": nn.Linear(*SIZES[:2]), "down": nn.Linear(*SIZES[1:])})
+    layers["down"].weight.requires_grad_(False)
+    plan = {"up": ours.ColwiseParallel(context()), "down": ours.RowwiseParallel(context())}
+    theirs.parallelize_module(layers, mesh, plan, src_data_rank=None)
+    layers.to_empty(device=context().get_device())
+    torch.manual_seed(0)
+    for one in layers.modules():
+        if isinstance(one, nn.Linear):
+            one.reset_parameters()
+    found = [one.full_tensor() for one in layers.parameters()]
+    expected = [one for whole in whole_pair() for one in whole.parameters()]
+    return far(found, expected), [one.requires_grad for one in layers.parameters()]
+
+
+def test_a_model_may_be_cut_before_it_has_memory(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(begin_on_meta) == [([], [True, True, False, True])] * 2
 
 
 @released
@@ -91,6 +144,7 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(lambda: ours.RowwiseParallel(ctx, output_layouts=Shard(-1))),
         raised(theirs.parallelize_module, nn.Embedding(4, 4), mesh, style),
         raised(style._apply, whole_pair()[0], square),
+        raised(style._apply, whole_pair()[0], DeviceMesh(mesh.device_type, [1, 0])),
     ]
 
 
@@ -102,6 +156,7 @@ def test_what_no_fused_layer_does_is_refused(ranks: Callable[[int], Ranks]) -> N
         "from Shard(-1) to Replicate()",
         "is no layout of a fused layer",
         "was given a Embedding",
+        "takes a mesh of the context's ranks, [0, 1]",
         "takes a mesh of the context's ranks, [0, 1]",
     ]
     for errors in ranks(2).call(refuse):

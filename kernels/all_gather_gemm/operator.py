@@ -13,6 +13,7 @@ from ..common.compiled import Overwritten
 from ..common.config import GemmConfig
 from ..common.fused_operator import FusedOperator
 from ..common.operands import padded
+from ..common.operator import lies_within, overlap
 from .problem import AllGatherGemmProblem
 from .shards import Shard
 
@@ -31,6 +32,16 @@ class Gathers:
     keep_gathered = True
     gathered = Overwritten()
     _gathered: torch.Tensor
+
+    def _overwrites(self, name: str, operand: torch.Tensor) -> bool:
+        """A's own rows may be where they are gathered: nobody else writes there."""
+        operator: Any = self
+        if overlap(operand, operator._output):
+            return True
+        gathered = getattr(self, "_gathered", operator._output)  # where there is none of the whole
+        own = gathered[slice(*operator.problem.rows(operator.rank))]
+        is_in_place = name == "A" and own.numel() > 0 and lies_within(operand, own)
+        return not is_in_place and overlap(operand, gathered)
 
     def by_products(self) -> tuple[torch.Tensor, ...]:
         """Return A if it is kept."""

@@ -199,21 +199,41 @@ class Operator(ABC, Generic[P]):
                 raise ValueError(f"{self}: {name} is {tensor.dtype}; the operator was made for {problem.dtype}")
             if tensor.device != device:
                 raise ValueError(f"{self}: {name} is on {tensor.device}; it must be on {device}")
-            if self.keeps_outputs and overlap(tensor, self._output):
+            if self.keeps_outputs and self._overwrites(name, tensor):
                 raise ValueError(
-                    f"{self}: {name} lies in this operator's output, which the call overwrites while it reads {name}; "
+                    f"{self}: {name} lies in memory of this operator, which the call overwrites while it reads {name}; "
                     "give it as clone()"
                 )
 
+    def _overwrites(self, name: str, operand: torch.Tensor) -> bool:
+        """Whether a call writes where this operand lies; `name` is "A" or "B"."""
+        return overlap(operand, self._output)
 
-def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors' memory, from the first element of each to its last, has bytes in common."""
-    if not one.numel() or not other.numel():
+
+def overlap(matrix: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a row of a matrix, or a column where these lie further apart, has bytes among those of another tensor.
+
+    Of the other, all from its first element to its last count.
+    """
+    if not matrix.numel() or not other.numel():
         return False
-    (first, end), (others_first, others_end) = _extent(one), _extent(other)
-    return first < others_end and others_first < end
+    size = matrix.element_size()
+    (lines, apart), (length, step) = sorted(zip(matrix.shape, matrix.stride(), strict=True), key=lambda dim: -dim[1])
+    line_bytes = ((length - 1) * step + 1) * size
+    first, end = _extent(other)
+    before = first - matrix.data_ptr() - line_bytes  # a line that begins there, or before, ends before the other begins
+    if not apart:
+        lines = 1
+    earliest = 0 if before < 0 else before // (apart * size) + 1 if apart else 1
+    return earliest < lines and matrix.data_ptr() + earliest * apart * size < end
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def lies_within(matrix: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all of a tensor is between the first and the last element of another."""
+    (first, end), (others_first, others_end) = _extent(matrix), _extent(other)
+    return others_first <= first and end <= others_end
