@@ -26,6 +26,7 @@ from iris_kernels.common.operands import (
     padded,
     room_for,
 )
+from iris_kernels.common.operator import overlap
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 NAN = float("nan")
@@ -231,3 +232,21 @@ def test_with_descriptors_every_size_is_right_and_nothing_else_written(
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     assert ranks(3).call(call_with_descriptors, variant.family, variant.name, seed) == [[]] * 3
+
+
+def test_no_overlap_is_missed() -> None:
+    """Of a matrix of any strides, and a tensor of which all from the first element to the last counts."""
+    draw, memory, found = random.Random(0), torch.zeros(400), [0, 0]
+    for _ in range(3000):
+        strides = draw.choice((0, 1, 2, 7, 20)), draw.choice((0, 1, 2, 9, 30))
+        matrix = memory.as_strided((draw.randint(1, 5), draw.randint(1, 6)), strides, draw.randint(0, 60))
+        other = memory.as_strided((draw.randint(1, 4), draw.randint(1, 5)), (5, 1), draw.randint(0, 120))
+        first, end = other.data_ptr(), other[-1, -1:].data_ptr() + 4
+        touches = any(first <= one.data_ptr() < end for row in matrix for one in row)
+        assert overlap(matrix, other) or not touches, (matrix.shape, matrix.stride(), other.shape)
+        found[touches] += 1
+    assert min(found) > 100
+    far_apart = memory.as_strided((3, 4), (100, 1))
+    assert overlap(far_apart, memory[101:102])
+    assert not overlap(far_apart, memory[4:100])
+    assert not overlap(far_apart[:0], memory)
