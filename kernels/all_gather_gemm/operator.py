@@ -36,12 +36,11 @@ class Gathers:
     def _overwrites(self, name: str, operand: torch.Tensor) -> bool:
         """A's own rows may be where they are gathered: nobody else writes there."""
         operator: Any = self
-        if overlap(operand, operator._output):
-            return True
-        gathered = getattr(self, "_gathered", operator._output)  # where there is none of the whole
-        own = gathered[slice(*operator.problem.rows(operator.rank))]
-        is_in_place = name == "A" and own.numel() > 0 and lies_within(operand, own)
-        return not is_in_place and overlap(operand, gathered)
+        gathered = getattr(self, "_gathered", None)
+        if gathered is not None and overlap(operand, gathered):
+            own = gathered[slice(*operator.problem.rows(operator.rank))]
+            return name != "A" or not own.numel() or not lies_within(operand, own)
+        return overlap(operand, operator._output)
 
     def by_products(self) -> tuple[torch.Tensor, ...]:
         """Return A if it is kept."""
