@@ -38,17 +38,30 @@ class _Style(ParallelStyle):
     """A layer of ours in the place of a `torch.nn.Linear`."""
 
     layer: type[ParallelLinear]
-    cuts_tokens_of_input = False
+    defaults: tuple[Placement, Placement]  # of input and output
+    known: str  # which layouts there are
 
     def __init__(
-        self, ctx: Context, input_layouts: Placement, output_layouts: Placement, use_local_output: bool, options: Any
+        self,
+        ctx: Context,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.ctx = ctx
-        self.input_layouts = (input_layouts,)
-        self.output_layouts = (output_layouts,)
+        self.input_layouts = (input_layouts or self.defaults[0],)
+        self.output_layouts = (output_layouts or self.defaults[1],)
         self.use_local_output = use_local_output
         self.options = options
+        if not self._is_fused(self.input_layouts[0], self.output_layouts[0]):
+            raise ValueError(f"{self!r} is no layout of a fused layer; {self.known}")
+
+    @abstractmethod
+    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
+        """Return whether a layer of ours takes and gives this."""
 
     @abstractmethod
     def _cut(self, linear: nn.Linear) -> Cut:
@@ -81,7 +94,8 @@ class _Style(ParallelStyle):
         def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
             x, *others = inputs
             if isinstance(x, DTensor):
-                if self.cuts_tokens_of_input:  # it knows how many there are, where ranks have different numbers
+                if isinstance(module, ColumnParallelLinear) and module.cut.sequence_parallel:
+                    # It knows how many there are, where ranks have different numbers.
                     options = {"tokens": x.shape[:-1].numel()} | options
                 x = x.redistribute(mesh, self.input_layouts).to_local()
             return (x, *others), options
@@ -120,27 +134,13 @@ class ColwiseParallel(_Style):
     """
 
     layer = ColumnParallelLinear
+    defaults = (Replicate(), Shard(-1))
+    known = "from Replicate() to Shard(-1) or Replicate(), or from Shard(dim) of tokens to Shard(-1)"
 
-    def __init__(
-        self,
-        ctx: Context,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(ctx, input_layouts or Replicate(), output_layouts or Shard(-1), use_local_output, options)
-        into, out_of = self.input_layouts[0], self.output_layouts[0]
-        self.cuts_tokens_of_input = isinstance(into, Shard)
-        known = (into == Replicate() and out_of in (Shard(-1), Replicate())) or (
-            isinstance(into, Shard) and into.dim != -1 and out_of == Shard(-1)
-        )
-        if not known:
-            raise ValueError(
-                f"{self!r} is no layout of a fused layer; from Replicate() to Shard(-1) or Replicate(), or from "
-                "Shard(dim) of tokens to Shard(-1)"
-            )
+    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
+        if into == Replicate():
+            return out_of in (Shard(-1), Replicate())
+        return isinstance(into, Shard) and into.dim != -1 and out_of == Shard(-1)
 
     def _cut(self, linear: nn.Linear) -> ColumnCut:
         into, out_of = self.input_layouts[0], self.output_layouts[0]
@@ -148,7 +148,7 @@ class ColwiseParallel(_Style):
             self.ctx,
             linear.in_features,
             linear.out_features,
-            sequence_parallel=self.cuts_tokens_of_input,
+            sequence_parallel=isinstance(into, Shard),
             sequence_dim=into.dim if isinstance(into, Shard) else 0,
             gather_output=out_of == Replicate(),
             **self.options,
@@ -171,23 +171,12 @@ class RowwiseParallel(_Style):
     """
 
     layer = RowParallelLinear
+    defaults = (Shard(-1), Replicate())
+    known = "from Shard(-1) to Replicate(), or to Shard(dim) of tokens"
 
-    def __init__(
-        self,
-        ctx: Context,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(ctx, input_layouts or Shard(-1), output_layouts or Replicate(), use_local_output, options)
-        into, out_of = self.input_layouts[0], self.output_layouts[0]
+    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
         gives = out_of == Replicate() or (isinstance(out_of, Shard) and out_of.dim != -1)
-        if into != Shard(-1) or not gives:
-            raise ValueError(
-                f"{self!r} is no layout of a fused layer; from Shard(-1) to Replicate(), or to Shard(dim) of tokens"
-            )
+        return into == Shard(-1) and gives
 
     def _cut(self, linear: nn.Linear) -> RowCut:
         out_of = self.output_layouts[0]
