@@ -10,6 +10,7 @@ import torch
 from ranks import context
 from torch import nn
 
+from iris_kernels.common.problem import shard_bounds
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 SIZES = (10, 14, 6)  # features of a pair of layers: in, between, out; of four ranks not all have as many
@@ -88,6 +89,5 @@ def released(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_rows(tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    """As torch.chunk, which gives fewer parts than ranks where some have none."""
-    chunk = -(-len(tensor) // world_size)
-    return tensor[rank * chunk : (rank + 1) * chunk]
+    """Return a rank's rows; torch.chunk would give fewer parts than ranks where some have none."""
+    return tensor[slice(*shard_bounds(len(tensor), world_size, rank))]
