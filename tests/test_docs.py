@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
+from iris_core.bootstrap import ranks_per_gpu
 from overlap_taxonomy import list_families, list_variants
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +28,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "find_races.py": [],
     "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
 }  # of an example; two ranks on the CPU where nothing is said
+NEEDS_CPU = ("find_races.py",)
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -79,14 +83,28 @@ def test_family_page_names_every_variant(family: str) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example_runs(example: Path) -> None:
     arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
-    without_gpus = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    _run(example, arguments, os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "example", [one for one in EXAMPLES if one.name not in NEEDS_CPU], ids=lambda example: example.name
+)
+def test_example_runs_on_gpus(example: Path) -> None:
+    if torch.cuda.device_count() * ranks_per_gpu() < 2:
+        pytest.skip("needs 2 GPUs")
+    has_options = example.name != "first_program.py"
+    _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [], os.environ)
+
+
+def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, str(example), *arguments],
-        env=os.environ | without_gpus,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip(), "an example shows something"
