@@ -324,7 +324,7 @@ def test_a_baseline_without_memory_of_its_own_is_called_outside_graphs(ranks: Ca
 def call_what_is_not_there(rank: int, world_size: int) -> Any:
     operator = make_operator("all_gather_gemm", PATTERN, world_size)
     data = operands(operator)
-    given = [data.a, data.b, operator.order, operator.name.clone(), list(operator.outputs())]
+    given = [data.a, data.b, operator.order, operator.name.clone(), [1, 1], [0]]
     error = raised(torch.ops.iris_overlap.call, *given)
     operator.close()
     return error
@@ -360,3 +360,19 @@ def call_while_a_thread_compiles(rank: int, world_size: int) -> tuple[str | None
 
 def test_who_calls_while_a_thread_compiles_is_in_no_graph(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(call_while_a_thread_compiles) == [(None, True)] * 2
+
+
+def marks(rank: int, world_size: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    operator = make_operator("all_gather_gemm", PATTERN, world_size)
+    marked = torch.zeros(1)
+    torch._dynamo.mark_static_address(marked)
+    found = [vars(operator.name), vars(operator.order)], vars(marked)
+    operator.close()
+    return found
+
+
+def test_what_graphs_know_an_operator_by_is_marked_as_staying(ranks: Callable[[int], Ranks]) -> None:
+    """As the compiler marks what it need not copy for CUDA graphs."""
+    for found, marked in ranks(1).call(marks):
+        assert marked
+        assert found == [marked, marked]

@@ -60,6 +60,12 @@ def test_own_tiles_come_when_partials_have_had_the_time(tiles: int, world_size: 
         assert turns[0, tile][0] < ahead + shards.mixed
 
 
+def test_with_two_turns_before_them_own_tiles_come_last_but_where_the_link_is_slow() -> None:
+    assert ordered(128, 4, tile_us=23.0, sent_us=25.0).mixed > 0
+    assert ordered(128, 4, tile_us=26.0, sent_us=25.0).mixed == 0
+    assert ordered(132, 4, tile_us=26.0, sent_us=25.0).mixed > 0
+
+
 def test_programs_without_a_last_turn_have_more_of_the_own_tiles() -> None:
     """Of 512 a rank 15.5 turns: 68 programs have 16, each an own tile in the last."""
     count = [0] * 132
@@ -69,7 +75,7 @@ def test_programs_without_a_last_turn_have_more_of_the_own_tiles() -> None:
     assert ordered(512, 4, tile_us=1.0).first == 0  # where they would take longer than a turn
 
 
-def ordered(tiles: int, world_size: int, num_programs: int = 132, tile_us: float = 23.0) -> Any:
+def ordered(tiles: int, world_size: int, num_programs: int = 132, tile_us: float = 23.0, sent_us: float = 25.0) -> Any:
     return order.order_tiles(
         None,
         m=0,
@@ -78,6 +84,7 @@ def ordered(tiles: int, world_size: int, num_programs: int = 132, tile_us: float
         by_columns=False,
         tiles=tiles,
         tile_us=tile_us,
+        turn_sent_us=sent_us,
         num_programs=num_programs,
         world_size=world_size,
     )

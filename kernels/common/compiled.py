@@ -5,6 +5,9 @@ which it is: a number would make the compiler compile layers of one class once f
 memory, to which the outputs are copied. The operator's own memory is overwritten where the compiler does not see it, so
 its attributes cannot be read in a graph.
 
+With ``mode="reduce-overhead"`` graphs of the compiler become CUDA graphs, calls in them, too. What these get from
+outside must stay where it is, or it is copied, and a copy names no operator: the two tensors are said to stay.
+
 All ranks must queue their calls in the same order, or they wait for each other for ever. The compiler may move steps
 that do not depend on each other, by sizes that are a rank's own. So every call says that it overwrites a tensor, the
 same in all calls of a context, and each depends on the one before.
@@ -13,7 +16,6 @@ same in all calls of a context, and each depends on the one before.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +31,7 @@ _orders: weakref.WeakKeyDictionary[Context, torch.Tensor] = weakref.WeakKeyDicti
 
 def name_of(operator: Operator[Any]) -> torch.Tensor:
     """Return a tensor by which graphs can name an operator, for as long as somebody keeps that."""
-    name = torch.zeros(1, device=operator.ctx.get_device())
+    name = _staying(torch.zeros(1, device=operator.ctx.get_device()))
     _operators[name.data_ptr()] = operator
     return name
 
@@ -37,37 +39,45 @@ def name_of(operator: Operator[Any]) -> torch.Tensor:
 def order_in(ctx: Context) -> torch.Tensor:
     """Return what stands for the order of a context's calls."""
     if ctx not in _orders:
-        _orders[ctx] = torch.zeros(1, device=ctx.get_device())
+        _orders[ctx] = _staying(torch.zeros(1, device=ctx.get_device()))
     return _orders[ctx]
 
 
-@torch.library.custom_op(
-    "iris_overlap::call",
-    mutates_args=("order",),
-    schema="(Tensor a, Tensor b, Tensor(a2!) order, Tensor name, Tensor[] like) -> (Tensor, Tensor)",
-)
+def _staying(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, marked as one that stays where it is.
+
+    As `torch._dynamo.mark_static_address` marks it, without the second that it takes to import the compiler.
+    """
+    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
+    return tensor
+
+
 def _call(
-    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, like: Sequence[torch.Tensor]
+    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     operator = _operators.get(name.data_ptr())
     if operator is None:
         raise RuntimeError("a graph calls an operator that is not of this process, or that nobody has kept")
     with torch.no_grad():
         operator._call(a, b)
-        return _pair([output.clone(memory_format=torch.contiguous_format) for output in operator.outputs()])
+        output, *others = (output.clone(memory_format=torch.contiguous_format) for output in operator.outputs())
+        return output, others[0] if others else output.new_empty(0)
 
 
-@_call.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, like: Sequence[torch.Tensor]
+def _fake_call(
+    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _pair([one.new_empty(one.shape) for one in like])
+    return a.new_empty(shape), a.new_empty(other)
 
 
-def _pair(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs as what the op returns, which is of one length; what is missing is empty."""
-    output, *others = outputs
-    return output, others[0] if others else output.new_empty(0)
+# Defined by itself, not by `torch.library.custom_op`, whose way to an implementation takes the host four times as long.
+_LIBRARY = torch.library.Library("iris_overlap", "DEF")
+_LIBRARY.define(
+    "call(Tensor a, Tensor b, Tensor(a!) order, Tensor name, SymInt[] shape, SymInt[] other) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.impl("call", _call, "CompositeExplicitAutograd")
+torch.library.register_fake("iris_overlap::call", _fake_call, lib=_LIBRARY)
 
 
 def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -79,8 +89,9 @@ def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> 
     """
     if not operator.keeps_outputs or operator.gradient_reason(a, b):
         return torch.compiler.disable(operator.call)(a, b)
-    outputs = list(operator.outputs())
-    return _call(a, b, operator.order, operator.name, outputs)[: len(outputs)]
+    shape, *others = operator.output_shapes
+    outputs = torch.ops.iris_overlap.call(a, b, operator.order, operator.name, shape, others[0] if others else [0])
+    return outputs[: len(operator.output_shapes)]
 
 
 class Overwritten:

@@ -37,6 +37,7 @@ class Operator(ABC, Generic[P]):
         is_closed: whether its buffers were given back; a call then raises RuntimeError.
         output: that memory. It cannot be read in a graph of `torch.compile`.
         name, order: what names the operator, and the order of all calls, in graphs of `torch.compile`.
+        output_shapes: those of what a call gives; none without `keeps_outputs`.
 
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
@@ -71,6 +72,7 @@ class Operator(ABC, Generic[P]):
         with ctx.all_or_nothing(f"make {self}"), plain_tensors():
             self._open()
             self.name, self.order = name_of(self), order_in(ctx)
+            self.output_shapes = [list(one.shape) for one in self.outputs()] if self.keeps_outputs else []
         self.ran_config = self.config
         ctx.barrier()
 

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# Turns: a tile is multiplied in one, sent in the next, announced in the third. There may be fewer, but not just one.
+# Turns: a tile is multiplied in one, sent in the next, announced in the third. Two mean that sums wait for partials: that
+# gained only where the link is slower than the multiplication, to which own tiles give time to catch up.
 _AHEAD, _LEAST_AHEAD = 3, 2
 _OWN_US, _OWN_US_A_PEER = 1.0, 1.5  # that an own tile takes longer (8192x8192x8192 on 4 H200s: 29 µs, others 22.5)
 
@@ -102,6 +103,7 @@ def order_tiles(
     by_columns: bool,
     tiles: int,
     tile_us: float,
+    turn_sent_us: float,
     num_programs: int,
     world_size: int,
 ) -> Shards:
@@ -110,11 +112,13 @@ def order_tiles(
     Args:
         by_columns: whether shards lie beside each other; else one above the other.
         tiles, tile_us: how many there are of a shard, and how long a program takes for a peer's.
+        turn_sent_us: how long the link takes for a peer's tile of every program.
     """
     own = num_programs // world_size  # no more: the own tiles would run out before the peers'
     sent = (world_size - 1) * tiles
     ahead = min(_AHEAD, sent // num_programs)
-    is_mixed = sent > 0 and own > 0 and ahead >= _LEAST_AHEAD  # else all own tiles come last
+    least = _LEAST_AHEAD if turn_sent_us > tile_us else _AHEAD
+    is_mixed = sent > 0 and own > 0 and ahead >= least  # else all own tiles come last
     mixed = (sent - ahead * num_programs) // (num_programs - own) if is_mixed else 0
     chunk = own or tiles
     last = max(-(-tiles // chunk) - 1, 0)

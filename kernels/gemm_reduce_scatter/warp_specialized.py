@@ -42,7 +42,7 @@ from ..common.hopper.outbox import (
     open_outbox,
     send_last,
 )
-from ..common.hopper.plan import Cut, tile_alone_us
+from ..common.hopper.plan import Cut, tile_alone_us, tile_sent_us
 from ..common.hopper.positions import num_turns, trace_number
 from ..common.hopper.ring import load_steps, open_ring
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
@@ -220,6 +220,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
     def _open_buffers(self) -> None:
         problem, config = self.problem, self.config
         m, n = self._shard_shape
+        cut = Cut(config.block_n, config.team, config.pingpong)
         room = self._on_heap((problem.world_size, m, padded(n, problem.dtype)), problem.dtype)
         self._flags = self._open_flags()
         self.output, self._sums = self._open_sums(room)
@@ -233,7 +234,8 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
             k=problem.a_shape(self.rank)[1],
             by_columns=self._is_cut_by_columns,
             tiles=self._tiles((m, n)),
-            tile_us=tile_alone_us(Cut(config.block_n, config.team, config.pingpong), problem.a_shape(0)[1]),
+            tile_us=tile_alone_us(cut, problem.a_shape(0)[1]),
+            turn_sent_us=config.num_sms * tile_sent_us(cut, peers=1),
             num_programs=config.num_sms,
             world_size=problem.world_size,
         )

@@ -62,7 +62,7 @@ def predicted_us(cut: Cut, m: int, n: int, k: int, *, num_programs: int, peers: 
     multiplied = sent = 0.0  # when the turn before is, and when its tiles are
     for finished, turn_us in turns:
         multiplied = max(multiplied + turn_us, sent)
-        sent = multiplied + finished * _tile_sent_us(cut, peers)
+        sent = multiplied + finished * tile_sent_us(cut, peers)
     return sent
 
 
@@ -102,7 +102,7 @@ def rounds_of(cut: Cut, left: int, k: int, *, num_programs: int) -> list[tuple[i
     return rounds
 
 
-def _tile_sent_us(cut: Cut, peers: int) -> float:
+def tile_sent_us(cut: Cut, peers: int) -> float:
     """Return how long the link takes for a tile of one program."""
     return 2e-3 * BLOCK_M * cut.block_n * peers / _LINK_GBPS
 
@@ -128,7 +128,7 @@ def quickest_cut(
     best = min(cuts, key=lambda cut: (round(us(cut), 1), cut.team))  # not a team for nothing
     in_turns = Cut(PINGPONG_COLUMNS, 1, pingpong=True)
     tiles = tiles_of(m, n, PINGPONG_COLUMNS)
-    sent_us = tiles * _tile_sent_us(in_turns, peers)
+    sent_us = tiles * tile_sent_us(in_turns, peers)
     is_measured = peers == 1 and k <= _PINGPONG_MOST_K and sent_us < _PINGPONG_MOST_SENT * us(in_turns)
     can_take_turns = pingpong and is_measured and tiles > num_programs
     return in_turns if can_take_turns and us(in_turns) < min(us(best), _PINGPONG_MOST_US) else best
