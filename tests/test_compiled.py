@@ -62,7 +62,10 @@ def operands(operator: Operator[Any], seed: int = 0) -> Any:
 
 
 def compiled(fn: Callable[..., Any], backend: Any = "aot_eager", *, whole: bool = True) -> Callable[..., Any]:
+    """Return a function compiled by a backend, or by inductor in one of its modes."""
     torch._dynamo.reset()
+    if backend in torch._inductor.list_mode_options():
+        return torch.compile(fn, mode=backend, fullgraph=whole)
     return torch.compile(fn, backend=backend, fullgraph=whole)
 
 

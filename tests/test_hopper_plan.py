@@ -63,7 +63,7 @@ def test_own_tiles_come_when_partials_have_had_the_time(tiles: int, world_size: 
 def test_with_two_turns_before_them_own_tiles_come_last_but_where_the_link_is_slow() -> None:
     assert ordered(128, 4, tile_us=23.0, sent_us=25.0).mixed > 0
     assert ordered(128, 4, tile_us=26.0, sent_us=25.0).mixed == 0
-    assert ordered(132, 4, tile_us=26.0, sent_us=25.0).mixed > 0
+    assert ordered(256, 4, tile_us=26.0, sent_us=25.0).mixed > 0
 
 
 def test_programs_without_a_last_turn_have_more_of_the_own_tiles() -> None:

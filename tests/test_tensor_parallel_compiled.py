@@ -12,7 +12,7 @@ from ranks import Ranks, context, raised
 from test_compiled import compiled, each_backend
 from torch import nn
 
-pytestmark = pytest.mark.parametrize("device", ["cpu"])
+on_cpu = pytest.mark.parametrize("device", ["cpu"])
 TOKENS = (8, 12, 8)
 
 
@@ -31,12 +31,14 @@ class Block(nn.Module):
 
 
 @released
-def train(rank: int, world_size: int, backend: str, sequence_parallel: bool) -> Any:
+def train(
+    rank: int, world_size: int, backend: str, sequence_parallel: bool, sizes: tuple[int, ...] = TOKENS
+) -> tuple[list[Any], list[int]]:
     """Return how far a compiled block is from itself without the compiler, and how many graphs were made."""
     block = Block(sequence_parallel)
     step, graphs, wrong = compiled(block, backend), [], []
     torch._dynamo.utils.counters.clear()  # of other tests
-    for seed, tokens in enumerate(TOKENS):
+    for seed, tokens in enumerate(sizes):
         x = draw(seed, tokens, SIZES[0])
         x = x.chunk(world_size)[rank] if sequence_parallel else x
 
@@ -45,7 +47,7 @@ def train(rank: int, world_size: int, backend: str, sequence_parallel: bool) -> 
             leaf = x.clone().requires_grad_()
             output = fn(leaf)
             output.square().sum().backward()
-            return [output, leaf.grad, *[one.grad.clone() for one in parameters([block])]]
+            return [one.detach().clone() for one in (output, leaf.grad, *(one.grad for one in parameters([block])))]
 
         expected, found = run(block), run(step)
         wrong += far(found, expected)
@@ -56,11 +58,21 @@ def train(rank: int, world_size: int, backend: str, sequence_parallel: bool) -> 
     return wrong, graphs
 
 
+@on_cpu
 @each_backend
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_layers_are_part_of_a_whole_graph(ranks: Callable[[int], Ranks], backend: str, sequence_parallel: bool) -> None:
     """A graph for each number of tokens, with gradients and without; none again for one that came before."""
     assert ranks(2).call(train, backend, sequence_parallel) == [([], [2, 4, 4])] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_steps_are_replayed_where_overhead_is_reduced(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
+    """Both ways, in CUDA graphs of two numbers of tokens, in turn."""
+    sizes, graphs = (8,) * 4 + (12,) * 4 + (8, 12), [2] * 4 + [4] * 6
+    assert ranks(2).call(train, "reduce-overhead", sequence_parallel, sizes) == [([], graphs)] * 2
 
 
 @released
@@ -75,6 +87,7 @@ def make_while_compiling(rank: int, world_size: int) -> Any:
         return error, made, far([first, compiled(layer)(x)], [layer(x)] * 2)
 
 
+@on_cpu
 def test_operators_may_be_made_while_compiling(ranks: Callable[[int], Ranks]) -> None:
     for (kind, message), made, wrong in ranks(2).call(make_while_compiling):
         assert kind == "Unsupported"
