@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overlap_taxonomy import list_families
 
@@ -15,6 +14,7 @@ from . import plot as plots
 from . import report, sweep
 from .check.cli import check
 from .exits import complain, interrupted, leave, refuse, warn
+from .layers.cli import layers
 from .links.cli import links
 from .measure import Job
 from .outputs import check_different, check_outputs
@@ -43,6 +43,7 @@ app.command()(tune)
 app.command()(defaults)
 app.command()(trace)
 app.command()(links)
+app.command()(layers)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 
@@ -192,8 +193,7 @@ def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exceptio
     console = report.make_console(stderr=True)
     if not ranks.is_first:
         console.quiet = True
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with report.make_progress(console) as progress:
         task = progress.add_task("starting", total=len(plan.jobs))
 
         def say(index: int) -> None:

@@ -1,4 +1,4 @@
-"""Tables of records, of families and of shape sets, for the terminal: readable at 100 columns, and in a file."""
+"""For the terminal: tables of records, of families and of shape sets, readable at 100 columns; how far a command is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,12 @@ def make_console(*, stderr: bool = False) -> Console:
     """Return a console as wide as the terminal, or `WIDTH` without one."""
     console = Console(stderr=stderr, highlight=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH)
+
+
+def make_progress(console: Console) -> Progress:
+    """Return a bar that counts what is done, on a terminal; nothing elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_records(console: Console, records: Sequence[Record]) -> None:

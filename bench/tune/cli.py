@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from iris_kernels import common
 from iris_kernels.common.config import GemmConfig
@@ -111,9 +110,8 @@ def _run(plan: sweep.Plan, ranks: Ranks, *, is_first: bool) -> Exception | None:
     """Tune problem by problem, and keep each as it ends; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not is_first
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     ended_early: BaseException | None = None
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with report.make_progress(console) as progress:
         task = progress.add_task("starting", total=len(plan.jobs))
         try:
             gpu = ranks.call(measure.open_rank, plan.heap_bytes, plan.device)["device_name"]

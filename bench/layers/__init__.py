@@ -1,0 +1,1 @@
+"""Pairs of tensor-parallel layers beside torch's own: ``iris-bench layers``."""

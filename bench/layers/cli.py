@@ -1,0 +1,200 @@
+"""The command ``iris-bench layers``."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .. import environment, measure, report
+from ..csv_rows import append_records
+from ..exits import complain, leave, refuse
+from ..outputs import check_new, check_outputs
+from ..ranks import choose_setting, find_launcher, start_ranks
+from ..record import DTYPES
+from ..shapes import parse_shapes
+from . import rank
+from .record import LayersRecord
+from .subjects import LAYOUTS, SUBJECTS
+
+_BLOCKS = {"cpu": "16x16x32", "cuda": "8192x4096x14336,8192x8192x28672,2048x8192x28672,64x8192x28672"}
+_DTYPES = {"cpu": "fp32", "cuda": "bf16"}
+_ROUNDS = {"cpu": 1, "cuda": 8}
+_BURST = {"cpu": 1, "cuda": 10}
+_TENSORS = 24  # of the tokens' size, that the operators of a pair take of the heap at most
+_SHOWN = 300  # characters of a reason; the file has all of them
+_HEAP_BYTES = 64 << 20  # and flags, and what is rounded
+
+
+def layers(
+    blocks: Annotated[
+        str | None, typer.Option(help="TOKENSxWIDTHxFEATURES, separated by commas [default: four; CPU: 16x16x32].")
+    ] = None,
+    subject: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(SUBJECTS)}.")] = "all",
+    layout: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(LAYOUTS)}.")] = "all",
+    phase: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(rank.PHASES)}.")] = "all",
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 [default: bf16; CPU: fp32].")] = None,
+    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
+    rounds: Annotated[int | None, typer.Option(help="Samples of each [default: 8; CPU: 1].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random data.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace --out if it exists.")] = False,
+) -> None:
+    """Measure pairs of tensor-parallel layers beside torch's own: the forward pass, and a step with all gradients.
+
+    Outputs and gradients are checked against the whole layers first. Without a GPU the times are the interpreter's,
+    and are not performance. Exit status: 0, or 1 if anything was wrong or the ranks were lost, or 2 if the command
+    makes no sense.
+    """
+    is_first = True
+    try:
+        launcher = find_launcher()
+        is_first = launcher is None or launcher.rank == 0
+        device, world_size = choose_setting(device, world_size, launcher=launcher)
+        jobs = plan(
+            blocks=blocks or _BLOCKS[device],
+            subjects=_select(subject, "--subject", tuple(SUBJECTS)),
+            layouts=_select(layout, "--layout", LAYOUTS),
+            phases=_select(phase, "--phase", rank.PHASES),
+            dtype=dtype or _DTYPES[device],
+            rounds=_ROUNDS[device] if rounds is None else rounds,
+            burst=_BURST[device],
+            seed=seed,
+            world_size=world_size,
+        )
+        check_outputs(("--out", out))
+        check_new(("--out", out), overwrite=overwrite)
+    except ValueError as error:
+        refuse(error, speak=is_first)
+    if out and is_first:
+        out.unlink(missing_ok=True)
+    ranks = start_ranks(launcher, world_size, device)
+    records: list[LayersRecord] = []
+    ended_early: Exception | None = None
+    progress_console = report.make_console(stderr=True)
+    progress_console.quiet = not is_first
+    run = {"world_size": world_size, "device": device, **environment.versions()}
+    try:
+        columns = ranks.call(measure.open_rank, max(map(_heap_bytes, jobs)), device) | run
+        with report.make_progress(progress_console) as progress:
+            for job in progress.track(jobs, description="pairs"):
+                rows = to_records(job, ranks.call(rank.measure, job), columns)
+                records += rows
+                if out and is_first:
+                    append_records(out, rows)
+        ranks.call(measure.close_rank)
+    except Exception as error:
+        ended_early = error
+    finally:
+        ranks.close(kill=ended_early is not None)
+    if is_first:
+        print_layers(report.make_console(), records)
+        if ended_early:
+            complain("the measurement", ended_early)
+    failed = any(record.status in ("wrong", "error") for record in records)
+    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+
+
+def plan(
+    *,
+    blocks: str,
+    subjects: Sequence[str],
+    layouts: Sequence[str],
+    phases: Sequence[str],
+    dtype: str,
+    rounds: int,
+    burst: int,
+    seed: int,
+    world_size: int,
+) -> list[rank.Job]:
+    """Return what is to be measured.
+
+    Raises:
+        ValueError: something given is unknown or makes no sense; names it, and what would work.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    if rounds < 1:
+        raise ValueError(f"--rounds {rounds} makes no sense; it takes a positive number")
+    jobs = []
+    shapes = parse_shapes(blocks, collective="all_gather", world_size=world_size)
+    for shape, layout in itertools.product(shapes, layouts):
+        for size in (shape.n, shape.k, *([shape.m] if layout == "sequence" else [])):
+            if size % world_size:
+                raise ValueError(f"{shape} on {world_size} ranks: {size} must be a multiple of these")
+        job = rank.Job(
+            tokens=shape.m,
+            width=shape.n,
+            features=shape.k,
+            layout=layout,
+            phases=tuple(phases),
+            subjects=tuple(subjects),
+            dtype=DTYPES[dtype],
+            rounds=rounds,
+            burst=burst,
+            seed=seed,
+        )
+        jobs.append(job)
+    return jobs
+
+
+def _select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = known if text == "all" else tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown {option} {name!r}; it takes 'all', or some of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def _heap_bytes(job: rank.Job) -> int:
+    return _HEAP_BYTES + _TENSORS * 4 * job.tokens * job.width
+
+
+def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[str, Any]) -> list[LayersRecord]:
+    """Return a job's rows."""
+    by_torch = {one.phase: one.time_us for one in outcomes if one.subject == "torch"}
+    names = {long: short for short, long in DTYPES.items()}
+    common = {key: getattr(job, key) for key in ("tokens", "width", "features", "layout", "rounds", "burst", "seed")}
+    common |= columns | {"dtype": names[job.dtype], "timestamp": environment.timestamp()}
+    records = []
+    for one in outcomes:
+        torch_us = by_torch.get(one.phase)
+        speedup = torch_us / one.time_us if torch_us and one.time_us else None
+        records.append(LayersRecord(**asdict(one), **common, speedup_vs_torch=speedup))
+    return records
+
+
+def print_layers(console: Console, records: Sequence[LayersRecord]) -> None:
+    """Print a table for each pair and phase."""
+    key = lambda one: (one.tokens, one.width, one.features, one.layout, one.phase)  # noqa: E731
+    for (tokens, width, features, layout, phase), group in itertools.groupby(records, key):
+        rows = list(group)
+        first = rows[0]
+        where = f"{first.dtype}, {first.world_size} x {first.device_name}"
+        if first.device == "cpu":
+            where += f"; {report.INTERPRETED}"
+        headline = f"{tokens} tokens, {width} to {features} and back, {layout}, {phase}, {where}"
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("subject")
+        for column in ("us", "alone us", "host us", "over torch", "error"):
+            table.add_column(column, justify="right")
+        for one in rows:
+            times = (one.time_us, one.latency_us, one.host_us)
+            cells = ["" if value is None else f"{value:,.1f}" for value in times]
+            over = "" if one.speedup_vs_torch is None else f"{one.speedup_vs_torch:.2f}"
+            error = one.status if one.error is None or one.status != "ok" else f"{one.error:.1e}"
+            table.add_row(one.subject, *cells, over, error)
+        console.print(Text(headline, style="bold"), table)
+        for one in rows:
+            if one.reason:
+                console.print(Text(f"  {one.subject}: {textwrap.shorten(one.reason, _SHOWN)}"))
