@@ -12,22 +12,23 @@ import os
 import torch
 
 import iris_core
-from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from iris_tensor_parallel import MergedColumnParallelLinear, RowParallelLinear
 
 TOLERANCE = 2e-2  # relative, over all elements; each is rounded to bf16 at every layer
 
 
 class Block(torch.nn.Module):
-    """Tokens x (m/W, k) of every rank to (m/W, k): up to (m, f/W), this rank's features, and down again."""
+    """Tokens x (m/W, k) of every rank to (m/W, k): up to (m, f/W), this rank's features, gated, and down again."""
 
     def __init__(self, heap, width, features):
         super().__init__()
         options = {"bias": False, "sequence_parallel": True, "dtype": torch.bfloat16}
-        self.up = ColumnParallelLinear(heap, width, features, **options)
+        self.gate_and_up = MergedColumnParallelLinear(heap, width, (features, features), **options)
         self.down = RowParallelLinear(heap, features, width, **options)
 
     def forward(self, x):
-        return x + self.down(torch.nn.functional.silu(self.up(x)))
+        gate, up = self.gate_and_up.split(self.gate_and_up(x))
+        return x + self.down(torch.nn.functional.silu(gate) * up)
 
 
 def body(rank, world_size, backend):

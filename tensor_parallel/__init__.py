@@ -1,10 +1,18 @@
 """Linear layers cut over the ranks of a context, whose collectives are part of their multiplications.
 
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
-`RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of them compute gradients.
+`MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
+them compute gradients.
 """
 
 from .layers import ColumnParallelLinear, RowParallelLinear
 from .linear import column_parallel_linear, row_parallel_linear
+from .merged import MergedColumnParallelLinear
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "column_parallel_linear", "row_parallel_linear"]
+__all__ = [
+    "ColumnParallelLinear",
+    "MergedColumnParallelLinear",
+    "RowParallelLinear",
+    "column_parallel_linear",
+    "row_parallel_linear",
+]

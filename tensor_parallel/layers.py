@@ -39,8 +39,8 @@ class ParallelLinear(nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         device = ctx.get_device() if device is None else torch.device(device)
-        whole = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-        self._take(whole, self.cut_type(ctx, in_features, out_features, **options))
+        cut = self.cut_type(ctx, in_features, out_features, **options)
+        self._take(self._drawn(cut, bias, device, dtype), cut)
         self._agree_on_bias()
 
     @classmethod
@@ -62,6 +62,11 @@ class ParallelLinear(nn.Linear):
         layer._take(linear, cls.cut_type(ctx, linear.in_features, linear.out_features, **options))
         return layer.train(linear.training)
 
+    @classmethod
+    def _drawn(cls, cut: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
+        """Return a whole layer of a cut's sizes, with new parameters."""
+        return nn.Linear(cut.in_features, cut.out_features, bias, device=device, dtype=dtype)
+
     def _take(self, whole: nn.Linear, cut: Cut) -> None:
         def part(own: torch.Tensor) -> nn.Parameter:
             return nn.Parameter(own.detach().clone(memory_format=torch.contiguous_format), own.requires_grad)
@@ -73,8 +78,7 @@ class ParallelLinear(nn.Linear):
     def reset_parameters(self) -> None:
         """Draw new parameters, as `torch.nn.Linear` of the whole size does; collective."""
         weight, bias = self._parts()
-        sizes = self.in_features, self.out_features, bias is not None
-        whole = nn.Linear(*sizes, device=weight.device, dtype=weight.dtype)
+        whole = self._drawn(self.cut, bias is not None, weight.device, weight.dtype)
         with torch.no_grad():
             weight.copy_(self.cut.own_weight(whole.weight))
             if bias is not None:

@@ -1,0 +1,155 @@
+"""Several layers of one x as one, such as query, key and value: x is gathered once, and its gradient summed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from iris_core import Context
+
+from .cuts import ColumnCut
+from .layers import ParallelLinear
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MergedColumnCut(ColumnCut):
+    """Layers of one x, each cut by its output features; a rank's weight is its part of each, one above the other.
+
+    Args:
+        sizes: output features of each layer, of all ranks, multiples of their number; `out_features` is the sum.
+        others: those of `ColumnCut`, but gather_output.
+
+    Raises:
+        ValueError: as `ColumnCut`; or sizes that cannot be cut evenly; or `gather_output`.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        world_size = self.ctx.get_num_ranks()
+        if not self.sizes or any(size < 1 or size % world_size for size in self.sizes):
+            raise ValueError(
+                f"out_features are {list(self.sizes)}; it takes one or more, each a multiple of the {world_size} ranks"
+            )
+        if self.gather_output:
+            raise ValueError("gather_output is of one layer; of merged ones each rank has its own features")
+        super().__post_init__()
+
+    def own_weight(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's parts of (out_features, in_features), the layers' one above the other; a copy."""
+        return torch.cat([part[self.shard(len(part))] for part in whole.split(self.sizes)])
+
+    def own_bias(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's parts of (out_features,), the layers' one behind the other; a copy."""
+        return self.own_weight(whole)
+
+
+class MergedColumnParallelLinear(ParallelLinear):
+    """Layers of one x whose output features are cut over the ranks; their outputs come beside each other.
+
+    ``query, key, value = layer.split(layer(x))`` is what a `ColumnParallelLinear` for each gives; but these gather x,
+    and sum its gradients over the ranks, once each. Making one is collective. With the same seed on all ranks its parts
+    are those of a `torch.nn.Linear` for each, made in turn.
+
+    Args:
+        ctx: the context.
+        in_features: of x.
+        out_features: of each layer, multiples of the number of ranks.
+        bias: whether they have one.
+        device, dtype: of the parameters; None for the context's device, and torch's default dtype.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, copy_output, as in `ColumnCut`.
+
+    Attributes:
+        weight, bias: this rank's part of each layer's, one above the other: `cut.own_weight` of whole ones so.
+
+    Raises:
+        ValueError: options that make no sense, or features that cannot be cut evenly.
+    """
+
+    cut_type = MergedColumnCut
+
+    def __init__(
+        self, ctx: Context, in_features: int, out_features: Sequence[int], bias: bool = True, **options: Any
+    ) -> None:
+        super().__init__(ctx, in_features, sum(out_features), bias, sizes=tuple(out_features), **options)
+
+    @classmethod
+    def from_linear(cls, ctx: Context, linear: nn.Linear, **options: Any) -> Self:
+        """Return what `from_linears` does of one layer."""
+        return cls.from_linears(ctx, [linear], **options)
+
+    @classmethod
+    def from_linears(cls, ctx: Context, linears: Sequence[nn.Linear], **options: Any) -> Self:
+        """Return a layer with copies of this rank's parts of whole ones, which are the same on all ranks.
+
+        Args:
+            ctx: the context.
+            linears: the layers, in the order of the outputs; alike but for their output features.
+            options: as to make a layer.
+
+        Raises:
+            ValueError: they are none, or not alike; one is no `torch.nn.Linear`; or an option makes no sense.
+        """
+        sizes = tuple(linear.out_features for linear in cls._checked(linears))
+        return super().from_linear(ctx, _merged(linears), sizes=sizes, **options)
+
+    @classmethod
+    def _drawn(cls, cut: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
+        return _merged([nn.Linear(cut.in_features, size, bias, device=device, dtype=dtype) for size in cut.sizes])
+
+    def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
+        """Return this rank's features of all layers; see `column_parallel_linear`, and `split`."""
+        return self.cut(x, *self._parts(), tokens=tokens)
+
+    def split(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return each layer's part of what a call gave, views."""
+        return output.split([size // self.cut.ctx.get_num_ranks() for size in self.cut.sizes], -1)
+
+    def extra_repr(self) -> str:
+        """As `ParallelLinear`'s, and the layers' sizes."""
+        return f"{super().extra_repr()}, sizes={list(self.cut.sizes)}"
+
+    @staticmethod
+    def _checked(linears: Sequence[nn.Linear]) -> Sequence[nn.Linear]:
+        if not linears:
+            raise ValueError("linears is empty; it takes one torch.nn.Linear or more")
+        for linear in linears:
+            if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
+                raise ValueError(f"of linears one is a {type(linear).__name__}; they must be torch.nn.Linear")
+        kinds = [_kind(linear) for linear in linears]
+        for kind in kinds:
+            if kind != kinds[0]:
+                raise ValueError(f"linears must differ in their output features alone; there are {kinds[0]} and {kind}")
+        return linears
+
+
+def _kind(linear: nn.Linear) -> dict[str, Any]:
+    """Return what must be the same of layers that become one."""
+    weight, bias = linear.weight, linear.bias
+    return {
+        "in_features": linear.in_features,
+        "bias": bias is not None,
+        "dtype": str(weight.dtype),
+        "device": str(weight.device),
+        "requires_grad": [one.requires_grad for one in (weight, bias) if one is not None],
+        "training": linear.training,
+    }
+
+
+def _merged(linears: Sequence[nn.Linear]) -> nn.Linear:
+    """Return layers of one kind as one, their output features one behind the other."""
+    first = linears[0]
+    merged = nn.Linear(
+        first.in_features, sum(one.out_features for one in linears), first.bias is not None, device="meta"
+    )
+    for name in ("weight", "bias"):
+        parts = [getattr(one, name) for one in linears]
+        if parts[0] is not None:
+            whole = torch.cat([part.detach() for part in parts])
+            setattr(merged, name, nn.Parameter(whole, parts[0].requires_grad))
+    return merged.train(first.training)
