@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -59,8 +60,8 @@ def describe_problem(record: Record) -> str:
     )
 
 
-def summarise(records: Sequence[Record]) -> str:
-    """Return a line that counts what came out."""
+def summarise(records: Sequence[Any]) -> str:
+    """Return a line that counts what came out of rows of any kind that have a status."""
     counts = {status: sum(record.status == status for record in records) for status in _STATUS_STYLES}
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count or status == "ok")
 

@@ -21,6 +21,7 @@ from iris_bench.layers import rank as bench
 from iris_bench.layers import subjects
 from iris_bench.layers.cli import plan
 from iris_bench.layers.record import LayersRecord
+from iris_core import RankPool
 
 JOB = bench.Job(
     tokens=8,
@@ -166,6 +167,34 @@ def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
     again = CliRunner().invoke(cli.app, command)
     assert again.exit_code == 2
     assert "--overwrite replaces it" in again.output
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("lost")])
+def test_rows_are_kept_when_the_command_ends_early(tmp_path: Path, error: BaseException) -> None:
+    """What was to be replaced is, once there are rows; not before."""
+    out = tmp_path / "layers.csv"
+    out.write_text("what was there\n")
+    call, command = RankPool.call, ["layers", "--device", "cpu", "--world-size", "1", "--blocks", "8x12x16"]
+    command += ["--subject", "torch", "--phase", "forward", "--overwrite", "--out", str(out)]
+    for so_far in (0, 1):
+        jobs = so_far
+
+        def fail(self: RankPool, fn: Any, *args: Any) -> Any:
+            nonlocal jobs
+            if fn is bench.measure:
+                jobs -= 1
+                if jobs < 0:
+                    raise error
+            return call(self, fn, *args)
+
+        with mock.patch.object(RankPool, "call", fail):
+            done = CliRunner().invoke(cli.app, command)
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        assert done.exit_code == (130 if is_interrupt else 1), done.output
+        left = "1 rows were written to" if so_far else "nothing was written"
+        assert (left if is_interrupt else "ended early: RuntimeError: lost") in done.output
+        assert ("what was there" in out.read_text()) == (so_far == 0)
+        assert len(out.read_text().splitlines()) == 1 + so_far
 
 
 @pytest.mark.parametrize("option", ["--subject", "--layout", "--phase"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +17,9 @@ from rich.text import Text
 
 from .. import environment, measure, report
 from ..csv_rows import append_records
-from ..exits import complain, leave, refuse
+from ..exits import complain, interrupted, leave, refuse
 from ..outputs import check_new, check_outputs
-from ..ranks import choose_setting, find_launcher, start_ranks
+from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import DTYPES
 from ..shapes import parse_shapes
 from . import rank
@@ -76,33 +76,68 @@ def layers(
         check_new(("--out", out), overwrite=overwrite)
     except ValueError as error:
         refuse(error, speak=is_first)
-    if out and is_first:
-        out.unlink(missing_ok=True)
     ranks = start_ranks(launcher, world_size, device)
-    records: list[LayersRecord] = []
-    ended_early: Exception | None = None
-    progress_console = report.make_console(stderr=True)
-    progress_console.quiet = not is_first
-    run = {"world_size": world_size, "device": device, **environment.versions()}
+    output = _Output(out if is_first else None)
+    ended_early = None
     try:
-        columns = ranks.call(measure.open_rank, max(map(_heap_bytes, jobs)), device) | run
-        with report.make_progress(progress_console) as progress:
-            for job in progress.track(jobs, description="pairs"):
-                rows = to_records(job, ranks.call(rank.measure, job), columns)
-                records += rows
-                if out and is_first:
-                    append_records(out, rows)
-        ranks.call(measure.close_rank)
-    except Exception as error:
-        ended_early = error
-    finally:
-        ranks.close(kill=ended_early is not None)
+        ended_early = _run(jobs, ranks, output, {"world_size": world_size, "device": device, **environment.versions()})
+    except KeyboardInterrupt:
+        interrupted(output.left(), launcher=launcher, speak=is_first)
     if is_first:
-        print_layers(report.make_console(), records)
+        print_layers(report.make_console(), output.records)
         if ended_early:
             complain("the measurement", ended_early)
-    failed = any(record.status in ("wrong", "error") for record in records)
+    failed = any(record.status in ("wrong", "error") for record in output.records)
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+
+
+@dataclass
+class _Output:
+    """The rows so far, and the file that they are added to; it is replaced when there are some."""
+
+    path: Path | None
+    records: list[LayersRecord] = field(default_factory=list)
+
+    def add(self, records: list[LayersRecord]) -> None:
+        if self.path:
+            if not self.records:
+                self.path.unlink(missing_ok=True)
+            append_records(self.path, records)
+        self.records += records
+
+    def left(self) -> str:
+        """What an interrupted run leaves, in words."""
+        count = len(self.records)
+        if not self.path:
+            return f"{count} rows are lost; with --out they would be kept"
+        return f"{count} rows were written to {self.path}" if count else "nothing was written"
+
+
+def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[str, Any]) -> Exception | None:
+    """Measure job by job; return what ended this early."""
+    console = report.make_console(stderr=True)
+    console.quiet = not ranks.is_first
+    is_done = False
+    try:
+        columns |= ranks.call(measure.open_rank, max(map(_heap_bytes, jobs)), columns["device"])
+        with report.make_progress(console) as progress:
+            for number, job in enumerate(progress.track(jobs, description="pairs"), 1):
+                records = to_records(job, ranks.call(rank.measure, job), columns)
+                output.add(records)
+                if not console.is_terminal:
+                    what = f"{_describe(records[0])}: {report.summarise(records)}"
+                    console.print(f"[{number}/{len(jobs)}] {what}", markup=False)
+        ranks.call(measure.close_rank)
+        is_done = True
+    except Exception as error:
+        return error
+    finally:
+        ranks.close(kill=not is_done)
+    return None
+
+
+def _describe(record: LayersRecord) -> str:
+    return f"{record.tokens} tokens, {record.width} to {record.features} and back, {record.layout}"
 
 
 def plan(
@@ -177,13 +212,13 @@ def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[st
 def print_layers(console: Console, records: Sequence[LayersRecord]) -> None:
     """Print a table for each pair and phase."""
     key = lambda one: (one.tokens, one.width, one.features, one.layout, one.phase)  # noqa: E731
-    for (tokens, width, features, layout, phase), group in itertools.groupby(records, key):
+    for _, group in itertools.groupby(records, key):
         rows = list(group)
         first = rows[0]
         where = f"{first.dtype}, {first.world_size} x {first.device_name}"
         if first.device == "cpu":
             where += f"; {report.INTERPRETED}"
-        headline = f"{tokens} tokens, {width} to {features} and back, {layout}, {phase}, {where}"
+        headline = f"{_describe(first)}, {first.phase}, {where}"
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("subject")
         for column in ("us", "alone us", "host us", "over torch", "error"):
