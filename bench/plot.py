@@ -59,7 +59,8 @@ def plot_records(records: Sequence[Record], path: Path) -> None:
         Patch(facecolor=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0, label=variant)
         for variant, look in looks.items()
     ]
-    handles += axes[0, 0].get_legend_handles_labels()[0][:1]  # the mark of the ideal, if there is any
+    marks = [mark for ax in axes[:, 0] for mark in ax.get_legend_handles_labels()[0]]
+    handles += marks[:1]  # of the ideal, if there is any
     columns = min(len(handles), int(size[0] / 1.75))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)

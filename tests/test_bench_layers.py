@@ -149,7 +149,7 @@ def test_replicated_tokens_need_not_divide() -> None:
 def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
     out = tmp_path / "layers.csv"
     command = ["layers", "--device", "cpu", "--world-size", "2", "--blocks", "8x12x16", "--subject", "torch,iris"]
-    command += ["--layout", "replicated", "--out", str(out)]
+    command += ["--layout", "replicated", "--out", str(out), "--plot", str(tmp_path / "layers.svg")]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     assert "8 tokens, 12 to 16 and back, replicated, step, fp32" in done.output
@@ -164,9 +164,19 @@ def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
         assert float(theirs["speedup_vs_torch"]) == 1
         speedup = float(theirs["time_us"]) / float(ours["time_us"])
         assert float(ours["speedup_vs_torch"]) == pytest.approx(speedup, rel=1e-4)
+    picture = (tmp_path / "layers.svg").read_text()
+    assert "<svg" in picture
     again = CliRunner().invoke(cli.app, command)
     assert again.exit_code == 2
     assert "--overwrite replaces it" in again.output
+
+
+def test_a_picture_needs_what_it_compares_with(tmp_path: Path) -> None:
+    command = ["layers", "--device", "cpu", "--subject", "iris", "--plot"]
+    for name, said in (("layers.svg", "--plot shows speedups over torch"), ("layers.txt", "end its name in .png")):
+        done = CliRunner().invoke(cli.app, [*command, str(tmp_path / name)])
+        assert done.exit_code == 2
+        assert said in done.output
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("lost")])

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import environment, measure, report
+from .. import plot as plots
 from ..csv_rows import append_records
 from ..exits import complain, interrupted, leave, refuse
 from ..outputs import check_new, check_outputs
@@ -23,6 +24,7 @@ from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import DTYPES
 from ..shapes import parse_shapes
 from . import rank
+from .plot import plot_layers
 from .record import LayersRecord
 from .subjects import LAYOUTS, SUBJECTS
 
@@ -48,6 +50,7 @@ def layers(
     rounds: Annotated[int | None, typer.Option(help="Samples of each [default: 8; CPU: 1].")] = None,
     seed: Annotated[int, typer.Option(help="Of the random data.")] = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture to make: .png, .svg or .pdf.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace --out if it exists.")] = False,
 ) -> None:
     """Measure pairs of tensor-parallel layers beside torch's own: the forward pass, and a step with all gradients.
@@ -72,7 +75,11 @@ def layers(
             seed=seed,
             world_size=world_size,
         )
-        check_outputs(("--out", out))
+        if plot:
+            plots.check_path(plot)
+            if "torch" not in jobs[0].subjects:
+                raise ValueError("--plot shows speedups over torch; --subject leaves it out")
+        check_outputs(("--out", out), ("--plot", plot))
         check_new(("--out", out), overwrite=overwrite)
     except ValueError as error:
         refuse(error, speak=is_first)
@@ -87,6 +94,8 @@ def layers(
         print_layers(report.make_console(), output.records)
         if ended_early:
             complain("the measurement", ended_early)
+        elif plot:
+            plot_layers(output.records, plot)
     failed = any(record.status in ("wrong", "error") for record in output.records)
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 

@@ -1,0 +1,83 @@
+"""A picture of ``iris-bench layers``: a group of bars a pair of layers, a bar a subject."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..report import INTERPRETED
+from .record import LayersRecord
+from .subjects import ALONE, SUBJECTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = {
+    "torch": "#4d4d4d",
+    "torch_compiled": "#808080",
+    "async_tp": "#b3b3b3",
+    "iris": "#0072b2",
+    "iris_compiled": "#56b4e9",
+}
+_GROUP = 0.84  # of the room of a group, that its bars take
+
+
+def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
+    """Draw speedup over torch's layers, a panel a layout and phase, with that of the products alone marked.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels: dict[tuple[str, str], list[LayersRecord]] = {}
+    for record in records:
+        if record.speedup_vs_torch:
+            panels.setdefault((record.layout, record.phase), []).append(record)
+    if not panels:
+        raise ValueError("there are no layers beside torch's to plot; measure the subject torch, too")
+    most = max(len(_groups(rows)) for rows in panels.values())
+    size = (2.5 + 2.2 * most, 0.9 + 2.6 * len(panels))
+    figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
+    for ax, ((layout, phase), rows) in zip(axes[:, 0], panels.items(), strict=True):
+        _draw(ax, rows)
+        ax.set_title(f"{layout}, {phase}", fontsize=10, loc="left")
+    first = records[0]
+    interpreted = f"; {INTERPRETED}" if first.device == "cpu" else ""
+    figure.suptitle(f"{first.world_size} × {first.device_name}, {first.dtype}{interpreted}", fontsize=10)
+    found = {label: handle for ax in axes[:, 0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    names = [name for name in SUBJECTS if name in found]
+    figure.legend([found[name] for name in names], names, loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _groups(records: Sequence[LayersRecord]) -> list[tuple[int, int, int]]:
+    return list(dict.fromkeys((one.tokens, one.width, one.features) for one in records))
+
+
+def _draw(ax: Axes, records: Sequence[LayersRecord]) -> None:
+    groups = _groups(records)
+    names = [name for name in _COLOURS if any(one.subject == name for one in records)]
+    bar = _GROUP / len(names)
+    for one in records:
+        left = groups.index((one.tokens, one.width, one.features)) - _GROUP / 2
+        speedup = one.speedup_vs_torch
+        assert speedup is not None
+        if one.subject == ALONE:
+            ax.plot([left, left + _GROUP], [speedup] * 2, color="black", linestyle="--", linewidth=1.4, label=ALONE)
+            continue
+        x = left + (names.index(one.subject) + 0.5) * bar
+        ax.bar(x, speedup, bar * 0.92, color=_COLOURS[one.subject], label=one.subject)
+        ax.annotate(f"{speedup:.2f}", (x, speedup), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    labels = [f"{tokens} tokens\n{width} to {features} and back" for tokens, width, features in groups]
+    ax.set_xticks(range(len(groups)), labels, fontsize=8)
+    ax.set_xlim(-0.6, len(groups) - 0.4)
+    ax.margins(y=0.14)
+    ax.set_ylabel("speedup over torch")
+    ax.axhline(1.0, color=_COLOURS["torch"], linewidth=0.8, zorder=0)
+    ax.spines[["top", "right"]].set_visible(False)
