@@ -149,7 +149,7 @@ class _Run:
             if reason:
                 outcome.failed("unsupported", reason)
                 continue
-            operator, error = _attempt(self.ctx, variant.build, self.ctx, self.problem, config)
+            operator, error = attempt(self.ctx, variant.build, self.ctx, self.problem, config)
             if operator is not None:
                 self.operators[name] = operator
             else:
@@ -159,7 +159,7 @@ class _Run:
     def check(self, call: int) -> None:
         """Call each operator that is right so far, on fresh data over a poisoned output, and judge what it gives."""
         draw = self._draw(call)
-        prepared, error = _attempt(self.ctx, self._prepare, draw)
+        prepared, error = attempt(self.ctx, self._prepare, draw)
         for name, operator in self._right():
             outcome = self.outcomes[name]
             if prepared is None:
@@ -168,7 +168,7 @@ class _Run:
             (a, b), expectation = prepared
             self._poison(name, operator)
             self.ctx.barrier()  # no peer pushes before the poison is in
-            output, error = _attempt(self.ctx, self._call, name, operator, a, b)
+            output, error = attempt(self.ctx, self._call, name, operator, a, b)
             if output is None:
                 outcome.failed("error", error)
                 continue
@@ -178,7 +178,7 @@ class _Run:
 
     def time(self) -> None:
         """Time the operators that are right, and what they are compared with."""
-        prepared, error = _attempt(self.ctx, self._prepare_timing)
+        prepared, error = attempt(self.ctx, self._prepare_timing)
         if prepared is None:
             for outcome in self.outcomes.values():
                 outcome.failed("error", error)
@@ -257,8 +257,10 @@ class _Run:
         return torch.cuda.get_device_properties(self.ctx.get_device()).L2_cache_size
 
 
-def _attempt(ctx: Context, fn: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-    """Do what may fail on all ranks alike; return its result, or None and what every rank failed of.
+def attempt(ctx: Context, fn: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+    """Do what may fail on all ranks alike; return its result, or None and what every rank failed of; collective.
+
+    Where that differs it is what no ValueError is: those are what a variant cannot do.
 
     Raises:
         TimeoutError, PeerError: the heap is of no use any more; also where only some ranks failed.
@@ -274,4 +276,4 @@ def _attempt(ctx: Context, fn: Callable[..., T], *args: Any) -> tuple[T | None, 
     if any(failures) and not all(failures):
         rank = next(rank for rank, said in enumerate(failures) if said)
         raise PeerError(f"rank {rank} failed and others did not: {failures[rank]}")
-    return (None, failures[0]) if failure else (result, "")
+    return (None, min(failures, key=lambda said: said.startswith("ValueError"))) if failure else (result, "")

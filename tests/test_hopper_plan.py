@@ -264,14 +264,24 @@ def test_narrow_outputs_get_narrow_tiles() -> None:
     assert quickest_cut(8192, 8192, 8192, num_programs=132, peers=0, teams=TEAMS).block_n == 256
 
 
+def made_for(family: str, m: int, n: int, k: int) -> Any:
+    """Return rank 0's operator of `warp_specialized` on four H200s, in its default configuration."""
+    problem = make_problem(family, m, n, k, 4, torch.bfloat16)
+    case = compiling.Case("warp_specialized", "sm_90", family=family)
+    with mock.patch.object(operator, "machine_reason", return_value=None):
+        return get_variant(family, "warp_specialized").build(compiling.StubContext(case), problem)
+
+
+@pytest.mark.parametrize(("k", "is_mixed"), [(4096, True), (8192, False)])
+def test_whether_the_link_is_the_slower_one_is_known(k: int, is_mixed: bool) -> None:
+    """Of four turns: a tile of the shorter k takes 15 µs, of the longer 26, and a turn's tiles take 25 to be sent."""
+    assert (made_for("gemm_reduce_scatter", 4096, 4096, k)._shards.mixed > 0) == is_mixed
+
+
 @pytest.mark.parametrize(
     ("family", "block_n"), [("gemm_reduce_scatter", 128), ("all_gather_gemm", 128), ("gemm_all_scatter", 64)]
 )
 def test_tiles_of_a_default_configuration_are_counted_by_shards(family: str, block_n: int) -> None:
     """Where shards of few rows have tiles of their own, 64 columns are more of them than programs."""
     work = (256, 4096, 14336) if family == "gemm_reduce_scatter" else (256, 14336, 4096)
-    problem = make_problem(family, *work, 4, torch.bfloat16)
-    case = compiling.Case("warp_specialized", "sm_90", family=family)
-    with mock.patch.object(operator, "machine_reason", return_value=None):
-        made = get_variant(family, "warp_specialized").build(compiling.StubContext(case), problem)
-    assert made.config.block_n == block_n
+    assert made_for(family, *work).config.block_n == block_n

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -18,11 +20,11 @@ from rich.text import Text
 from .. import environment, measure, report
 from .. import plot as plots
 from ..csv_rows import append_records
-from ..exits import complain, interrupted, leave, refuse
+from ..exits import complain, interrupted, leave, refuse, warn
+from ..families import FAMILIES
 from ..outputs import check_new, check_outputs
 from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import DTYPES
-from ..shapes import parse_shapes
 from . import rank
 from .plot import plot_layers
 from .record import LayersRecord
@@ -32,9 +34,8 @@ _BLOCKS = {"cpu": "16x16x32", "cuda": "8192x4096x14336,8192x8192x28672,2048x8192
 _DTYPES = {"cpu": "fp32", "cuda": "bf16"}
 _ROUNDS = {"cpu": 1, "cuda": 8}
 _BURST = {"cpu": 1, "cuda": 10}
-_TENSORS = 24  # of the tokens' size, that the operators of a pair take of the heap at most
 _SHOWN = 300  # characters of a reason; the file has all of them
-_HEAP_BYTES = 64 << 20  # and flags, and what is rounded
+_HEAP_BYTES = 64 << 20  # for the context, flags, and what is rounded
 
 
 def layers(
@@ -48,6 +49,7 @@ def layers(
     world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
     rounds: Annotated[int | None, typer.Option(help="Samples of each [default: 8; CPU: 1].")] = None,
+    burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10; CPU: 1].")] = None,
     seed: Annotated[int, typer.Option(help="Of the random data.")] = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make: .png, .svg or .pdf.")] = None,
@@ -71,7 +73,7 @@ def layers(
             phases=_select(phase, "--phase", rank.PHASES),
             dtype=dtype or _DTYPES[device],
             rounds=_ROUNDS[device] if rounds is None else rounds,
-            burst=_BURST[device],
+            burst=_BURST[device] if burst is None else burst,
             seed=seed,
             world_size=world_size,
         )
@@ -94,8 +96,11 @@ def layers(
         print_layers(report.make_console(), output.records)
         if ended_early:
             complain("the measurement", ended_early)
-        elif plot:
-            plot_layers(output.records, plot)
+        if plot:
+            try:
+                plot_layers(output.records, plot)
+            except ValueError as error:
+                warn(f"there is no {plot}: {error}")
     failed = any(record.status in ("wrong", "error") for record in output.records)
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
@@ -128,10 +133,17 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
     console.quiet = not ranks.is_first
     is_done = False
     try:
-        columns |= ranks.call(measure.open_rank, max(map(_heap_bytes, jobs)), columns["device"])
+        needed = max(heap_bytes(job, columns["world_size"]) for job in jobs)
+        columns |= ranks.call(measure.open_rank, needed, columns["device"])
         with report.make_progress(console) as progress:
             for number, job in enumerate(progress.track(jobs, description="pairs"), 1):
-                records = to_records(job, ranks.call(rank.measure, job), columns)
+                try:
+                    outcomes = ranks.call(rank.measure, job)
+                except Exception as error:
+                    reason = f"the measurement ended here: {type(error).__name__}: {error}"
+                    output.add(to_records(job, rank.not_begun(job, " ".join(reason.split())), columns))
+                    raise
+                records = to_records(job, outcomes, columns)
                 output.add(records)
                 if not console.is_terminal:
                     what = f"{_describe(records[0])}: {report.summarise(records)}"
@@ -168,18 +180,19 @@ def plan(
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
-    if rounds < 1:
-        raise ValueError(f"--rounds {rounds} makes no sense; it takes a positive number")
+    for name, value in (("--rounds", rounds), ("--burst", burst)):
+        if value < 1:
+            raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
     jobs = []
-    shapes = parse_shapes(blocks, collective="all_gather", world_size=world_size)
-    for shape, layout in itertools.product(shapes, layouts):
-        for size in (shape.n, shape.k, *([shape.m] if layout == "sequence" else [])):
+    for block, layout in itertools.product(dict.fromkeys(blocks.split(",")), layouts):
+        tokens, width, features = _sizes(block.strip())
+        for size in (width, features, *([tokens] if layout == "sequence" else [])):
             if size % world_size:
-                raise ValueError(f"{shape} on {world_size} ranks: {size} must be a multiple of these")
+                raise ValueError(f"{block.strip()} on {world_size} ranks: {size} must be a multiple of these")
         job = rank.Job(
-            tokens=shape.m,
-            width=shape.n,
-            features=shape.k,
+            tokens=tokens,
+            width=width,
+            features=features,
             layout=layout,
             phases=tuple(phases),
             subjects=tuple(subjects),
@@ -200,13 +213,35 @@ def _select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in known if name in names)
 
 
-def _heap_bytes(job: rank.Job) -> int:
-    return _HEAP_BYTES + _TENSORS * 4 * job.tokens * job.width
+def _sizes(block: str) -> tuple[int, int, int]:
+    found = re.fullmatch(r"(\d+)[xX](\d+)[xX](\d+)", block)
+    tokens, width, features = map(int, found.groups()) if found else (0, 0, 0)
+    if 0 in (tokens, width, features):
+        raise ValueError(
+            f"unknown block {block!r}; it takes TOKENSxWIDTHxFEATURES, three positive integers, e.g. 8192x8192x28672"
+        )
+    return tokens, width, features
+
+
+def heap_bytes(job: rank.Job, world_size: int) -> int:
+    """Return what the operators of a job hold of a rank's heap, at most; all subjects share them."""
+    sizes = {"m": job.tokens, "world_size": world_size, "dtype": getattr(torch, job.dtype)}
+    out_of = {"n": job.width, "k": job.features} | sizes
+    if job.layout == "replicated":
+        needed = FAMILIES["gemm_all_reduce"].heap_bytes(FAMILIES["gemm_all_reduce"].problem(**out_of))
+    else:
+        into = FAMILIES["all_gather_gemm"].problem(n=job.features, k=job.width, **sizes)
+        scattered = FAMILIES["gemm_reduce_scatter"].problem(**out_of)
+        # Forwards without what was gathered, and with it; backwards the same.
+        needed = 2 * FAMILIES["all_gather_gemm"].heap_bytes(into)
+        needed += FAMILIES["gemm_reduce_scatter"].heap_bytes(scattered)
+    return needed + _HEAP_BYTES
 
 
 def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[str, Any]) -> list[LayersRecord]:
-    """Return a job's rows."""
-    by_torch = {one.phase: one.time_us for one in outcomes if one.subject == "torch"}
+    """Return a job's rows. Interpreted times are compared with nothing."""
+    is_cpu = columns["device"] == "cpu"
+    by_torch = {one.phase: one.time_us for one in outcomes if one.subject == "torch" and not is_cpu}
     names = {long: short for short, long in DTYPES.items()}
     common = {key: getattr(job, key) for key in ("tokens", "width", "features", "layout", "rounds", "burst", "seed")}
     common |= columns | {"dtype": names[job.dtype], "timestamp": environment.timestamp()}
@@ -214,7 +249,8 @@ def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[st
     for one in outcomes:
         torch_us = by_torch.get(one.phase)
         speedup = torch_us / one.time_us if torch_us and one.time_us else None
-        records.append(LayersRecord(**asdict(one), **common, speedup_vs_torch=speedup))
+        values = asdict(one) | ({"host_us": None} if is_cpu else {})
+        records.append(LayersRecord(**values, **common, speedup_vs_torch=speedup))
     return records
 
 

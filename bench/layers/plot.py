@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 _COLOURS = {
     "torch": "#4d4d4d",
     "torch_compiled": "#808080",
-    "async_tp": "#b3b3b3",
+    "torch_replayed": "#b3b3b3",
+    "async_tp": "#d0d0d0",
     "iris": "#0072b2",
     "iris_compiled": "#56b4e9",
+    "iris_replayed": "#009e73",
 }
 _GROUP = 0.84  # of the room of a group, that its bars take
 
 
 def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
     """Draw speedup over torch's layers, a panel a layout and phase, with that of the products alone marked.
+
+    Without a GPU interpreted time.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -36,7 +40,7 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
 
     panels: dict[tuple[str, str], list[LayersRecord]] = {}
     for record in records:
-        if record.speedup_vs_torch:
+        if _height(record):
             panels.setdefault((record.layout, record.phase), []).append(record)
     if not panels:
         raise ValueError("there are no layers beside torch's to plot; measure the subject torch, too")
@@ -56,6 +60,10 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
     plt.close(figure)
 
 
+def _height(record: LayersRecord) -> float | None:
+    return record.time_us if record.device == "cpu" else record.speedup_vs_torch
+
+
 def _groups(records: Sequence[LayersRecord]) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys((one.tokens, one.width, one.features) for one in records))
 
@@ -63,21 +71,24 @@ def _groups(records: Sequence[LayersRecord]) -> list[tuple[int, int, int]]:
 def _draw(ax: Axes, records: Sequence[LayersRecord]) -> None:
     groups = _groups(records)
     names = [name for name in _COLOURS if any(one.subject == name for one in records)]
-    bar = _GROUP / len(names)
+    bar = _GROUP / max(1, len(names))
     for one in records:
         left = groups.index((one.tokens, one.width, one.features)) - _GROUP / 2
-        speedup = one.speedup_vs_torch
-        assert speedup is not None
+        height = _height(one)
+        assert height is not None
         if one.subject == ALONE:
-            ax.plot([left, left + _GROUP], [speedup] * 2, color="black", linestyle="--", linewidth=1.4, label=ALONE)
+            ax.plot([left, left + _GROUP], [height] * 2, color="black", linestyle="--", linewidth=1.4, label=ALONE)
             continue
         x = left + (names.index(one.subject) + 0.5) * bar
-        ax.bar(x, speedup, bar * 0.92, color=_COLOURS[one.subject], label=one.subject)
-        ax.annotate(f"{speedup:.2f}", (x, speedup), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+        ax.bar(x, height, bar * 0.92, color=_COLOURS[one.subject], label=one.subject)
+        ax.annotate(f"{height:.3g}", (x, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     labels = [f"{tokens} tokens\n{width} to {features} and back" for tokens, width, features in groups]
     ax.set_xticks(range(len(groups)), labels, fontsize=8)
     ax.set_xlim(-0.6, len(groups) - 0.4)
     ax.margins(y=0.14)
-    ax.set_ylabel("speedup over torch")
-    ax.axhline(1.0, color=_COLOURS["torch"], linewidth=0.8, zorder=0)
+    if records[0].device == "cpu":
+        ax.set_ylabel("interpreted time, us")
+    else:
+        ax.set_ylabel("speedup over torch")
+        ax.axhline(1.0, color=_COLOURS["torch"], linewidth=0.8, zorder=0)
     ax.spines[["top", "right"]].set_visible(False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,22 +12,20 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-import iris_core
-from iris_core import AllocationMismatch, PeerError
 from iris_kernels.common.problem import shard_bounds
 
 from .. import timing
-from ..measure import context
+from ..measure import attempt, context
 from . import subjects
 from .subjects import ALONE, Pair
 
 PHASES = ("forward", "step")
-# ‖found − expected‖ / ‖expected‖: between the products there is rounding to the dtype; in fp32 sums have other orders.
+# Of every row's ‖found − expected‖ / ‖expected‖: between the products there is rounding to the dtype; fp32 sums in
+# another order. A stale tile of 256 columns is a quarter of a row of 4096.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
-_FATAL = (TimeoutError, PeerError, AllocationMismatch)
 _SETS = 3  # of x and gradient to rotate through
 
-Call = Callable[[torch.Tensor, torch.Tensor], Any]
+Call = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,15 @@ class Outcome:
     host_us: float | None = None
 
     def failed(self, status: str, reason: str) -> None:
-        """Keep the first thing that went wrong."""
+        """Keep the first thing that went wrong; there are no times then."""
         if self.status == "ok":
             self.status, self.reason = status, " ".join(reason.split())
+        self.time_us = self.latency_us = self.host_us = None
+
+
+def not_begun(job: Job, reason: str) -> list[Outcome]:
+    """Return the outcomes of a job that could not be begun, or was not ended."""
+    return [Outcome(subject, phase, "error", reason) for phase in job.phases for subject in job.subjects]
 
 
 def measure(rank: int, world_size: int, job: Job) -> list[Outcome]:
@@ -78,7 +81,9 @@ def measure(rank: int, world_size: int, job: Job) -> list[Outcome]:
         TimeoutError: a rank waited in vain for another.
         PeerError: a rank died, or failed alone.
     """
-    run = _Run(job)
+    run, error = attempt(context(), _Run, job)
+    if run is None:
+        return not_begun(job, error)
     outcomes = [outcome for phase in job.phases for outcome in run.measure(phase)]
     run.close()
     return outcomes
@@ -94,28 +99,34 @@ class _Run:
         up = self._draw(job.features, job.width) / job.width**0.5
         down = self._draw(job.width, job.features) / job.features**0.5
         self.whole = Pair(up.to(self.dtype), down.to(self.dtype))
-        self.sets = [tuple(self._draw(job.tokens, job.width).to(self.dtype) for _ in range(2)) for _ in range(_SETS)]
-        self.own_sets: list[timing.Operands] = [(self._own(x), self._own(grad)) for x, grad in self.sets]
+        whole_sets = [[self._draw(job.tokens, job.width).to(self.dtype) for _ in range(2)] for _ in range(_SETS)]
+        self.sets: list[timing.Operands] = [(self._own(x), self._own(grad)) for x, grad in whole_sets]
+        self.whole_of = {own[0].data_ptr(): whole for own, whole in zip(self.sets, whole_sets, strict=True)}
         self.layers: dict[str, nn.Module] = {}
 
     def measure(self, phase: str) -> list[Outcome]:
-        """Check and time all subjects in one phase; collective."""
+        """Check all subjects in one phase, time them, and check them once more; collective."""
         outcomes = [Outcome(subject, phase) for subject in self.job.subjects]
-        expected = self._expected(phase)
-        timed, calls = [], []
+        expected, error = attempt(self.ctx, self._expected, phase)
+        calls: dict[str, Call] = {}
         for outcome in outcomes:
-            call = self._checked(outcome, expected)
-            if call:
-                timed.append(outcome)
-                calls.append(timing.Subject(outcome.subject, call))
-        del expected
-        timing.measure(self.ctx, calls, self.own_sets, rounds=self.job.rounds, burst=self.job.burst)
-        mine = [[asdict(sample) for sample in subject.samples] for subject in calls]
-        by_rank = self.ctx.group.all_gather(mine)
-        for number, outcome in enumerate(timed):
-            for quantity in ("time_us", "latency_us", "host_us"):
-                values = [[sample[quantity] for sample in ranks[number]] for ranks in by_rank]
-                setattr(outcome, quantity, timing.slowest_median(values))
+            if expected is None:
+                outcome.failed("error", error)
+            elif call := self._made(outcome):
+                for x, grad in self.sets[::-1]:
+                    self._check(outcome, call, x, grad, expected if x is self.sets[0][0] else None)
+                if outcome.status == "ok":
+                    calls[outcome.subject] = call
+        timed = [timing.Subject(name, call) for name, call in calls.items()]
+        timing.measure(self.ctx, timed, self.sets, rounds=self.job.rounds, burst=self.job.burst)
+        samples = {subject.name: [asdict(sample) for sample in subject.samples] for subject in timed}
+        by_rank = self.ctx.group.all_gather(samples)
+        for outcome in outcomes:
+            if outcome.subject in calls:
+                for quantity in ("time_us", "latency_us", "host_us"):
+                    values = [[sample[quantity] for sample in ranks[outcome.subject]] for ranks in by_rank]
+                    setattr(outcome, quantity, timing.slowest_median(values))
+                self._check(outcome, calls[outcome.subject], *self.sets[0], expected)
         return outcomes
 
     def close(self) -> None:
@@ -125,44 +136,62 @@ class _Run:
         if not self.ctx.is_interpreted():
             torch.cuda.empty_cache()
 
-    def _checked(self, outcome: Outcome, expected: list[torch.Tensor]) -> Call | None:
-        """Return a subject's call, if it is right; collective."""
-        call = self._attempt(outcome, lambda: self._call_of(outcome.subject, outcome.phase))
-        if call is None:
-            return None
-        for x, grad in self.own_sets[::-1]:  # the first again and again, as later calls are: twice at least
-            found = self._attempt(outcome, lambda x=x, grad=grad: call(x, grad))  # type: ignore[misc]
-            if found is None:
+    def _made(self, outcome: Outcome) -> Call | None:
+        """Return a subject's call, if there is one here; collective."""
+        layers, error = self.layers.get(outcome.subject), ""
+        if layers is None:
+            layers, error = attempt(self.ctx, subjects.make, self.ctx, outcome.subject, self.job.layout, self.whole)
+            if layers is None:
+                outcome.failed("unsupported" if error.startswith("ValueError") else "error", error)
                 return None
-        if outcome.subject == "async_tp":
-            reason = self._attempt(outcome, lambda: subjects.why_not_fused(lambda: call(*self.own_sets[0])))
-            if reason:
-                outcome.failed("unsupported", reason)
-        if outcome.subject != ALONE:
-            outcome.error = max(self.ctx.group.all_gather(self._distance(found, expected)))
-            limit = TOLERANCES[self.dtype]
-            if not outcome.error <= limit:
-                outcome.failed("wrong", f"an output or a gradient is off by {outcome.error:.2g}, more than {limit:g}")
-        return call if outcome.status == "ok" else None
+            self.layers[outcome.subject] = layers
+        call, error = attempt(self.ctx, self._call_of, outcome.subject, outcome.phase, layers)
+        if call is None:
+            outcome.failed("error", error)
+        elif outcome.subject == "async_tp":
+            self._look_whether_fused(outcome, call)
+        return call
 
-    def _call_of(self, subject: str, phase: str) -> Call:
+    def _look_whether_fused(self, outcome: Outcome, call: Call) -> None:
+        times = {"forward": 1, "step": 2}[outcome.phase]
+        reason, error = attempt(self.ctx, subjects.why_not_fused, lambda: call(*self.sets[0]), times)
+        if reason is None:
+            outcome.failed("error", error)
+        elif reasons := [said for said in self.ctx.group.all_gather(reason) if said]:
+            outcome.failed("unsupported", reasons[0])
+
+    def _call_of(self, subject: str, phase: str, layers: nn.Module) -> Call:
         """Return what is timed, which gives the output, and the gradients behind it; collective."""
-        if subject not in self.layers:
-            self.layers[subject] = subjects.make(self.ctx, subject, self.job.layout, self.whole)
-        layers = self.layers[subject]
         run = {"forward": _forward, "step": _step}[phase]
         if subject == ALONE:
-            all_tokens = itertools.cycle(self.sets)
-            return lambda x, grad: run(layers, layers, *next(all_tokens))
-        run(layers, layers, *self.own_sets[0])  # as our layers ask, where a graph is to be whole
+            return lambda x, grad: run(layers, layers, *self.whole_of[x.data_ptr()])
+        run(layers, layers, *self.sets[0])  # as our layers ask, where a graph is to be whole
         call = subjects.compiled(subject, layers)
         return lambda x, grad: run(layers, call, x, grad)
 
+    def _check(
+        self, outcome: Outcome, call: Call, x: torch.Tensor, grad: torch.Tensor, expected: list[torch.Tensor] | None
+    ) -> None:
+        """Call a subject, if it is right so far, and judge what it gives if that is known; collective."""
+        if outcome.status != "ok":
+            return
+        found, error = attempt(self.ctx, call, x, grad)
+        distance: float | None = None
+        if found is not None and expected is not None:
+            distance, error = attempt(self.ctx, self._distance, outcome.subject, found, expected)
+        if error:
+            outcome.failed("error", error)
+        elif expected is not None:
+            outcome.error = max([outcome.error or 0.0, *self.ctx.group.all_gather(distance)])
+            limit = TOLERANCES[self.dtype]
+            if outcome.error > limit:
+                outcome.failed("wrong", f"a row is off by {outcome.error:.2g} of its norm, more than {limit:g}")
+
     def _expected(self, phase: str) -> list[torch.Tensor]:
         """Return this rank's part of what the whole layers give of the first set, in fp32."""
-        x, grad = (one.float() for one in self.sets[0])
+        x, grad = (one.float() for one in self.whole_of[self.sets[0][0].data_ptr()])
         whole = copy.deepcopy(self.whole).float()
-        leaf = x.requires_grad_()
+        leaf = x.clone().requires_grad_()
         output = whole(leaf)
         found = [self._own(output.detach())]
         if phase == "step":
@@ -170,14 +199,20 @@ class _Run:
             found += [self._own(of_x), *of_parameters]
         return found
 
-    def _distance(self, found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-        distances = []
+    def _distance(self, subject: str, found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+        """Return how far the worst row of all tensors is off, in parts of its norm; collective."""
+        if subject == ALONE:  # whose sum over the ranks is the output
+            output = found[0].float()
+            torch.distributed.all_reduce(output, group=self.ctx.process_group())
+            found, expected = [self._own(output)], expected[:1]
+        worst = 0.0
         for one, other in zip(found, expected, strict=True):
             one = one.full_tensor() if isinstance(one, DTensor) else one
-            if one.shape != other.shape:
-                return float("inf")
-            distances.append(((one.float() - other).norm() / other.norm().clamp(min=1e-30)).item())
-        return max(distance if distance == distance else float("inf") for distance in distances)
+            distance = float("nan")
+            if one.shape == other.shape:
+                distance = ((one.float() - other).norm(dim=-1) / other.norm(dim=-1).clamp(min=1e-30)).max().item()
+            worst = max(worst, distance) if distance == distance else float("inf")
+        return worst
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the tokens around the pair."""
@@ -188,25 +223,6 @@ class _Run:
     def _draw(self, *shape: int) -> torch.Tensor:
         """Return the same values on every rank."""
         return torch.randn(*shape, generator=self.random, device=self.ctx.get_device())
-
-    def _attempt(self, outcome: Outcome, fn: Callable[[], Any]) -> Any:
-        """Return what `fn` gives; None, with the outcome failed, where it raises on every rank; collective."""
-        result, status, reason = None, "", ""
-        try:
-            result = fn()
-        except _FATAL:
-            raise
-        except ValueError as error:
-            status, reason = "unsupported", str(error)
-        except Exception as error:
-            status, reason = "error", f"{type(error).__name__}: {error}"
-        everyone = self.ctx.group.all_gather([status, reason])
-        failed = [rank for rank, (status, _) in enumerate(everyone) if status]
-        if failed and len(failed) < len(everyone):
-            raise iris_core.PeerError(f"rank {failed[0]} failed and others did not: {everyone[failed[0]][1]}")
-        if failed:
-            outcome.failed(*everyone[0])
-        return result
 
 
 def _forward(layers: nn.Module, call: Any, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:

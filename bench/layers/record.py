@@ -16,11 +16,12 @@ class LayersRecord:
         tokens, width, features: of all ranks.
         device: "cpu" (interpreted: its times are not performance) or "cuda" (any GPU).
         status: "ok", "wrong", "unsupported" or "error"; `reason` says more.
-        error: the largest ‖found − expected‖ / ‖expected‖ of the output and, in a step, the gradients.
+        error: the largest ‖found − expected‖ / ‖expected‖ of a row of the output and, in a step, of the gradients; of
+            the products alone, of their sum over the ranks.
         time_us: of a call in a burst, the slowest rank's median.
         latency_us: of one call alone, the same.
-        host_us: what it takes the host to queue a call; hidden from the two above on a GPU.
-        speedup_vs_torch: `time_us` of "torch" in the same run, over this one.
+        host_us: what it takes the host to queue a call; hidden from the two above. Empty on a CPU.
+        speedup_vs_torch: `time_us` of "torch" in the same run, over this one. Empty on a CPU.
         timestamp: when it was measured, UTC.
     """
 

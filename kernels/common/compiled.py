@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .operator import Operator
 
 _operators: weakref.WeakValueDictionary[int, Operator[Any]] = weakref.WeakValueDictionary()  # by address of the name
+_names: list[torch.Tensor] = []  # all there were: no address means another operator later, which a graph may still call
 _orders: weakref.WeakKeyDictionary[Context, torch.Tensor] = weakref.WeakKeyDictionary()
 
 
@@ -33,6 +34,7 @@ def name_of(operator: Operator[Any]) -> torch.Tensor:
     """Return a tensor by which graphs can name an operator, for as long as somebody keeps that."""
     name = _staying(torch.zeros(1, device=operator.ctx.get_device()))
     _operators[name.data_ptr()] = operator
+    _names.append(name)
     return name
 
 
@@ -76,7 +78,7 @@ _LIBRARY.define(
     "call(Tensor a, Tensor b, Tensor(a!) order, Tensor name, SymInt[] shape, SymInt[] other) -> (Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
-_LIBRARY.impl("call", torch._disable_dynamo(_call), "CompositeExplicitAutograd")
+_LIBRARY.impl("call", _call, "CompositeExplicitAutograd")
 torch.library.register_fake("iris_overlap::call", _fake_call, lib=_LIBRARY)
 
 
@@ -84,10 +86,11 @@ def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> 
     """Add a call to the graph that is being compiled; return copies of the operator's outputs.
 
     The graph ends before a call whose operands require a gradient, which then raises as it would without the compiler,
-    and before one of an operator without memory of its own for what it returns. Where it must not end, the compiler
-    raises.
+    and before one of an operator that was closed, likewise, or that has no memory of its own for what it returns. Where
+    it must not end, the compiler raises.
     """
-    if not operator.keeps_outputs or operator.gradient_reason(a, b):
+    # Of a closed one also where the graph is there already, and would be replayed: it was made for one that is open.
+    if not operator.keeps_outputs or operator.is_closed or operator.gradient_reason(a, b):
         return torch.compiler.disable(operator.call)(a, b)
     shape, *others = operator.output_shapes
     outputs = torch.ops.iris_overlap.call(a, b, operator.order, operator.name, shape, others[0] if others else [0])
