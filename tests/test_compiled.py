@@ -6,14 +6,12 @@ and "inductor", which moves and merges steps and decides where their results lie
 
 from __future__ import annotations
 
-import gc
 import shutil
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -326,22 +324,6 @@ def test_a_baseline_without_memory_of_its_own_is_called_outside_graphs(ranks: Ca
     assert ranks(2).call(call_what_keeps_no_outputs) == [(None, "Unsupported")] * 2
 
 
-def call_what_is_not_there(rank: int, world_size: int) -> Any:
-    operator = make_operator("all_gather_gemm", PATTERN, world_size)
-    data = operands(operator)
-    given = [data.a, data.b, operator.order, operator.name.clone(), [1, 1], [0]]
-    error = raised(torch.ops.iris_overlap.call, *given)
-    operator.close()
-    return error
-
-
-def test_a_graph_from_elsewhere_finds_no_operator(ranks: Callable[[int], Ranks]) -> None:
-    """One that was exported and loaded again has copies of the tensors that name operators."""
-    for kind, message in ranks(2).call(call_what_is_not_there):
-        assert kind == "RuntimeError"
-        assert "an operator that is not of this process" in message
-
-
 def call_while_a_thread_compiles(rank: int, world_size: int) -> tuple[str | None, bool]:
     operator = make_operator("all_gather_gemm", PATTERN, world_size)
     data, began, may_end = operands(operator), threading.Event(), threading.Event()
@@ -365,77 +347,3 @@ def call_while_a_thread_compiles(rank: int, world_size: int) -> tuple[str | None
 
 def test_who_calls_while_a_thread_compiles_is_in_no_graph(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(call_while_a_thread_compiles) == [(None, True)] * 2
-
-
-def call_what_was_closed(rank: int, world_size: int) -> Any:
-    """A graph that was made before; how many there are then."""
-    operator = make_operator("all_gather_gemm", PATTERN, world_size)
-    data, runs = operands(operator), []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            runs.append(len(runs))
-            return graph.forward(*args)
-
-        return run
-
-    step = compiled(lambda a, b: operator(a, b) + 1, backend, whole=False)
-    step(data.a, data.b)
-    before = len(runs)
-    operator.close()
-    return before, raised(step, data.a, data.b), len(runs)
-
-
-def test_a_graph_of_an_operator_that_was_closed_is_not_run(ranks: Callable[[int], Ranks]) -> None:
-    """Where it was recorded, it would be replayed over memory that was given back, and nobody would look."""
-    for before, (kind, message), after in ranks(2).call(call_what_was_closed):
-        assert kind == "RuntimeError"
-        assert "was closed" in message
-        assert before == after == 1
-
-
-def name_many(rank: int, world_size: int) -> int:
-    """Return how many names operators have that were made and closed one after the other."""
-    names = set()
-    for _ in range(30):
-        operator = make_operator("gemm_all_scatter", PATTERN, world_size)
-        names.add(operator.name.data_ptr())
-        operator.close()
-        del operator
-        gc.collect()
-    return len(names)
-
-
-def test_no_name_is_given_twice(ranks: Callable[[int], Ranks]) -> None:
-    """A graph that was recorded knows an operator by the address alone."""
-    assert ranks(1).call(name_many) == [30]
-
-
-def call_padded(rank: int, world_size: int) -> tuple[int, ...]:
-    """Of an operator whose output has rows that are longer than they are full, as on GPUs."""
-    operator = make_operator("gemm_reduce_scatter", PATTERN, world_size)
-    data, rows = operands(operator), torch.zeros(9, 40)[:, :34]
-    with mock.patch.object(operator, "outputs", return_value=(rows,)):
-        output, _ = torch.ops.iris_overlap.call(data.a, data.b, operator.order, operator.name, [9, 34], [0])
-    operator.close()
-    return output.stride()
-
-
-def test_outputs_lie_as_the_compiler_was_told(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(call_padded) == [(34, 1)] * 2
-
-
-def marks(rank: int, world_size: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    operator = make_operator("all_gather_gemm", PATTERN, world_size)
-    marked = torch.zeros(1)
-    torch._dynamo.mark_static_address(marked)
-    found = [vars(operator.name), vars(operator.order)], vars(marked)
-    operator.close()
-    return found
-
-
-def test_what_graphs_know_an_operator_by_is_marked_as_staying(ranks: Callable[[int], Ranks]) -> None:
-    """As the compiler marks what it need not copy for CUDA graphs."""
-    for found, marked in ranks(1).call(marks):
-        assert marked
-        assert found == [marked, marked]

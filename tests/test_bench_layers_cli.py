@@ -1,0 +1,161 @@
+"""`iris-bench layers` as a command: what it refuses, its rows, its table and picture, and what it leaves."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from typer.testing import CliRunner
+
+from iris_bench import cli
+from iris_bench.layers import rank as bench
+from iris_bench.layers.cli import heap_bytes, plan, to_records
+from iris_bench.layers.record import LayersRecord
+from iris_core import RankPool
+
+GIVEN: dict[str, Any] = {
+    "blocks": "8x12x16",
+    "subjects": ("torch",),
+    "layouts": ("sequence",),
+    "phases": ("step",),
+    "dtype": "fp32",
+    "rounds": 1,
+    "burst": 1,
+    "seed": 0,
+    "world_size": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"blocks": "8x12"}, "unknown block '8x12'; it takes TOKENSxWIDTHxFEATURES"),
+        ({"blocks": "llama"}, "unknown block 'llama'"),
+        ({"burst": 0}, "--burst 0 makes no sense"),
+        ({"blocks": "6x12x16"}, "6x12x16 on 4 ranks: 6 must be a multiple of these"),
+        ({"blocks": "8x12x18"}, "18 must be"),
+        ({"blocks": "8x10x16", "layouts": ("replicated",)}, "10 must be"),
+        ({"dtype": "fp8"}, "unknown dtype 'fp8'; known dtypes: bf16, fp16, fp32"),
+        ({"rounds": 0}, "--rounds 0 makes no sense"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        plan(**(GIVEN | change))
+
+
+def test_replicated_tokens_need_not_divide() -> None:
+    (job,) = plan(**(GIVEN | {"blocks": "7x12x16", "layouts": ("replicated",)}))
+    assert (job.tokens, job.width, job.features, job.dtype) == (7, 12, 16, "float32")
+
+
+def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
+    out = tmp_path / "layers.csv"
+    command = ["layers", "--device", "cpu", "--world-size", "2", "--blocks", "8x12x16", "--subject", "torch,iris"]
+    command += ["--layout", "replicated", "--out", str(out), "--plot", str(tmp_path / "layers.svg")]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    assert "8 tokens, 12 to 16 and back, replicated, step, fp32" in done.output
+    assert "interpreted: times are not performance" in " ".join(done.output.split())
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [column.name for column in fields(LayersRecord)]
+    assert [(row["phase"], row["subject"], row["status"]) for row in rows] == [
+        (phase, subject, "ok") for phase in bench.PHASES for subject in ("torch", "iris")
+    ]
+    assert all(float(row["time_us"]) > 0 and row["host_us"] == row["speedup_vs_torch"] == "" for row in rows)
+    picture = (tmp_path / "layers.svg").read_text()
+    assert "<svg" in picture
+    again = CliRunner().invoke(cli.app, command)
+    assert again.exit_code == 2
+    assert "--overwrite replaces it" in again.output
+
+
+def test_a_picture_needs_what_it_compares_with(tmp_path: Path) -> None:
+    command = ["layers", "--device", "cpu", "--subject", "iris", "--plot"]
+    for name, said in (("layers.svg", "--plot shows speedups over torch"), ("layers.txt", "end its name in .png")):
+        done = CliRunner().invoke(cli.app, [*command, str(tmp_path / name)])
+        assert done.exit_code == 2
+        assert said in done.output
+
+
+def test_speedups_are_over_torch_in_the_same_phase() -> None:
+    (job,) = plan(**(GIVEN | {"phases": ("forward", "step")}))
+    outcomes = [
+        bench.Outcome(subject, phase, time_us=time_us)
+        for phase, times in (("forward", (4.0, 2.0)), ("step", (9.0, 3.0)))
+        for subject, time_us in zip(("torch", "iris"), times, strict=True)
+    ]
+    outcomes.append(bench.Outcome("async_tp", "step", "unsupported"))
+    columns = dict.fromkeys(("device_name", "torch", "triton", "driver", "commit", "command"), "")
+    of_gpus = to_records(job, outcomes, {**columns, "world_size": 4, "device": "cuda"})
+    assert [one.speedup_vs_torch for one in of_gpus] == [1, 2, 1, 3, None]
+    of_cpus = to_records(job, outcomes, {**columns, "world_size": 4, "device": "cpu"})
+    assert [one.speedup_vs_torch for one in of_cpus] == [None] * 5
+
+
+def test_the_heap_holds_what_the_operators_take() -> None:
+    """In bf16 twice what all-gather has of all tokens, and twice two sets of slots; or all-reduce's."""
+    (job,) = plan(**(GIVEN | {"blocks": "8192x8192x28672", "dtype": "bf16"}))
+    assert heap_bytes(job, 4) > 6 * 8192 * 8192 * 2
+    assert heap_bytes(replace(job, layout="replicated"), 8) > 17 * 8192 * 8192 * 2
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("unsupported", 0), ("wrong", 1), ("error", 1)])
+def test_the_exit_status_says_if_anything_failed(status: str, exit_code: int) -> None:
+    call = RankPool.call
+
+    def answer(self: RankPool, fn: Any, *args: Any) -> Any:
+        if fn is not bench.measure:
+            return call(self, fn, *args)
+        return [[bench.Outcome("torch", "forward"), bench.Outcome("iris", "forward", status, "so it is")]]
+
+    with mock.patch.object(RankPool, "call", answer):
+        done = CliRunner().invoke(cli.app, ["layers", "--device", "cpu", "--world-size", "1", "--layout", "sequence"])
+    assert done.exit_code == exit_code
+    assert "iris: so it is" in done.output
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("lost")])
+def test_rows_are_kept_when_the_command_ends_early(tmp_path: Path, error: BaseException) -> None:
+    """What was to be replaced is, once there are rows; not before."""
+    out = tmp_path / "layers.csv"
+    out.write_text("what was there\n")
+    call, command = RankPool.call, ["layers", "--device", "cpu", "--world-size", "1", "--blocks", "8x12x16"]
+    command += ["--subject", "torch", "--phase", "forward", "--overwrite", "--out", str(out)]
+    for so_far in (0, 1):
+        jobs = so_far
+
+        def fail(self: RankPool, fn: Any, *args: Any) -> Any:
+            nonlocal jobs
+            if fn is bench.measure:
+                jobs -= 1
+                if jobs < 0:
+                    raise error
+            return call(self, fn, *args)
+
+        with mock.patch.object(RankPool, "call", fail):
+            done = CliRunner().invoke(cli.app, command)
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        assert done.exit_code == (130 if is_interrupt else 1), done.output
+        left = "1 rows were written to" if so_far else "nothing was written"
+        assert (left if is_interrupt else "ended early: RuntimeError: lost") in done.output
+        rows = out.read_text().splitlines()
+        if is_interrupt:
+            assert rows == ["what was there"] if not so_far else len(rows) == 2
+        else:  # a row for what it ended in
+            assert len(rows) == 2 + so_far
+            assert ",error," in rows[-1]
+            assert "the measurement ended here: RuntimeError: lost" in rows[-1]
+
+
+@pytest.mark.parametrize("option", ["--subject", "--layout", "--phase"])
+def test_an_unknown_name_is_refused(option: str) -> None:
+    done = CliRunner().invoke(cli.app, ["layers", "--device", "cpu", option, "nonsense"])
+    assert done.exit_code == 2
+    assert f"unknown {option} 'nonsense'; it takes 'all', or some of" in done.output
