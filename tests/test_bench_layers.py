@@ -160,6 +160,19 @@ def test_what_is_to_be_compiled_is(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(compile_them) == [(["ok"] * 6, 6)] * 2
 
 
+def look_at_code(rank: int, world_size: int) -> int:
+    """Return how many codes layers of three subjects have."""
+    whole = subjects.Pair(torch.zeros(4, 4), torch.zeros(4, 4))
+    layers = [subjects.make(context(), name, "sequence", whole) for name in ("torch", "torch_compiled", "iris")]
+    return len({id(type(one).forward.__code__) for one in layers})
+
+
+@on_cpu
+def test_subjects_are_not_compiled_in_one_place(ranks: Callable[[int], Ranks]) -> None:
+    """Of one code the compiler makes 8 at most, and looks at all of them in every call."""
+    assert ranks(2).call(look_at_code) == [3, 3]
+
+
 def leave_apart(rank: int, world_size: int) -> list[tuple[str, str]]:
     """Torch's overlapping layers, without the pass that overlaps."""
     off = mock.patch.multiple(subjects, _enable_async_tp=lambda *args: None, compiled=lambda subject, pair: pair)

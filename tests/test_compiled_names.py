@@ -75,10 +75,10 @@ def test_no_name_is_given_twice(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(1).call(name_many) == [30]
 
 
-def call_padded(rank: int, world_size: int) -> tuple[int, ...]:
-    """Of an operator whose output has rows that are longer than they are full, as on GPUs."""
+def call_transposed(rank: int, world_size: int) -> tuple[int, ...]:
+    """Of an operator whose output has columns one behind the other."""
     operator = make_operator("gemm_reduce_scatter", PATTERN, world_size)
-    data, rows = operands(operator), torch.zeros(9, 40)[:, :34]
+    data, rows = operands(operator), torch.zeros(34, 9).t()
     with mock.patch.object(operator, "outputs", return_value=(rows,)):
         output, _ = torch.ops.iris_overlap.call(data.a, data.b, operator.order, operator.name, [9, 34], [0])
     operator.close()
@@ -86,7 +86,7 @@ def call_padded(rank: int, world_size: int) -> tuple[int, ...]:
 
 
 def test_outputs_lie_as_the_compiler_was_told(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(call_padded) == [(34, 1)] * 2
+    assert ranks(2).call(call_transposed) == [(34, 1)] * 2
 
 
 def marks(rank: int, world_size: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -58,8 +58,8 @@ def layers(
     """Measure pairs of tensor-parallel layers beside torch's own: the forward pass, and a step with all gradients.
 
     Outputs and gradients are checked against the whole layers first. Without a GPU the times are the interpreter's,
-    and are not performance. Exit status: 0, or 1 if anything was wrong or the ranks were lost, or 2 if the command
-    makes no sense.
+    and are not performance. Exit status: 0, or 1 if anything was wrong or failed, or the ranks were lost, or 2 if the
+    command makes no sense, or 130 if it was interrupted.
     """
     is_first = True
     try:
