@@ -26,7 +26,7 @@ SWEEP = $(PY) -m iris_bench run --shapes $(SHAPES) $(if $(FAMILY),--family $(FAM
 	$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(NP),--world-size $(NP)) \
 	--out $(OUT) --plot $(basename $(OUT)).png
 
-.PHONY: help setup bench test test-gpu sweep check stress tune links memcheck lint fmt clean
+.PHONY: help setup bench test test-gpu sweep check stress tune links layers memcheck lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ tune: $(READY) ## Measure all variants for `auto` on this machine: SHAPES=llama 
 links: OUT =
 links: $(READY) ## Measure stores, loads and copies between every two ranks, barriers, signals [NP=8 OUT=links.csv]
 	$(PY) -m iris_bench links $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
+
+layers: OUT =
+layers: $(READY) ## Measure pairs of tensor-parallel layers beside torch's own [NP=4 OUT=layers.csv]
+	$(PY) -m iris_bench layers $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 memcheck: $(READY) ## Call every operator once under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \

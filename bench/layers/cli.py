@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -256,8 +257,7 @@ def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[st
 
 def print_layers(console: Console, records: Sequence[LayersRecord]) -> None:
     """Print a table for each pair and phase."""
-    key = lambda one: (one.tokens, one.width, one.features, one.layout, one.phase)  # noqa: E731
-    for _, group in itertools.groupby(records, key):
+    for _, group in itertools.groupby(records, attrgetter("tokens", "width", "features", "layout", "phase")):
         rows = list(group)
         first = rows[0]
         where = f"{first.dtype}, {first.world_size} x {first.device_name}"
