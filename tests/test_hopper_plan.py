@@ -63,6 +63,7 @@ def test_own_tiles_come_when_partials_have_had_the_time(tiles: int, world_size: 
 def test_with_two_turns_before_them_own_tiles_come_last_but_where_the_link_is_slow() -> None:
     assert ordered(128, 4, tile_us=23.0, sent_us=25.0).mixed > 0
     assert ordered(128, 4, tile_us=26.0, sent_us=25.0).mixed == 0
+    assert ordered(128, 4, tile_us=26.0, sent_us=25.0, sends_sums=True).mixed > 0
     assert ordered(256, 4, tile_us=26.0, sent_us=25.0).mixed > 0
 
 
@@ -75,7 +76,14 @@ def test_programs_without_a_last_turn_have_more_of_the_own_tiles() -> None:
     assert ordered(512, 4, tile_us=1.0).first == 0  # where they would take longer than a turn
 
 
-def ordered(tiles: int, world_size: int, num_programs: int = 132, tile_us: float = 23.0, sent_us: float = 25.0) -> Any:
+def ordered(
+    tiles: int,
+    world_size: int,
+    num_programs: int = 132,
+    tile_us: float = 23.0,
+    sent_us: float = 25.0,
+    sends_sums: bool = False,
+) -> Any:
     return order.order_tiles(
         None,
         m=0,
@@ -85,6 +93,7 @@ def ordered(tiles: int, world_size: int, num_programs: int = 132, tile_us: float
         tiles=tiles,
         tile_us=tile_us,
         turn_sent_us=sent_us,
+        sends_sums=sends_sums,
         num_programs=num_programs,
         world_size=world_size,
     )
@@ -272,10 +281,18 @@ def made_for(family: str, m: int, n: int, k: int) -> Any:
         return get_variant(family, "warp_specialized").build(compiling.StubContext(case), problem)
 
 
-@pytest.mark.parametrize(("k", "is_mixed"), [(4096, True), (8192, False)])
-def test_whether_the_link_is_the_slower_one_is_known(k: int, is_mixed: bool) -> None:
-    """Of four turns: a tile of the shorter k takes 15 µs, of the longer 26, and a turn's tiles take 25 to be sent."""
-    assert (made_for("gemm_reduce_scatter", 4096, 4096, k)._shards.mixed > 0) == is_mixed
+@pytest.mark.parametrize(
+    ("family", "sizes", "is_mixed"),
+    [
+        ("gemm_reduce_scatter", (4096, 4096, 4096), True),  # a tile takes 15 µs, a turn's tiles take 25 to be sent
+        ("gemm_reduce_scatter", (4096, 4096, 8192), False),  # 26, 25
+        ("gemm_all_reduce", (1024, 8192, 8192), True),  # 15, 13; and sums are sent
+    ],
+)
+def test_own_tiles_of_four_turns_come_where_they_gain(family: str, sizes: tuple[int, int, int], is_mixed: bool) -> None:
+    shards = made_for(family, *sizes)._shards
+    assert (shards.tiles, shards.ahead) == (128, 2)
+    assert (shards.mixed > 0) == is_mixed
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 # Turns: a tile is multiplied in one, sent in the next, announced in the third. With two, sums wait for partials, which
-# gained only where the link is slower than the multiplication: own tiles give it the time to catch up.
+# gained only where the link is slower than the multiplication: own tiles give it the time to catch up. Where sums are
+# sent, to every rank, two are better than all of them at the end.
 _AHEAD, _LEAST_AHEAD = 3, 2
 _OWN_US, _OWN_US_A_PEER = 1.0, 1.5  # that an own tile takes longer (8192x8192x8192 on 4 H200s: 29 µs, others 22.5)
 
@@ -104,6 +105,7 @@ def order_tiles(
     tiles: int,
     tile_us: float,
     turn_sent_us: float,
+    sends_sums: bool,
     num_programs: int,
     world_size: int,
 ) -> Shards:
@@ -113,11 +115,12 @@ def order_tiles(
         by_columns: whether shards lie beside each other; else one above the other.
         tiles, tile_us: how many there are of a shard, and how long a program takes for a peer's.
         turn_sent_us: how long the link takes for a peer's tile of every program.
+        sends_sums: whether sums go to every rank.
     """
     own = num_programs // world_size  # no more: the own tiles would run out before the peers'
     sent = (world_size - 1) * tiles
     ahead = min(_AHEAD, sent // num_programs)
-    least = _LEAST_AHEAD if turn_sent_us > tile_us else _AHEAD
+    least = _LEAST_AHEAD if sends_sums or turn_sent_us > tile_us else _AHEAD
     is_mixed = sent > 0 and own > 0 and ahead >= least  # else all own tiles come last
     mixed = (sent - ahead * num_programs) // (num_programs - own) if is_mixed else 0
     chunk = own or tiles

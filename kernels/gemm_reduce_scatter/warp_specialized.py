@@ -236,6 +236,7 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
             tiles=self._tiles((m, n)),
             tile_us=tile_alone_us(cut, problem.a_shape(0)[1]),
             turn_sent_us=config.num_sms * tile_sent_us(cut, peers=1),
+            sends_sums=self._sums is not None,
             num_programs=config.num_sms,
             world_size=problem.world_size,
         )
