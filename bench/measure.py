@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -65,25 +65,35 @@ class Job:
         return FAMILIES[self.family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=self.world_size, dtype=dtype)
 
 
-@dataclass
-class Outcome:
-    """What was found out about one variant, over all ranks. The names are those of `Record`."""
+@dataclass(kw_only=True)
+class Judged:
+    """What is found out about whatever is measured, over all ranks: whether it is right, and then its times."""
 
-    variant: str
     status: str = "ok"
     reason: str = ""
-    correct: bool | None = None
     error: float | None = None
     time_us: float | None = None
     latency_us: float | None = None
     host_us: float | None = None
-    config: str = ""
+
+    def timed(self, times: dict[str, float]) -> None:
+        """Keep times, as `timing.slowest_medians` gives them."""
+        self.time_us, self.latency_us, self.host_us = times["time_us"], times["latency_us"], times["host_us"]
 
     def failed(self, status: str, reason: str) -> None:
         """Keep the first thing that went wrong; there are no times then."""
         if self.status == "ok":
             self.status, self.reason = status, " ".join(reason.split())
         self.time_us = self.latency_us = self.host_us = None
+
+
+@dataclass
+class Outcome(Judged):
+    """What was found out about one variant. The names are those of `Record`."""
+
+    variant: str
+    correct: bool | None = None
+    config: str = ""
 
 
 _context: Context | None = None
@@ -185,13 +195,8 @@ class _Run:
             return
         subjects, sets = prepared
         timing.measure(self.ctx, subjects, sets, rounds=self.job.rounds, burst=self.job.burst)
-        samples = {subject.name: [asdict(sample) for sample in subject.samples] for subject in subjects}
-        by_rank = self.ctx.group.all_gather(samples)
-        for subject in subjects:
-            outcome = self.outcomes.setdefault(subject.name, Outcome(subject.name))
-            for quantity in ("time_us", "latency_us", "host_us"):
-                values = [[sample[quantity] for sample in ranks[subject.name]] for ranks in by_rank]
-                setattr(outcome, quantity, timing.slowest_median(values))
+        for name, times in timing.slowest_medians(self.ctx, subjects).items():
+            self.outcomes.setdefault(name, Outcome(name)).timed(times)
 
     def close(self) -> None:
         """Give back all buffers, in the order in which they were made."""

@@ -99,12 +99,18 @@ def parse_shapes(text: str, *, collective: str, world_size: int) -> list[Shape]:
     return list(shapes.values())
 
 
-def _explicit(text: str) -> Shape:
+def parse_sizes(text: str) -> tuple[int, int, int] | None:
+    """Return three positive integers with an x between them; None for another text."""
     match = re.fullmatch(r"(\d+)[xX](\d+)[xX](\d+)", text)
-    m, n, k = map(int, match.groups()) if match else (0, 0, 0)
-    if 0 in (m, n, k):
+    first, second, third = map(int, match.groups()) if match else (0, 0, 0)
+    return (first, second, third) if first and second and third else None
+
+
+def _explicit(text: str) -> Shape:
+    sizes = parse_sizes(text)
+    if sizes is None:
         raise ValueError(
             f"unknown shape {text!r}; give a shape set ({', '.join(SHAPE_SETS)}) "
             "or sizes as MxNxK, three positive integers, e.g. 8192x4096x14336"
         )
-    return Shape(m, n, k)
+    return Shape(*sizes)

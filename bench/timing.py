@@ -18,7 +18,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 import torch
@@ -123,6 +123,18 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
         _warm_up(ctx, clock, subjects, operands, burst)
     for number in range(rounds):
         _round(ctx, clock, balanced(subjects, number), operands, burst)
+
+
+def slowest_medians(ctx: Context, subjects: Sequence[Subject]) -> dict[str, dict[str, float]]:
+    """Return each subject's quantities of a `Sample`: the slowest rank's median over rounds; collective."""
+    by_rank = ctx.group.all_gather({subject.name: [asdict(one) for one in subject.samples] for subject in subjects})
+    return {
+        subject.name: {
+            column.name: slowest_median([[one[column.name] for one in ranks[subject.name]] for ranks in by_rank])
+            for column in fields(Sample)
+        }
+        for subject in subjects
+    }
 
 
 def slowest_median(samples_by_rank: Sequence[Sequence[float]]) -> float:

@@ -55,7 +55,7 @@ class ParallelLinear(nn.Linear):
         Raises:
             ValueError: it is no `torch.nn.Linear`, or an option makes no sense.
         """
-        if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
+        if not is_whole(linear):
             raise ValueError(f"linear is a {type(linear).__name__}; it must be a torch.nn.Linear")
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -126,7 +126,7 @@ class ColumnParallelLinear(ParallelLinear):
         ValueError: options that make no sense.
     """
 
-    cut_type = ColumnCut
+    cut_type: ClassVar[type[Cut]] = ColumnCut
 
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
         """See `column_parallel_linear`."""
@@ -152,6 +152,11 @@ class RowParallelLinear(ParallelLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `row_parallel_linear`."""
         return self.cut(x, *self._parts())
+
+
+def is_whole(linear: object) -> bool:
+    """Whether this is a `torch.nn.Linear` that is not cut."""
+    return isinstance(linear, nn.Linear) and not isinstance(linear, ParallelLinear)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from iris_core import Context
 
 from .cuts import ColumnCut
-from .layers import ParallelLinear
+from .layers import ColumnParallelLinear, is_whole
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +49,7 @@ class MergedColumnCut(ColumnCut):
         return self.own_weight(whole)
 
 
-class MergedColumnParallelLinear(ParallelLinear):
+class MergedColumnParallelLinear(ColumnParallelLinear):
     """Layers of one x whose output features are cut over the ranks; their outputs come beside each other.
 
     ``query, key, value = layer.split(layer(x))`` is what a `ColumnParallelLinear` for each gives; but these gather x,
@@ -102,16 +102,12 @@ class MergedColumnParallelLinear(ParallelLinear):
     def _drawn(cls, cut: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
         return _merged([nn.Linear(cut.in_features, size, bias, device=device, dtype=dtype) for size in cut.sizes])
 
-    def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
-        """Return this rank's features of all layers; see `column_parallel_linear`, and `split`."""
-        return self.cut(x, *self._parts(), tokens=tokens)
-
     def split(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return each layer's part of what a call gave, views."""
         return output.split([size // self.cut.ctx.get_num_ranks() for size in self.cut.sizes], -1)
 
     def extra_repr(self) -> str:
-        """As `ParallelLinear`'s, and the layers' sizes."""
+        """As `ColumnParallelLinear`'s, and the layers' sizes."""
         return f"{super().extra_repr()}, sizes={list(self.cut.sizes)}"
 
     @staticmethod
@@ -119,7 +115,7 @@ class MergedColumnParallelLinear(ParallelLinear):
         if not linears:
             raise ValueError("linears is empty; it takes one torch.nn.Linear or more")
         for linear in linears:
-            if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
+            if not is_whole(linear):
                 raise ValueError(f"of linears one is a {type(linear).__name__}; they must be torch.nn.Linear")
         kinds = [_kind(linear) for linear in linears]
         for kind in kinds:

@@ -91,7 +91,7 @@ def test_speedups_are_over_torch_in_the_same_phase() -> None:
         for phase, times in (("forward", (4.0, 2.0)), ("step", (9.0, 3.0)))
         for subject, time_us in zip(("torch", "iris"), times, strict=True)
     ]
-    outcomes.append(bench.Outcome("async_tp", "step", "unsupported"))
+    outcomes.append(bench.Outcome("async_tp", "step", status="unsupported"))
     columns = dict.fromkeys(("device_name", "torch", "triton", "driver", "commit", "command"), "")
     of_gpus = to_records(job, outcomes, {**columns, "world_size": 4, "device": "cuda"})
     assert [one.speedup_vs_torch for one in of_gpus] == [1, 2, 1, 3, None]
@@ -113,7 +113,7 @@ def test_the_exit_status_says_if_anything_failed(status: str, exit_code: int) ->
     def answer(self: RankPool, fn: Any, *args: Any) -> Any:
         if fn is not bench.measure:
             return call(self, fn, *args)
-        return [[bench.Outcome("torch", "forward"), bench.Outcome("iris", "forward", status, "so it is")]]
+        return [[bench.Outcome("torch", "forward"), bench.Outcome("iris", "forward", status=status, reason="so it is")]]
 
     with mock.patch.object(RankPool, "call", answer):
         done = CliRunner().invoke(cli.app, ["layers", "--device", "cpu", "--world-size", "1", "--layout", "sequence"])

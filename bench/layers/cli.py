@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from ..families import FAMILIES
 from ..outputs import check_new, check_outputs
 from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import DTYPES
+from ..shapes import parse_sizes
 from . import rank
 from .plot import plot_layers
 from .record import LayersRecord
@@ -186,7 +186,13 @@ def plan(
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
     jobs = []
     for block, layout in itertools.product(dict.fromkeys(blocks.split(",")), layouts):
-        tokens, width, features = _sizes(block.strip())
+        sizes = parse_sizes(block.strip())
+        if sizes is None:
+            raise ValueError(
+                f"unknown block {block.strip()!r}; it takes TOKENSxWIDTHxFEATURES, three positive integers, "
+                "e.g. 8192x8192x28672"
+            )
+        tokens, width, features = sizes
         for size in (width, features, *([tokens] if layout == "sequence" else [])):
             if size % world_size:
                 raise ValueError(f"{block.strip()} on {world_size} ranks: {size} must be a multiple of these")
@@ -212,16 +218,6 @@ def _select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
         if name not in known:
             raise ValueError(f"unknown {option} {name!r}; it takes 'all', or some of {', '.join(known)}")
     return tuple(name for name in known if name in names)
-
-
-def _sizes(block: str) -> tuple[int, int, int]:
-    found = re.fullmatch(r"(\d+)[xX](\d+)[xX](\d+)", block)
-    tokens, width, features = map(int, found.groups()) if found else (0, 0, 0)
-    if 0 in (tokens, width, features):
-        raise ValueError(
-            f"unknown block {block!r}; it takes TOKENSxWIDTHxFEATURES, three positive integers, e.g. 8192x8192x28672"
-        )
-    return tokens, width, features
 
 
 def heap_bytes(job: rank.Job, world_size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from iris_kernels.common.problem import shard_bounds
 
 from .. import timing
-from ..measure import attempt, context
+from ..measure import Judged, attempt, context
 from . import subjects
 from .subjects import ALONE, Pair
 
@@ -50,28 +50,16 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class Outcome(Judged):
     """What came of one subject in one phase; the names are those of `LayersRecord`."""
 
     subject: str
     phase: str
-    status: str = "ok"
-    reason: str = ""
-    error: float | None = None
-    time_us: float | None = None
-    latency_us: float | None = None
-    host_us: float | None = None
-
-    def failed(self, status: str, reason: str) -> None:
-        """Keep the first thing that went wrong; there are no times then."""
-        if self.status == "ok":
-            self.status, self.reason = status, " ".join(reason.split())
-        self.time_us = self.latency_us = self.host_us = None
 
 
 def not_begun(job: Job, reason: str) -> list[Outcome]:
     """Return the outcomes of a job that could not be begun, or was not ended."""
-    return [Outcome(subject, phase, "error", reason) for phase in job.phases for subject in job.subjects]
+    return [Outcome(subject, phase, status="error", reason=reason) for phase in job.phases for subject in job.subjects]
 
 
 def measure(rank: int, world_size: int, job: Job) -> list[Outcome]:
@@ -119,13 +107,10 @@ class _Run:
                     calls[outcome.subject] = call
         timed = [timing.Subject(name, call) for name, call in calls.items()]
         timing.measure(self.ctx, timed, self.sets, rounds=self.job.rounds, burst=self.job.burst)
-        samples = {subject.name: [asdict(sample) for sample in subject.samples] for subject in timed}
-        by_rank = self.ctx.group.all_gather(samples)
+        times = timing.slowest_medians(self.ctx, timed)
         for outcome in outcomes:
             if outcome.subject in calls:
-                for quantity in ("time_us", "latency_us", "host_us"):
-                    values = [[sample[quantity] for sample in ranks[outcome.subject]] for ranks in by_rank]
-                    setattr(outcome, quantity, timing.slowest_median(values))
+                outcome.timed(times[outcome.subject])
                 self._check(outcome, calls[outcome.subject], *self.sets[0], expected)
         return outcomes
 
