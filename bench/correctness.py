@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from iris_kernels.common.reference import wide_dtype
+
 from .families import Block
 
 LIBRARY_FACTOR = 1.5
@@ -53,7 +55,7 @@ class _Part:
         self.rows, self.columns = block.rows, block.columns
         self.k = sum(a.shape[1] for a, _ in block.terms)
         self._num_terms = len(block.terms)
-        wide = _reference_dtype(dtype, block.terms[0][0].device)
+        wide = wide_dtype(dtype, block.terms[0][0].device)
         squared_a: Any = 0
         squared_b: Any = 0
         narrow: Any = 0
@@ -133,7 +135,7 @@ class Expectation:
 
     def elements(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the whole reference, and how far each element of an output may be from it."""
-        reference = torch.zeros(self.shape, dtype=_reference_dtype(self.dtype, self._device), device=self._device)
+        reference = torch.zeros(self.shape, dtype=wide_dtype(self.dtype, self._device), device=self._device)
         bound = torch.zeros_like(reference)
         for part in self._parts:
             reference[part.rows, part.columns] = part.reference
@@ -149,11 +151,6 @@ def _describe(bad: torch.Tensor, values: torch.Tensor, part: _Part) -> str:
     value, expected = values[row, column].item(), part.reference[row, column].item()
     row, column = row + (part.rows.start or 0), column + (part.columns.start or 0)
     return f"at row {row}, column {column}: {value:.6g} instead of {expected:.6g}"
-
-
-def _reference_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Wide enough to judge `dtype`; not wider on a GPU, where fp64 may be slow."""
-    return torch.float64 if device.type == "cpu" or dtype == torch.float32 else torch.float32
 
 
 def _squared_norm(matrix: torch.Tensor) -> float:

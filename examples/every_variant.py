@@ -25,18 +25,6 @@ CALLS = 3
 TOLERANCE = 1e-2  # relative, over all elements; one rounding to bf16 makes about 2e-3
 
 
-def shards(family, problem, rank, a, b):
-    """Return what of A and B a rank is given, and what of them its output is the product of."""
-    if family == "gemm_all_scatter":  # B by columns; every rank gets all of C
-        return (a, b[:, slice(*problem.columns(rank))]), (a, b)
-    if family == "all_gather_gemm":  # A by rows, B by columns; C by columns
-        columns = b[:, slice(*problem.columns(rank))]
-        return (a[slice(*problem.rows(rank))], columns), (a, columns)
-    inner = slice(*problem.inner(rank))  # both along k; C by rows, or whole
-    rows = slice(None) if family == "gemm_all_reduce" else slice(*problem.rows(rank))
-    return (a[:, inner], b[inner]), (a[rows], b)
-
-
 def worst_error(ctx, variant, problem):
     """Return the largest relative error of a variant's calls on this rank."""
     operator = variant.build(ctx, problem)
@@ -45,10 +33,9 @@ def worst_error(ctx, variant, problem):
         generator = torch.Generator().manual_seed(call)  # the same A and B on every rank, others at each call
         a = torch.randn(problem.m, problem.k, generator=generator).to(ctx.get_device(), problem.dtype)
         b = torch.randn(problem.k, problem.n, generator=generator).to(ctx.get_device(), problem.dtype)
-        given, factors = shards(variant.family, problem, ctx.get_rank(), a, b)
         # The output is the operator's: read before the next call, which overwrites it.
-        c = operator.as_matrix(operator(*given))
-        expected = FAMILIES[variant.family].reference(*factors)
+        c = operator.as_matrix(operator(*problem.shards(ctx.get_rank(), a, b)))
+        expected = FAMILIES[variant.family].reference(problem, ctx.get_rank(), a, b)
         norm = expected.norm().clamp(min=1e-30)  # a rank may have no rows or columns
         errors.append(((c.to(expected.dtype) - expected).norm() / norm).item())
     operator.close()

@@ -207,6 +207,7 @@ class Context(HeapTensors, Meeting):
         """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call.
 
         It is the one that the context was made of, or torch's default one, if its backend is right; else a new one.
+        A new one's collectives wait for a rank as long as the host does, twice `timeout_s`.
         Where torch.distributed is not initialised this does it: whoever wants to do so himself must come first.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from compiling import TARGETS
 from families import FAMILIES, make_problem
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_kernels.common.config import GemmConfig, default_config, invalid_reason
@@ -17,9 +18,12 @@ from iris_kernels.common.problem import shard_bounds
 from overlap_taxonomy import list_families
 
 SIZES = st.integers(1, 5000)
+FEW = st.integers(1, 20)
 WORLDS = st.integers(1, 17)
+UNTIMED = settings(deadline=None, print_blob=True)
 
 
+@UNTIMED
 @given(SIZES, WORLDS)
 def test_shards_partition_a_dimension_as_torch_chunk_does(size: int, world_size: int) -> None:
     bounds = [shard_bounds(size, world_size, rank) for rank in range(world_size)]
@@ -32,6 +36,7 @@ def test_shards_partition_a_dimension_as_torch_chunk_does(size: int, world_size:
 
 
 @pytest.mark.parametrize("family", list_families())
+@UNTIMED
 @given(m=SIZES, n=SIZES, k=SIZES, world_size=WORLDS)
 def test_operands_of_all_ranks_make_up_the_whole(family: str, m: int, n: int, k: int, world_size: int) -> None:
     problem = make_problem(family, m, n, k, world_size, torch.bfloat16)
@@ -39,10 +44,30 @@ def test_operands_of_all_ranks_make_up_the_whole(family: str, m: int, n: int, k:
     for rank in range(world_size):
         assert FAMILIES[family].own_a(problem, rank, a).shape == problem.a_shape(rank)
         assert FAMILIES[family].own_b(problem, rank, b).shape == problem.b_shape(rank)
-        own_shape = problem.c_shape(rank) if hasattr(problem, "c_shape") else (m, n)
-        assert FAMILIES[family].own_output(problem, rank, product).shape == own_shape
+        assert FAMILIES[family].own_output(problem, rank, product).shape == problem.c_shape(rank)
     assert problem.flops * world_size >= 2 * m * n * k
     assert (problem.wire_bytes == 0) == (world_size == 1)
+
+
+@pytest.mark.parametrize("family", list_families())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@UNTIMED
+@given(m=FEW, n=FEW, k=FEW, world_size=WORLDS, seed=st.integers(0, 1000))
+def test_shards_and_reference_are_parts_of_the_whole(
+    family: str, dtype: torch.dtype, m: int, n: int, k: int, world_size: int, seed: int
+) -> None:
+    problem = make_problem(family, m, n, k, world_size, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))
+    parts = FAMILIES[family]
+    reference = importlib.import_module(f"iris_kernels.{family}").reference
+    for rank in range(world_size):
+        own_a, own_b = problem.shards(rank, a, b)
+        assert torch.equal(own_a, parts.own_a(problem, rank, a))
+        assert torch.equal(own_b, parts.own_b(problem, rank, b))
+        assert own_a.untyped_storage().data_ptr() == a.untyped_storage().data_ptr()
+        expected = parts.own_output(problem, rank, a.double() @ b.double())
+        torch.testing.assert_close(reference(problem, rank, a, b), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_bytes_on_the_wire_and_ideal_time_of_all_scatter() -> None:
@@ -100,6 +125,7 @@ def test_a_configuration_is_valid_or_says_why_not(change: dict[str, int], said: 
     assert reason is None if said is None else reason is not None and reason.startswith(said)
 
 
+@UNTIMED
 @given(m=SIZES, n=st.integers(0, 5000), dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
 @pytest.mark.parametrize("comm_share", [0.0, 1 / 11, 0.2])
 @pytest.mark.parametrize(

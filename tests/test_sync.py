@@ -182,6 +182,27 @@ def test_an_operator_that_a_rank_does_not_call_names_it(ranks: Callable[[int], R
             assert part in message
 
 
+def call_the_vendors_alone(rank: int, world_size: int) -> tuple[str, str]:
+    close_context()
+    ctx = iris_core.iris(1 << 20)
+    with short_limit(ctx):
+        ctx.process_group()
+    problem = make_problem("gemm_all_reduce", 4, 4, 4, world_size, torch.float32)
+    operator = get_variant("gemm_all_reduce", "library").build(ctx, problem)
+    a, b = torch.ones(problem.a_shape(rank)), torch.ones(problem.b_shape(rank))
+    error = raised(operator, a, b) if rank == 0 else ("", "")
+    ctx.barrier()  # where rank 1 waits with the usual limit
+    ctx.close()
+    return error
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_collective_of_the_vendors_that_a_rank_does_not_call_ends(ranks: Callable[[int], Ranks]) -> None:
+    (kind, message), _ = ranks(2).call(call_the_vendors_alone)
+    assert kind == "RuntimeError"
+    assert "Timed out waiting 1000ms" in message
+
+
 def ask_for_a_limit(rank: int, world_size: int, how: str) -> list[float]:
     """Return the limit of waits in kernels and on streams, and of the host's, where they are kept."""
     close_context()
@@ -191,7 +212,9 @@ def ask_for_a_limit(rank: int, world_size: int, how: str) -> list[float]:
     links: Any = ctx.group._links.values()
     word = ctx.get_watchdog()[WATCHDOG_TIMEOUT_NS.value].item()
     stream: Any = ctx.make_stream()
-    limits = [word / 1e9, stream._timeout_s, ctx.group.timeout_s, *(link._timeout_s for link in links)]
+    vendors: Any = ctx.process_group()._get_backend(ctx.get_device())
+    limits = [word / 1e9, stream._timeout_s, ctx.group.timeout_s, vendors.options._timeout.total_seconds()]
+    limits += [link._timeout_s for link in links]
     ctx.close()
     return limits
 
@@ -203,5 +226,5 @@ def test_a_limit_that_is_asked_for_is_that_of_every_wait(
 ) -> None:
     """That waits go by it is seen with `short_limit`, which changes it in these places."""
     host = 2 * limit_s
-    expected = [limit_s, limit_s, host]
+    expected = [limit_s, limit_s, host, host]
     assert ranks(2).call(ask_for_a_limit, how) == [[*expected, host], [*expected, 1.25 * host]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.async_tp import AsyncTpOperator
 from .operator import FAMILY, Gathers
@@ -27,14 +26,4 @@ class AsyncTp(Gathers, AsyncTpOperator[AllGatherGemmProblem]):
         return output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=AsyncTp.variant,
-    arrangement=Arrangement.OTHERS,
-    agent=Agent.OTHERS,
-    sync=Sync.OTHERS,
-    summary="torch's fused_all_gather_matmul over symmetric memory",
-    build=AsyncTp,
-    unsupported_reason=AsyncTp.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = AsyncTp.as_variant("torch's fused_all_gather_matmul over symmetric memory")

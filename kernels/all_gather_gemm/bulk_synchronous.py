@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_call, wait_ready
-from .operator import FAMILY, AllGatherGemm
+from .operator import AllGatherGemm
 from .shards import multiply_shards, push_shard
 
 
@@ -48,13 +48,9 @@ class BulkSynchronous(AllGatherGemm):
         self._run(gemm_kernel, config.num_sms, **self._multiply_arguments(a, b))
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=BulkSynchronous.variant,
+VARIANT = BulkSynchronous.as_variant(
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,
     summary="all SMs push the shard to the peers, then a GEMM kernel",
-    build=BulkSynchronous,
-    unsupported_reason=BulkSynchronous.unsupported_reason,
 )

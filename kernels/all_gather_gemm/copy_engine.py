@@ -12,12 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.handshake import current_call, finish_and_clear
 from .copies import PushedByCopyEngines
-from .operator import FAMILY
 from .shards import Arrivals, multiply_shards
 
 
@@ -61,13 +60,9 @@ class CopyEngine(PushedByCopyEngines):
         return gemm_kernel, self._multiply_arguments(a, b)
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=CopyEngine.variant,
+VARIANT = CopyEngine.as_variant(
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a GEMM kernel multiplies each shard when it has come",
-    build=CopyEngine,
-    unsupported_reason=CopyEngine.unsupported_reason,
 )

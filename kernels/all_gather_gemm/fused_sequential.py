@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 from iris_core import translate
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready_of
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
-from .operator import FAMILY, AllGatherGemm
+from .operator import AllGatherGemm
 from .problem import AllGatherGemmProblem
 from .shards import rows_of_shard
 
@@ -84,13 +84,9 @@ class FusedSequential(AllGatherGemm):
         )
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=FusedSequential.variant,
+VARIANT = FusedSequential.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,
     summary="one kernel; each program loads its rows of A from their owner",
-    build=FusedSequential,
-    unsupported_reason=FusedSequential.unsupported_reason,
 )

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from iris_core import Context
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.kraken import KrakenOperator, rows_on_16_bytes
 from ..common.operands import fill_rows
@@ -64,14 +63,4 @@ class Kraken(Gathers, KrakenOperator[AllGatherGemmProblem]):
         return output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=Kraken.variant,
-    arrangement=Arrangement.OTHERS,
-    agent=Agent.OTHERS,
-    sync=Sync.OTHERS,
-    summary="meta-pytorch/kraken's all_gather_matmul, where it is installed",
-    build=Kraken,
-    unsupported_reason=Kraken.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = Kraken.as_variant("meta-pytorch/kraken's all_gather_matmul, where it is installed")

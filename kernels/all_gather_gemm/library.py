@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from ..common.library import LibraryOperator, all_gather_single
 from .operator import FAMILY, Gathers
@@ -41,14 +40,4 @@ class Library(Gathers, LibraryOperator[AllGatherGemmProblem]):
         return torch.mm(self.gathered, b, out=self.output)
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=Library.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
-    summary="all_gather_into_tensor, then torch.mm",
-    build=Library,
-    unsupported_reason=Library.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = Library.as_variant("all_gather_into_tensor, then torch.mm")

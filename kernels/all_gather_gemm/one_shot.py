@@ -18,7 +18,7 @@ import triton.language as tl
 
 from iris_core import fence_before_descriptor_loads, translate, wait_for_earlier_kernels
 from iris_core.backends.base import round_up
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.gemm import store_tile
 from ..common.handshake import (
@@ -32,7 +32,7 @@ from ..common.handshake import (
 from ..common.shared_tiles import compute_tiles, turn_of_call, with_columns
 from ..common.split_k import Splitting
 from ..common.trace import PUSH, STORE, WAIT, trace_span, trace_time
-from .operator import FAMILY, AllGatherGemm
+from .operator import AllGatherGemm
 from .shards import num_parts_of, place_of_part
 
 COLS = 1024  # of a piece of the shard: what a program of 128 threads loads at once from a row
@@ -172,13 +172,9 @@ class OneShot(Splitting, AllGatherGemm):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=OneShot.variant,
+VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel for small M; programs push parts of the shard, then share the tiles between them",
-    build=OneShot,
-    unsupported_reason=OneShot.unsupported_reason,
 )

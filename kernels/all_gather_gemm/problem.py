@@ -44,6 +44,10 @@ class AllGatherGemmProblem(Problem):
         """(m, the rank's columns)."""
         return self.m, self.b_shape(rank)[1]
 
+    def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Problem.shards`."""
+        return a[slice(*self.rows(rank))], b[:, slice(*self.columns(rank))]
+
     @property
     def flops(self) -> int:
         """Of rank 0, whose block is the largest."""

@@ -18,11 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals, wait_ready
-from .operator import FAMILY, AllGatherGemm
+from .operator import AllGatherGemm
 from .shards import Arrivals, multiply_shards, push_shard
 
 
@@ -91,13 +91,9 @@ class ProducerConsumer(AllGatherGemm):
         self._push_stream.current_waits()
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=ProducerConsumer.variant,
+VARIANT = ProducerConsumer.as_variant(
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.SHARD_COUNTER,
     summary="a push kernel and a GEMM kernel side by side, a counter a shard between them",
-    build=ProducerConsumer,
-    unsupported_reason=ProducerConsumer.unsupported_reason,
 )

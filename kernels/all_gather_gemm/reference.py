@@ -1,11 +1,13 @@
-"""All-gather + GEMM in torch alone, on one process that has all of A: what every variant is checked against."""
+"""All-gather + GEMM in torch alone, on one process that has all of A and B: what a rank must get."""
 
 from __future__ import annotations
 
 import torch
 
+from ..common.reference import product
+from .problem import AllGatherGemmProblem
 
-def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return A (m, k) @ B (k, a rank's columns) in fp64 for CPU tensors, in fp32 for GPU tensors."""
-    wide = torch.float64 if a.device.type == "cpu" else torch.float32
-    return a.to(wide) @ b.to(wide)
+
+def reference(problem: AllGatherGemmProblem, rank: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return A (m, k) @ this rank's columns of B (k, n), in fp64, of bf16 and fp16 on GPUs in fp32."""
+    return product(a, b[:, slice(*problem.columns(rank))])

@@ -25,7 +25,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core import let_next_kernel_start, wait_for_earlier_kernels
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
@@ -38,7 +38,7 @@ from ..common.hopper.ring import gated, open_ring
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.operands import padded
 from .courier import Consignment, count_parts, gate_of, send_shard, wait_all
-from .operator import FAMILY, AllGatherGemm
+from .operator import AllGatherGemm
 from .problem import AllGatherGemmProblem
 
 # A part is a chunk of a group of rows, counted and awaited at once: a shard's bytes over so many, within bounds.
@@ -261,13 +261,9 @@ def fewest_empty(row_tiles: int, most: int) -> int:
     return max(count for count in counts if -(-row_tiles // count) * count <= 1.1 * row_tiles)
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WarpSpecialized.variant,
+VARIANT = WarpSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel; some programs send the shard by TMA; of the others a warp loads what has come (Hopper)",
-    build=WarpSpecialized,
-    unsupported_reason=WarpSpecialized.unsupported_reason,
 )

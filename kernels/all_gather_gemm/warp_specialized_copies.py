@@ -25,7 +25,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core import fence_before_descriptor_loads, wait
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
@@ -36,7 +36,6 @@ from ..common.hopper.positions import share_of, shared_turns, whole_turns
 from ..common.hopper.ring import gated, open_ring
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from .copies import PushedByCopyEngines
-from .operator import FAMILY
 from .schedule import Gathering
 from .warp_specialized import StoresShards
 
@@ -230,13 +229,9 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
         }
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WarpSpecializedCopies.variant,
+VARIANT = WarpSpecializedCopies.as_variant(
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
-    build=WarpSpecializedCopies,
-    unsupported_reason=WarpSpecializedCopies.unsupported_reason,
 )

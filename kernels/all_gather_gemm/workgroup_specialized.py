@@ -17,11 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
-from .operator import FAMILY, AllGatherGemm
+from .operator import AllGatherGemm
 from .shards import Arrivals, multiply_shards, push_shard
 
 
@@ -78,13 +78,9 @@ class WorkgroupSpecialized(AllGatherGemm):
         self._run(specialized_kernel, self.config.num_sms, **arguments, PARTS=self.config.comm_sms)
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WorkgroupSpecialized.variant,
+VARIANT = WorkgroupSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel; some programs push the shard, the others multiply each shard when it has come",
-    build=WorkgroupSpecialized,
-    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
 )

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch
 
+from overlap_taxonomy import Agent, Arrangement, Sync
+
 from .config import GemmConfig
 from .library import LibraryOperator
 from .problem import Problem
@@ -17,6 +19,7 @@ class AsyncTpOperator(LibraryOperator[P]):
     """An operator of ``torch.ops.symm_mem``, which allocates its output in every call and takes a contiguous A only."""
 
     variant = "async_tp"
+    place = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)
     keeps_outputs = False
 
     @classmethod

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from iris_core.backends.base import round_up
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from .arguments import Gemm, Peers, Tile
 from .config import LEAST_TILE, GemmConfig, default_config, is_hopper_or_later
@@ -27,6 +28,11 @@ class FusedOperator(Operator[P]):
     config: GemmConfig
     comm_share = 0.0  # the part of the SMs that only communicates
     can_trace = True
+
+    @classmethod
+    def as_variant(cls, *, arrangement: Arrangement, agent: Agent, sync: Sync, summary: str) -> Variant:
+        """Return the registry's entry for these operators."""
+        return Variant(cls.family, cls.variant, arrangement, agent, sync, summary, cls, cls.unsupported_reason)
 
     @abstractmethod
     def default_config(self) -> GemmConfig: ...

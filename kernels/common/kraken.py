@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from iris_core import interpreter
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from .config import GemmConfig
 from .library import LibraryOperator
@@ -34,6 +35,7 @@ class KrakenOperator(LibraryOperator[P]):
     """
 
     variant = "kraken"
+    place = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)
     keeps_outputs = False
     module: str
     capability: tuple[int, int]

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from iris_core.bootstrap import ranks_per_gpu
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from .config import GemmConfig
 from .operator import Operator
@@ -22,6 +23,14 @@ P = TypeVar("P", bound=Problem)
 
 class LibraryOperator(Operator[P]):
     """An operator that runs the vendor's kernels."""
+
+    place = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER)  # in the taxonomy
+
+    @classmethod
+    def as_variant(cls, summary: str) -> Variant:
+        """Return the registry's entry for these operators: a baseline."""
+        reason = cls.unsupported_reason
+        return Variant(cls.family, cls.variant, *cls.place, summary, cls, reason, is_baseline=True)
 
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:

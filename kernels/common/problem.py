@@ -55,6 +55,14 @@ class Problem(ABC):
     def b_shape(self, rank: int) -> tuple[int, int]:
         """Shape of B on a rank."""
 
+    @abstractmethod
+    def c_shape(self, rank: int) -> tuple[int, int]:
+        """Shape of what a rank gets of C."""
+
+    @abstractmethod
+    def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a rank's operands: views of the whole A (m, k) and the whole B (k, n)."""
+
     @classmethod
     @abstractmethod
     def from_shapes(cls, a_shapes: Shapes, b_shapes: Shapes, dtype: torch.dtype) -> Self:

@@ -5,23 +5,19 @@ Two-shot: as GEMM + reduce-scatter, `bulk_synchronous`, and every sum is stored 
 
 from __future__ import annotations
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..gemm_reduce_scatter import bulk_synchronous
-from .operator import FAMILY, TwoShot
+from .operator import TwoShot
 
 
 class BulkSynchronous(TwoShot, bulk_synchronous.BulkSynchronous):
     """See the module."""
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=BulkSynchronous.variant,
+VARIANT = BulkSynchronous.as_variant(
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,
     summary="a GEMM kernel, then all SMs pull and add a shard's partials and store the sums to every rank",
-    build=BulkSynchronous,
-    unsupported_reason=BulkSynchronous.unsupported_reason,
 )

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from iris_core import signal, translate, wait
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
@@ -106,13 +106,9 @@ class FusedSequential(FusedOperator[GemmAllReduceProblem]):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=FusedSequential.variant,
+VARIANT = FusedSequential.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,
     summary="one kernel, one-shot: each program stores its partial tile to every rank, then adds all ranks'",
-    build=FusedSequential,
-    unsupported_reason=FusedSequential.unsupported_reason,
 )

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
-
 from ..common.kraken import KrakenOperator
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
@@ -48,14 +46,4 @@ class Kraken(KrakenOperator[GemmAllReduceProblem]):
         return self._kraken.gemm_one_shot_all_reduce(a, b, group=self._group).to(self.problem.dtype)
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=Kraken.variant,
-    arrangement=Arrangement.OTHERS,
-    agent=Agent.OTHERS,
-    sync=Sync.OTHERS,
-    summary="meta-pytorch/kraken's gemm_one_shot_all_reduce_fused, where it is installed",
-    build=Kraken,
-    unsupported_reason=Kraken.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = Kraken.as_variant("meta-pytorch/kraken's gemm_one_shot_all_reduce_fused, where it is installed")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
-
 from ..common.library import LibraryOperator
 from .operator import FAMILY
 from .problem import GemmAllReduceProblem
@@ -29,14 +27,4 @@ class Library(LibraryOperator[GemmAllReduceProblem]):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=Library.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
-    summary="torch.mm, then all_reduce",
-    build=Library,
-    unsupported_reason=Library.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = Library.as_variant("torch.mm, then all_reduce")

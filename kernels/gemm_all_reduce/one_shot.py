@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from iris_core import signal_each, wait_each, wait_for_earlier_kernels
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
@@ -124,13 +124,9 @@ class OneShot(Splitting):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=OneShot.variant,
+VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.PART_FLAG,
     summary="one kernel for small M; programs share a tile, one sends it to every rank and adds all ranks'",
-    build=OneShot,
-    unsupported_reason=OneShot.unsupported_reason,
 )

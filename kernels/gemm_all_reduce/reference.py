@@ -1,11 +1,13 @@
-"""GEMM + all-reduce in torch alone, on one process that has all of A and B: what every variant is checked against."""
+"""GEMM + all-reduce in torch alone, on one process that has all of A and B: what a rank must get."""
 
 from __future__ import annotations
 
 import torch
 
+from ..common.reference import product
+from .problem import GemmAllReduceProblem
 
-def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return A (m, k) times B (k, n) in fp64 for CPU tensors, in fp32 for GPU tensors."""
-    wide = torch.float64 if a.device.type == "cpu" else torch.float32
-    return a.to(wide) @ b.to(wide)
+
+def reference(problem: GemmAllReduceProblem, rank: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return A (m, k) @ B (k, n), whole on every rank, in fp64, of bf16 and fp16 on GPUs in fp32."""
+    return product(a, b)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.hopper.plan import BLOCK_M, Cut, possible_cuts, predicted_us, tiles_of
 from ..common.operands import padded
 from ..gemm_reduce_scatter import warp_specialized
-from .operator import FAMILY, TwoShot
+from .operator import TwoShot
 
 
 class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
@@ -63,13 +63,9 @@ class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
         return whole[: problem.m, : problem.n], self._pieces_of(mine)
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WarpSpecialized.variant,
+VARIANT = WarpSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,
     summary="one kernel; a warp of each program sends partials, paced, and sums to every rank (Hopper)",
-    build=WarpSpecialized,
-    unsupported_reason=WarpSpecialized.unsupported_reason,
 )

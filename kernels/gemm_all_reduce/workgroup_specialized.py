@@ -5,23 +5,19 @@ Two-shot, for large M: as GEMM + reduce-scatter, `workgroup_specialized`, and ev
 
 from __future__ import annotations
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..gemm_reduce_scatter import workgroup_specialized
-from .operator import FAMILY, TwoShot
+from .operator import TwoShot
 
 
 class WorkgroupSpecialized(TwoShot, workgroup_specialized.WorkgroupSpecialized):
     """See the module."""
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WorkgroupSpecialized.variant,
+VARIANT = WorkgroupSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,
     summary="one kernel; some programs push partial tiles, the others compute, sum and store to every rank",
-    build=WorkgroupSpecialized,
-    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
 )

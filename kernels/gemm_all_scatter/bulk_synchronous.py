@@ -10,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, current_call, finish_call
-from .operator import FAMILY, GemmAllScatter
+from .operator import GemmAllScatter
 from .tiles import ANNOUNCE_NOTHING, compute_tiles, push_tiles
 
 
@@ -45,13 +45,9 @@ class BulkSynchronous(GemmAllScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=BulkSynchronous.variant,
+VARIANT = BulkSynchronous.as_variant(
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,
     summary="a GEMM kernel, then all SMs push the result",
-    build=BulkSynchronous,
-    unsupported_reason=BulkSynchronous.unsupported_reason,
 )

@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import PANEL_BYTES, GemmConfig
 from ..common.handshake import begin_call, current_call, finish_call
-from .operator import FAMILY, GemmAllScatter
+from .operator import GemmAllScatter
 from .tiles import ANNOUNCE_PANEL, compute_tiles
 
 
@@ -92,13 +92,9 @@ class CopyEngine(GemmAllScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=CopyEngine.variant,
+VARIANT = CopyEngine.as_variant(
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.PANEL_COUNTER,
     summary="a GEMM kernel on all SMs; the copy engines send each panel of rows when it is complete",
-    build=CopyEngine,
-    unsupported_reason=CopyEngine.unsupported_reason,
 )

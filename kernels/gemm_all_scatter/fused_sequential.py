@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_call
-from .operator import FAMILY, GemmAllScatter
+from .operator import GemmAllScatter
 from .tiles import ANNOUNCE_NOTHING, compute_tiles
 
 
@@ -47,13 +47,9 @@ class FusedSequential(GemmAllScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=FusedSequential.variant,
+VARIANT = FusedSequential.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,
     summary="one kernel; each program stores its tile to every rank",
-    build=FusedSequential,
-    unsupported_reason=FusedSequential.unsupported_reason,
 )

@@ -15,8 +15,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
-
 from ..common.library import LibraryOperator, all_gather_single
 from .operator import FAMILY
 from .problem import GemmAllScatterProblem
@@ -84,22 +82,8 @@ class LibraryList(Library):
         return output[:, : self.problem.n]
 
 
-def _variant(build: type[Library], summary: str) -> Variant:
-    return Variant(
-        family=FAMILY,
-        name=build.variant,
-        arrangement=Arrangement.LIBRARY,
-        agent=Agent.LIBRARY,
-        sync=Sync.STREAM_ORDER,
-        summary=summary,
-        build=build,
-        unsupported_reason=build.unsupported_reason,
-        is_baseline=True,
-    )
-
-
 VARIANTS = (
-    _variant(Library, "torch.mm, then all_gather_into_tensor; C in blocks, a rank each"),
-    _variant(LibraryLayout, "the same, then a copy into one matrix"),
-    _variant(LibraryList, "torch.mm, then all_gather into column slices (the paper's baseline)"),
+    Library.as_variant("torch.mm, then all_gather_into_tensor; C in blocks, a rank each"),
+    LibraryLayout.as_variant("the same, then a copy into one matrix"),
+    LibraryList.as_variant("torch.mm, then all_gather into column slices (the paper's baseline)"),
 )

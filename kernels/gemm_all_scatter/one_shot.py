@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from iris_core import wait_for_earlier_kernels
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.gemm import num_tiles, store_tile
 from ..common.handshake import (
@@ -26,7 +26,7 @@ from ..common.handshake import (
 from ..common.shared_tiles import compute_tiles, with_columns
 from ..common.split_k import Splitting
 from ..common.trace import STORE, WAIT, trace_span, trace_time
-from .operator import FAMILY, GemmAllScatter
+from .operator import GemmAllScatter
 
 
 @triton.jit
@@ -95,13 +95,9 @@ class OneShot(Splitting, GemmAllScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=OneShot.variant,
+VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.PART_FLAG,
     summary="one kernel for small M; programs share a tile, one of them stores it to every rank",
-    build=OneShot,
-    unsupported_reason=OneShot.unsupported_reason,
 )

@@ -35,6 +35,14 @@ class GemmAllScatterProblem(Problem):
         start, stop = self.columns(rank)
         return self.k, stop - start
 
+    def c_shape(self, rank: int) -> tuple[int, int]:
+        """(m, n) on every rank."""
+        return self.m, self.n
+
+    def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Problem.shards`."""
+        return a, b[:, slice(*self.columns(rank))]
+
     @property
     def wire_bytes(self) -> int:
         """What rank 0, whose block is the largest, sends: its block to every peer."""

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, current_call, finish_call
-from .operator import FAMILY, GemmAllScatter
+from .operator import GemmAllScatter
 from .tiles import ANNOUNCE_TILE, compute_tiles, push_tiles
 
 
@@ -64,13 +64,9 @@ class ProducerConsumer(GemmAllScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=ProducerConsumer.variant,
+VARIANT = ProducerConsumer.as_variant(
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,
     summary="a GEMM kernel and a push kernel side by side, a flag a tile between them",
-    build=ProducerConsumer,
-    unsupported_reason=ProducerConsumer.unsupported_reason,
 )

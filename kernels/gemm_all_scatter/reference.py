@@ -1,11 +1,13 @@
-"""GEMM + all-scatter in torch alone, on one process that has all of B: what every variant is checked against."""
+"""GEMM + all-scatter in torch alone, on one process that has all of A and B: what a rank must get."""
 
 from __future__ import annotations
 
 import torch
 
+from ..common.reference import product
+from .problem import GemmAllScatterProblem
 
-def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return A (m, k) @ B (k, n), rounded once from fp64 products of CPU tensors or fp32 ones of GPU tensors."""
-    wide = torch.float64 if a.device.type == "cpu" else torch.float32
-    return a.to(wide) @ b.to(wide)
+
+def reference(problem: GemmAllScatterProblem, rank: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return A (m, k) @ B (k, n), whole on every rank, in fp64, of bf16 and fp16 on GPUs in fp32."""
+    return product(a, b)

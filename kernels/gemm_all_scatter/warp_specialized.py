@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core import let_next_kernel_start, wait_for_earlier_kernels
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
@@ -31,7 +31,7 @@ from ..common.hopper.ring import open_ring
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.operands import ROW_BYTES, padded
 from ..common.trace import SEND_WAIT, trace_span, trace_time
-from .operator import FAMILY, GemmAllScatter
+from .operator import GemmAllScatter
 from .problem import GemmAllScatterProblem
 
 
@@ -137,13 +137,9 @@ class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllSca
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WarpSpecialized.variant,
+VARIANT = WarpSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,
     summary="one kernel; a warp of each program loads operands and sends the tile before, paced (Hopper)",
-    build=WarpSpecialized,
-    unsupported_reason=WarpSpecialized.unsupported_reason,
 )

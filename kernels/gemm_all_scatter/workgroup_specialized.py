@@ -16,10 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_call
-from .operator import FAMILY, GemmAllScatter
+from .operator import GemmAllScatter
 from .tiles import ANNOUNCE_TILE, compute_tiles, push_tiles
 
 
@@ -73,13 +73,9 @@ class WorkgroupSpecialized(GemmAllScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WorkgroupSpecialized.variant,
+VARIANT = WorkgroupSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,
     summary="one kernel; some programs compute, the others push each tile when its flag is set",
-    build=WorkgroupSpecialized,
-    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
 )

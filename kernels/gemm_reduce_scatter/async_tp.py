@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
-
 from ..common.async_tp import AsyncTpOperator
 from .operator import FAMILY
 from .problem import GemmReduceScatterProblem
@@ -20,14 +18,4 @@ class AsyncTp(AsyncTpOperator[GemmReduceScatterProblem]):
         return torch.ops.symm_mem.fused_matmul_reduce_scatter(a.contiguous(), b, "sum", 0, self._group_name)
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=AsyncTp.variant,
-    arrangement=Arrangement.OTHERS,
-    agent=Agent.OTHERS,
-    sync=Sync.OTHERS,
-    summary="torch's fused_matmul_reduce_scatter over symmetric memory",
-    build=AsyncTp,
-    unsupported_reason=AsyncTp.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = AsyncTp.as_variant("torch's fused_matmul_reduce_scatter over symmetric memory")

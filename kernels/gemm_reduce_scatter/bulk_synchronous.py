@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 
 from iris_core import translate
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.gemm import part_offsets, store_part, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
 from ..common.partials import largest_shard, own_partial, partial_tile, shard_tiles
 from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
-from .operator import FAMILY, GemmReduceScatter
+from .operator import GemmReduceScatter
 
 
 @triton.jit
@@ -83,13 +83,9 @@ class BulkSynchronous(GemmReduceScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=BulkSynchronous.variant,
+VARIANT = BulkSynchronous.as_variant(
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,
     summary="a GEMM kernel, then all SMs pull and add the peers' partials",
-    build=BulkSynchronous,
-    unsupported_reason=BulkSynchronous.unsupported_reason,
 )

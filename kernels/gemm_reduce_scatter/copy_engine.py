@@ -22,12 +22,12 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import PANEL_BYTES, GemmConfig, programs_beside_another
 from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals
 from ..common.partials import ANNOUNCE_PANEL, compute_partial_tiles, sum_own_tiles
-from .operator import FAMILY, GemmReduceScatter
+from .operator import GemmReduceScatter
 
 
 @triton.jit
@@ -116,13 +116,9 @@ class CopyEngine(GemmReduceScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=CopyEngine.variant,
+VARIANT = CopyEngine.as_variant(
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.PANEL_COUNTER,
     summary="GEMM kernels; the copy engines send panels of partials; own tiles last add the peers'",
-    build=CopyEngine,
-    unsupported_reason=CopyEngine.unsupported_reason,
 )

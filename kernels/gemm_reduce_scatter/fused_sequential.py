@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.gemm import store_tile
@@ -31,7 +31,7 @@ from ..common.partials import (
     sum_own_tiles,
 )
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
-from .operator import FAMILY, GemmReduceScatter
+from .operator import GemmReduceScatter
 
 
 @triton.jit
@@ -76,13 +76,9 @@ class FusedSequential(GemmReduceScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=FusedSequential.variant,
+VARIANT = FusedSequential.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,
     summary="one kernel; each program stores its partial tile at the owner, own tiles last add the peers'",
-    build=FusedSequential,
-    unsupported_reason=FusedSequential.unsupported_reason,
 )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
-
 from ..common.kraken import KrakenOperator, rows_on_16_bytes
 from ..common.operands import fill_rows
 from .operator import FAMILY
@@ -61,14 +59,4 @@ class Kraken(KrakenOperator[GemmReduceScatterProblem]):
         )
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=Kraken.variant,
-    arrangement=Arrangement.OTHERS,
-    agent=Agent.OTHERS,
-    sync=Sync.OTHERS,
-    summary="meta-pytorch/kraken's gemm_reduce_scatter_ce_persistent, where it is installed",
-    build=Kraken,
-    unsupported_reason=Kraken.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = Kraken.as_variant("meta-pytorch/kraken's gemm_reduce_scatter_ce_persistent, where it is installed")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
-
 from ..common.library import LibraryOperator, reduce_scatter_single
 from .operator import FAMILY
 from .problem import GemmReduceScatterProblem
@@ -31,14 +29,4 @@ class Library(LibraryOperator[GemmReduceScatterProblem]):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=Library.variant,
-    arrangement=Arrangement.LIBRARY,
-    agent=Agent.LIBRARY,
-    sync=Sync.STREAM_ORDER,
-    summary="torch.mm, then reduce_scatter_tensor",
-    build=Library,
-    unsupported_reason=Library.unsupported_reason,
-    is_baseline=True,
-)
+VARIANT = Library.as_variant("torch.mm, then reduce_scatter_tensor")

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from iris_core import signal_each, translate, wait_each, wait_for_earlier_kernels
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.arguments import Block
 from ..common.gemm import rounded, subtile
@@ -24,7 +24,7 @@ from ..common.handshake import begin_own_call, end_own_call, on_every_rank
 from ..common.shared_tiles import compute_tiles, turn_of_call
 from ..common.split_k import Splitting
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
-from .operator import FAMILY, GemmReduceScatter
+from .operator import GemmReduceScatter
 
 
 @triton.jit
@@ -164,13 +164,9 @@ class OneShot(Splitting, GemmReduceScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=OneShot.variant,
+VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.PART_FLAG,
     summary="one kernel for small M; programs share a tile, one of them sends its rows to their owners and adds",
-    build=OneShot,
-    unsupported_reason=OneShot.unsupported_reason,
 )

@@ -47,6 +47,11 @@ class GemmReduceScatterProblem(Problem):
         """(the rank's rows, n)."""
         return self.shard_shape(rank)
 
+    def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Problem.shards`."""
+        inner = slice(*self.inner(rank))
+        return a[:, inner], b[inner]
+
     @property
     def wire_bytes(self) -> int:
         """What a rank receives at most: the peers' parts of the largest shard, in the operands' dtype."""

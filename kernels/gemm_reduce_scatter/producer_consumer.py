@@ -19,12 +19,12 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals
 from ..common.partials import ANNOUNCE_TILE, AWAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
-from .operator import FAMILY, GemmReduceScatter
+from .operator import GemmReduceScatter
 
 
 @triton.jit
@@ -95,13 +95,9 @@ class ProducerConsumer(GemmReduceScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=ProducerConsumer.variant,
+VARIANT = ProducerConsumer.as_variant(
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,
     summary="GEMM kernels and a push kernel side by side, a flag a tile; own tiles last add the peers'",
-    build=ProducerConsumer,
-    unsupported_reason=ProducerConsumer.unsupported_reason,
 )

@@ -1,11 +1,13 @@
-"""GEMM + reduce-scatter in torch alone, on one process that has all of A and B: what variants are checked against."""
+"""GEMM + reduce-scatter in torch alone, on one process that has all of A and B: what a rank must get."""
 
 from __future__ import annotations
 
 import torch
 
+from ..common.reference import product
+from .problem import GemmReduceScatterProblem
 
-def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a rank's rows of A (rows, k) times B (k, n) in fp64 for CPU tensors, in fp32 for GPU tensors."""
-    wide = torch.float64 if a.device.type == "cpu" else torch.float32
-    return a.to(wide) @ b.to(wide)
+
+def reference(problem: GemmReduceScatterProblem, rank: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return this rank's rows of A (m, k) @ B (k, n), in fp64, of bf16 and fp16 on GPUs in fp32."""
+    return product(a[slice(*problem.rows(rank))], b)

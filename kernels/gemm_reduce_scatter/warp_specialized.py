@@ -24,7 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import fence_before_descriptor_loads, let_next_kernel_start, wait, wait_for_earlier_kernels
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.gemm import tile_origin
@@ -49,7 +49,7 @@ from ..common.hopper.roles import first_role, worker_registers, worker_warps
 from ..common.operands import padded
 from ..common.partials import announce_position
 from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
-from .operator import FAMILY, GemmReduceScatter
+from .operator import GemmReduceScatter
 from .order import Work, order_tiles, work_in
 from .problem import GemmReduceScatterProblem
 from .turns import sum_second, sum_tiles
@@ -266,13 +266,9 @@ class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmRed
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WarpSpecialized.variant,
+VARIANT = WarpSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,
     summary="one kernel; a warp of each program sends partial tiles, paced, another loads the peers' (Hopper)",
-    build=WarpSpecialized,
-    unsupported_reason=WarpSpecialized.unsupported_reason,
 )

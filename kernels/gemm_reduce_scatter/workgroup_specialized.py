@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_after_arrivals, finish_call
 from ..common.partials import (
@@ -27,7 +27,7 @@ from ..common.partials import (
     shard_tiles,
     sum_own_tiles,
 )
-from .operator import FAMILY, GemmReduceScatter
+from .operator import GemmReduceScatter
 
 
 @triton.jit
@@ -87,13 +87,9 @@ class WorkgroupSpecialized(GemmReduceScatter):
         return self.output
 
 
-VARIANT = Variant(
-    family=FAMILY,
-    name=WorkgroupSpecialized.variant,
+VARIANT = WorkgroupSpecialized.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,
     summary="one kernel; some programs compute and sum, the others push each partial tile when its flag is set",
-    build=WorkgroupSpecialized,
-    unsupported_reason=WorkgroupSpecialized.unsupported_reason,
 )
