@@ -17,6 +17,7 @@ from .exits import complain, interrupted, leave, refuse, warn
 from .layers.cli import layers
 from .links.cli import links
 from .measure import Job
+from .options import Device, Dtype, Names, Seed, Shapes, WorldSize
 from .outputs import check_different, check_outputs
 from .ranks import Ranks, choose_setting, find_launcher, start_ranks
 from .record import Record, latest, read_records
@@ -56,17 +57,17 @@ def list_all() -> None:
 
 @app.command()
 def run(
-    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
+    family: Names = "all",
     variant: Annotated[str, typer.Option(help="'all', or names separated by commas; library is always run.")] = "all",
-    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")] = "smoke",
-    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    shapes: Shapes = "smoke",
+    world_size: WorldSize = None,
+    device: Device = "auto",
+    dtype: Dtype = "bf16",
     out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant and shape.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make of it: .png, .svg or .pdf.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Samples a variant [default: 20; 1 on a CPU].")] = None,
     burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10; 1 on a CPU].")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random operands.")] = 0,
+    seed: Seed = 0,
     link_gbps: Annotated[
         float, typer.Option(help="What a GPU can send, in GB/s, for 'ideal'; the default was measured on H200s.")
     ] = sweep.H200_LINK_GBPS,

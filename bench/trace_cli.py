@@ -14,6 +14,7 @@ from . import sweep, trace_plot
 from . import trace as traces
 from .exits import complain, leave, refuse
 from .measure import Job
+from .options import Device, Dtype, Seed, WorldSize
 from .outputs import check_new, check_outputs
 from .ranks import Ranks, choose_setting, find_launcher, start_ranks
 from .trace import Traced
@@ -24,13 +25,13 @@ def trace(
     variant: Annotated[str, typer.Option(help="One variant of it, of our kernels; or several, separated by commas.")],
     shape: Annotated[str, typer.Option(help="MxNxK of the whole problem.")],
     out: Annotated[Path, typer.Option(help="JSON for ui.perfetto.dev; of several variants OUT-VARIANT.json, each.")],
-    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    world_size: WorldSize = None,
+    device: Device = "auto",
+    dtype: Dtype = "bf16",
     plot: Annotated[
         Path | None, typer.Option(help="Picture: all ranks, or rank 0 of each variant; .png, .svg or .pdf.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random operands.")] = 0,
+    seed: Seed = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT and PLOT.")] = False,
 ) -> None:
     """Write down what every program of every rank does in one call, tile by tile: multiply, store, push, wait.

@@ -77,6 +77,8 @@ def test_what_cannot_be_written(arguments: list[str], said: str) -> None:
     ("arguments", "there"),
     [
         ([*TRACE_ONE, "--out", "file"], "--out file exists"),
+        ([*LINKS, "--out", "file"], "--out file exists"),
+        (["layers", "--device", "cpu", "--out", "file"], "--out file exists"),
         ([*TRACE_ONE, "--out", "x.json", "--plot", "old.png"], "--plot old.png exists"),
         ([*TRACE, "--variant", "fused_sequential,one_shot", "--out", "old.json"], "--out old-one_shot.json exists"),
         (["defaults", "rows.csv", "--out", "."], "--out some-gpu.json exists"),

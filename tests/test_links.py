@@ -89,7 +89,8 @@ def invoke(*arguments: Any) -> Any:
 
 def test_the_command_writes_rows_and_a_picture(tmp_path: Path) -> None:
     out, plot = tmp_path / "links.csv", tmp_path / "links.svg"
-    result = invoke("--device", "cpu", "--world-size", 2, "--out", out, "--plot", plot)
+    out.write_text("something else")
+    result = invoke("--device", "cpu", "--world-size", 2, "--out", out, "--plot", plot, "--overwrite")
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(out.open()))
     assert {row["kind"] for row in rows} == set(KINDS)

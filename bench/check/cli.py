@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..exits import refuse
+from ..options import Dtype, Names
 
 if TYPE_CHECKING:
     from .cases import Case
@@ -21,13 +22,13 @@ _OF_PLANTED = ("only_planted", "schedules", "seed")  # what --planted goes with;
 
 def check(
     context: typer.Context,
-    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
-    variant: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
+    family: Names = "all",
+    variant: Names = "all",
     world_size: Annotated[int, typer.Option(help="Ranks, all in this process.")] = 2,
     shape: Annotated[
         str, typer.Option(help="MxNxK and shape sets, by commas; interpreted, so small [default: a ragged one].")
     ] = "",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Dtype = "bf16",
     descriptors: Annotated[
         bool, typer.Option("--descriptors", help="Read operands by tensor descriptors, copied first where need be.")
     ] = False,

@@ -22,6 +22,7 @@ from .. import plot as plots
 from ..csv_rows import append_records
 from ..exits import complain, interrupted, leave, refuse, warn
 from ..families import FAMILIES
+from ..options import Device, Overwrite, Seed, WorldSize
 from ..outputs import check_new, check_outputs
 from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import DTYPES
@@ -47,14 +48,14 @@ def layers(
     layout: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(LAYOUTS)}.")] = "all",
     phase: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(rank.PHASES)}.")] = "all",
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 [default: bf16; CPU: fp32].")] = None,
-    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
+    world_size: WorldSize = None,
+    device: Device = "auto",
     rounds: Annotated[int | None, typer.Option(help="Samples of each [default: 8; CPU: 1].")] = None,
     burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10; CPU: 1].")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random data.")] = 0,
+    seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make: .png, .svg or .pdf.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace --out if it exists.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Measure pairs of tensor-parallel layers beside torch's own: the forward pass, and a step with all gradients.
 

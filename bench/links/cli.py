@@ -16,7 +16,8 @@ from .. import environment, measure, report
 from .. import plot as plots
 from ..csv_rows import append_records
 from ..exits import complain, leave, refuse
-from ..outputs import check_outputs
+from ..options import Device, Overwrite, Seed, WorldSize
+from ..outputs import check_new, check_outputs
 from ..ranks import choose_setting, find_launcher, start_ranks
 from . import rank
 from .plot import plot_links
@@ -30,12 +31,13 @@ _MOST_MIB = 1024.0
 
 def links(
     mib: Annotated[float | None, typer.Option(help="MiB to each peer a call [default: 64; CPU: 1/16].")] = None,
-    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
+    world_size: WorldSize = None,
+    device: Device = "auto",
     rounds: Annotated[int | None, typer.Option(help="Samples of each [default: 5; CPU: 1].")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random data.")] = 0,
+    seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Heat maps: .png, .svg or .pdf.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Measure the links alone: stores, loads, atomics and copies between every two ranks, all at once, and barriers.
 
@@ -53,8 +55,7 @@ def links(
             raise ValueError("a heat map takes two ranks or more; leave --plot out")
         plan = _plan(mib, rounds, seed, device)
         check_outputs(("--out", out), ("--plot", plot))
-        if out and out.exists():
-            raise ValueError(f"{out} exists; give another --out")
+        check_new(("--out", out), overwrite=overwrite)
     except ValueError as error:
         refuse(error, speak=is_first)
     ranks = start_ranks(launcher, world_size, device)
@@ -75,6 +76,7 @@ def links(
     records = [_record(outcome, run | common) for outcome in outcomes]
     if is_first:
         if out and records:
+            out.unlink(missing_ok=True)
             append_records(out, records)
         print_links(report.make_console(), records)
         if ended_early:

@@ -17,6 +17,7 @@ from rich.table import Table
 from .. import environment, report
 from ..csv_rows import append_records
 from ..exits import leave, refuse
+from ..options import Device, Names, OurNames, WorldSize
 from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from . import rank
 from .plan import Plan, make_plan
@@ -28,11 +29,11 @@ _REPORTS = 10
 
 
 def stress(
-    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
-    variant: Annotated[str, typer.Option(help="'all', or names separated by commas; baselines are left out.")] = "all",
+    family: Names = "all",
+    variant: OurNames = "all",
     dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32; of several, the first is called most.")] = "bf16,fp16",
-    world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")] = "auto",
+    world_size: WorldSize = None,
+    device: Device = "auto",
     seconds: Annotated[float | None, typer.Option(help="End so long after the warm-up [default: 60].")] = None,
     calls: Annotated[int | None, typer.Option(help="End after so many calls, those of the warm-up included.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Two calls a variant on small shapes, and no more.")] = False,

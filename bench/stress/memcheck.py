@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from ..options import Names, OurNames
+
 # Kernels run many times slower, and each rank's at its own pace.
 _TIMEOUT_S = "300"
 _FOUND = re.compile(r"=+ (Invalid|Misaligned|Out-of-range|Program hit|ERROR SUMMARY: [1-9])")
@@ -18,8 +20,8 @@ _FOUND = re.compile(r"=+ (Invalid|Misaligned|Out-of-range|Program hit|ERROR SUMM
 
 def memcheck(
     world_size: Annotated[int, typer.Option(help="Ranks, each on a GPU.")] = 2,
-    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
-    variant: Annotated[str, typer.Option(help="'all', or names separated by commas; baselines are left out.")] = "all",
+    family: Names = "all",
+    variant: OurNames = "all",
 ) -> None:
     """Call every operator once on small shapes under compute-sanitizer, which looks for accesses out of bounds.
 

@@ -16,6 +16,7 @@ from overlap_taxonomy import list_variants
 
 from .. import measure, report, sweep
 from ..exits import complain, leave, refuse
+from ..options import Dtype, Names, Seed, Shapes
 from ..outputs import check_new, check_outputs
 from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ..record import LIBRARY, read_records
@@ -28,13 +29,13 @@ _VENDORS = (LIBRARY, "library_layout")  # what auto compares ours with
 
 
 def tune(
-    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
-    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")] = "square",
+    family: Names = "all",
+    shapes: Shapes = "square",
     world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs].")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Dtype = "bf16",
     rounds: Annotated[int | None, typer.Option(help="Samples a candidate [default: 20].")] = None,
     burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10].")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random operands.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Measure every variant, and configurations of the fastest, on this machine; `auto` goes by the result.
 

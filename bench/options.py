@@ -1,0 +1,16 @@
+"""Options that several commands have: named, and explained, alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Names = Annotated[str, typer.Option(help="'all', or names separated by commas.")]
+OurNames = Annotated[str, typer.Option(help="'all', or names separated by commas; baselines are left out.")]
+Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")]
+Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
+WorldSize = Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")]
+Device = Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")]
+Seed = Annotated[int, typer.Option(help="Of the random data.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
