@@ -26,7 +26,13 @@ SWEEP = $(PY) -m iris_bench run --shapes $(SHAPES) $(if $(FAMILY),--family $(FAM
 	$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(NP),--world-size $(NP)) \
 	--out $(OUT) --plot $(basename $(OUT)).png
 
-.PHONY: help setup bench test test-gpu sweep check stress tune links layers memcheck lint fmt clean
+# What a target that needs GPUs does first.
+define ENOUGH_GPUS
+@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() * $(or $(IRIS_RANKS_PER_GPU),1) < $(or $(NP),1))' || \
+	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
+endef
+
+.PHONY: help setup bench test test-gpu sweep paper check stress tune links layers memcheck lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,12 +52,20 @@ test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped [GPU_JOBS=3]
-	@$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() * $(or $(IRIS_RANKS_PER_GPU),1) < $(or $(NP),1))' || \
-		{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
+	$(ENOUGH_GPUS)
 	$(PY) -m pytest -m gpu -n $(GPU_JOBS) $(ARGS)
 
 sweep: $(READY) ## Measure: FAMILY=gemm_all_scatter SHAPES=square NP=4 [DTYPE=fp16] [VARIANT=] [OUT=file.csv]
 	$(SWEEP) $(ARGS)
+
+paper: OUT = results/local/paper
+paper: $(READY) ## Reproduce the paper's figures, a number of ranks a run: docs/paper.md [NP=4 OUT=folder]
+	$(ENOUGH_GPUS)
+	$(PY) -m iris_bench links $(if $(NP),--world-size $(NP)) --overwrite \
+		--out $(OUT)/links$(NP).csv --plot $(OUT)/links$(NP).png
+	$(PY) -m iris_bench run --family gemm_all_scatter --shapes paper $(if $(NP),--world-size $(NP)) \
+		--out $(OUT)/all-scatter.csv --resume $(ARGS)
+	$(PY) -m iris_bench plot $(OUT)/all-scatter.csv --over library_list --out $(OUT)/all-scatter.png
 
 stress: OUT = results/stress.csv
 stress: $(READY) ## Call all operators at random, check every element: NP=4 SECONDS=60 [FAMILY=] [VARIANT=] [SEED=]

@@ -10,17 +10,17 @@ import typer
 
 from overlap_taxonomy import list_families
 
+from . import baseline, report, sweep
 from . import plot as plots
-from . import report, sweep
 from .check.cli import check
 from .exits import complain, interrupted, leave, refuse, warn
 from .layers.cli import layers
 from .links.cli import links
 from .measure import Job
-from .options import Device, Dtype, Names, Seed, Shapes, WorldSize
+from .options import Device, Dtype, Names, Over, Seed, Shapes, WorldSize
 from .outputs import check_different, check_outputs
 from .ranks import Ranks, choose_setting, find_launcher, start_ranks
-from .record import Record, latest, read_records
+from .record import LIBRARY, Record, latest, read_records
 from .resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
@@ -120,29 +120,34 @@ def run(
 
 
 @app.command()
-def table(file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")]) -> None:
+def table(
+    file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")],
+    over: Over = LIBRARY,
+) -> None:
     """Print the tables of a CSV."""
     try:
         records = read_records(file)
         if not records:
             raise ValueError(f"there are no rows in {file} to print")
+        records = baseline.over(records, over)
     except ValueError as error:
         refuse(error)
-    report.print_records(report.make_console(), records)
+    report.print_records(report.make_console(), records, over)
 
 
 @app.command()
 def plot(
     file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")],
     out: Annotated[Path, typer.Option(help="Picture to make: .png, .svg or .pdf.")],
+    over: Over = LIBRARY,
 ) -> None:
     """Plot a CSV: speedup over the library, or, without a GPU, interpreted time."""
     try:
         plots.check_path(out)
         check_different(("FILE", file), ("--out", out))
-        records = read_records(file)
+        records = baseline.over(read_records(file), over)
         check_outputs(("--out", out))
-        plots.plot_records(records, out)
+        plots.plot_records(records, out, over)
     except ValueError as error:
         refuse(error)
 

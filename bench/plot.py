@@ -33,8 +33,10 @@ def check_path(path: Path) -> None:
         raise ValueError(f"{path} is no picture this command can write; end its name in {', '.join(FORMATS)}")
 
 
-def plot_records(records: Sequence[Record], path: Path) -> None:
-    """Draw speedup over the library with the ideal marked or, without a GPU, interpreted time; losing cases too.
+def plot_records(records: Sequence[Record], path: Path, over: str = LIBRARY) -> None:
+    """Draw speedups with the ideal marked or, without a GPU, interpreted time; losing cases too.
+
+    `over` names what the records' speedups are over.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -54,7 +56,7 @@ def plot_records(records: Sequence[Record], path: Path) -> None:
     size = (2.0 + 1.7 * max(4, *(len(groups) for _, groups in panels)), 0.9 + 3.1 * len(panels))
     figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
     for ax, (title, groups) in zip(axes[:, 0], panels, strict=True):
-        _draw(ax, title, groups, looks)
+        _draw(ax, title, groups, looks, over)
     handles: list[Artist] = [
         Patch(facecolor=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0, label=variant)
         for variant, look in looks.items()
@@ -93,7 +95,7 @@ def _looks(records: Sequence[Record]) -> dict[str, Look]:
     return looks
 
 
-def _draw(ax: Axes, title: str, groups: Sequence[Sequence[Record]], looks: dict[str, Look]) -> None:
+def _draw(ax: Axes, title: str, groups: Sequence[Sequence[Record]], looks: dict[str, Look], over: str) -> None:
     is_cpu = groups[0][0].device == "cpu"
     present = {record.variant for group in groups for record in group}
     slots = {variant: index for index, variant in enumerate(name for name in looks if name in present)}
@@ -131,7 +133,7 @@ def _draw(ax: Axes, title: str, groups: Sequence[Sequence[Record]], looks: dict[
         ax.set_ylabel("interpreted time, ms")
         title += "; interpreted: times are not performance"
     else:
-        ax.set_ylabel("speedup over library")
+        ax.set_ylabel(f"speedup over {over}")
         ax.axhline(1.0, color=_BASELINE_COLOURS[0], linewidth=0.8, zorder=0)
     ax.set_title(title, fontsize=10, loc="left")
     ax.tick_params(axis="x", length=0, labelsize=8)

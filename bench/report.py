@@ -33,20 +33,20 @@ def make_progress(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def print_records(console: Console, records: Sequence[Record]) -> None:
-    """Print a table for each problem, and under it why a variant is not ok."""
+def print_records(console: Console, records: Sequence[Record], over: str = LIBRARY) -> None:
+    """Print a table for each problem, and under it why a variant is not ok; `over` is what their speedups are over."""
     problems: dict[tuple[object, ...], list[Record]] = {}
     for record in latest(records):
         problems.setdefault(record.problem_key, []).append(record)
     for rows in problems.values():
-        console.print(Text(_headline(rows), style="bold"))
+        console.print(Text(_headline(rows, over), style="bold"))
         console.print(_problem_table(rows))
         for row in rows:
             if row.reason:
                 console.print(Text(f"  {row.variant}: {row.reason}", style=_STATUS_STYLES.get(row.status, "")))
-        for library_us, names in _in_other_runs(rows).items():
+        for library_us, names in _in_other_runs(rows, over).items():
             console.print(
-                f"  {', '.join(names)}: measured in another run than the row of {LIBRARY}, against {LIBRARY} there: "
+                f"  {', '.join(names)}: measured in another run than the row of {over}, against {over} there: "
                 f"{_number(library_us, 1)} us"
             )
         console.print()
@@ -86,20 +86,22 @@ def print_families(console: Console) -> None:
     console.print(table)
 
 
-def _headline(rows: Sequence[Record]) -> str:
+def _headline(rows: Sequence[Record], over: str) -> str:
     first = rows[0]
     line = describe_problem(first)
     if first.device == "cpu":
         return f"{line}\n{INTERPRETED}"
     ideal_us = next((row.ideal_us for row in rows if row.ideal_us), None)
+    if over != LIBRARY:
+        line += f"\nspeedups are over {over}"
     if ideal_us is None:
         return line
     return f"{line}\nideal {_number(ideal_us, 1)} us (GEMM alone, or the bytes at {first.link_gbps:g} GB/s)"
 
 
-def _in_other_runs(rows: Sequence[Record]) -> dict[float, list[str]]:
-    """Which rows have a speedup over another time of the library than the one that the table shows, by that time."""
-    shown = next((row.time_us for row in rows if row.variant == LIBRARY), None)
+def _in_other_runs(rows: Sequence[Record], over: str) -> dict[float, list[str]]:
+    """Which rows have a speedup over another time of the baseline than the one that the table shows, by that time."""
+    shown = next((row.time_us for row in rows if row.variant == over), None)
     found: dict[float, list[str]] = {}
     for row in rows:
         if row.speedup_vs_library and row.library_us and row.library_us != shown:

@@ -48,6 +48,8 @@ def refused(*arguments: Any) -> str:
         (["plot", "rows.csv", "--out", "folder.png"], "--out folder.png is a folder"),
         (["plot", "rows.csv", "--out", "/dev/null/x.png"], "/dev/null is no folder to write x.png to"),
         (["plot", "rows.png", "--out", "rows.png"], "FILE and --out are both rows.png"),
+        (["plot", "rows.csv", "--over", "one", "--out", "x.png"], "no row of 'one' has a time to compare with"),
+        (["table", "rows.csv", "--over", "one"], "no row of 'one' has a time to compare with"),
         ([*RUN, "--out", "folder.png"], "--out folder.png is a folder"),
         ([*RUN, "--plot", "folder.png"], "--plot folder.png is a folder"),
         ([*RUN, "--out", "file/x/rows.csv"], "cannot write --out file/x/rows.csv"),

@@ -14,6 +14,7 @@ from rich.console import Console
 from test_bench_record import make_records
 
 from iris_bench import plot, report
+from iris_bench.baseline import over
 from iris_bench.record import Record
 
 
@@ -27,6 +28,40 @@ def test_a_speedup_over_another_time_of_the_library_is_said_to_be() -> None:
     assert "one_shot: measured in another run than the row of library, against library there: 812.3 us" in said
     assert "copy_engine: measured in another run" not in said
     assert "copy_engine, one_shot" not in said
+
+
+def test_speedups_over_another_row_are_of_the_same_run() -> None:
+    done = make_records()
+    later = replace(done[1], variant="one_shot", library_us=812.3, speedup_vs_library=812.3 / 500)
+    shown = {record.variant: record for record in over([*done, later], "copy_engine")}
+    assert shown["library"].speedup_vs_library == pytest.approx(500 / 700, rel=1e-5)
+    assert shown["copy_engine"].speedup_vs_library == 1.0
+    assert shown["gemm_alone"].speedup_vs_library == pytest.approx(500 / 340, rel=1e-5)
+    assert shown["fused_sequential"].speedup_vs_library is None
+    assert shown["one_shot"].speedup_vs_library is None
+    assert over(done, "library") == done
+    text = io.StringIO()
+    report.print_records(Console(file=text, width=report.WIDTH), list(shown.values()), "copy_engine")
+    assert "speedups are over copy_engine" in text.getvalue()
+    assert "another run" not in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("device", "baseline", "said"),
+    [
+        ("cuda", "nobody", "rows that have: library, copy_engine, gemm_alone, communication_alone"),
+        ("cuda", "fused_sequential", "no row of 'fused_sequential' has a time"),
+        ("cpu", "copy_engine", "interpreted times are not performance"),
+    ],
+)
+def test_a_row_without_a_time_is_no_baseline(device: str, baseline: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        over(make_records(device), baseline)
+
+
+def test_a_picture_says_what_speedups_are_over(drawn: Callable[..., Figure]) -> None:
+    figure = drawn(over(make_records(), "gemm_alone"), "gemm_alone")
+    assert figure.axes[0].get_ylabel() == "speedup over gemm_alone"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -60,19 +95,19 @@ def test_a_plot_is_drawn(tmp_path: Path, device: str) -> None:
 
 
 @pytest.fixture
-def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Record]], Figure]:
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
     """The picture of records, before it is closed."""
 
-    def draw(records: list[Record]) -> Figure:
+    def draw(records: list[Record], over: str = "library") -> Figure:
         figures: list[Figure] = []
         monkeypatch.setattr(pyplot, "close", figures.append)
-        plot.plot_records(records, tmp_path / "plot.svg")
+        plot.plot_records(records, tmp_path / "plot.svg", over)
         return figures[0]
 
     return draw
 
 
-def test_every_variant_has_a_look_of_its_own_in_all_panels(drawn: Callable[[list[Record]], Figure]) -> None:
+def test_every_variant_has_a_look_of_its_own_in_all_panels(drawn: Callable[..., Figure]) -> None:
     library, row, *_ = make_records()
     names = [f"variant_{index}" for index in range(20)]
     baselines = [replace(library, variant=name) for name in ("library", *(f"library_{index}" for index in range(5)))]
@@ -90,7 +125,7 @@ def test_every_variant_has_a_look_of_its_own_in_all_panels(drawn: Callable[[list
     assert bars == [looks["library"], looks[names[-1]]]
 
 
-def test_what_was_timed_without_a_baseline_shows_its_time(drawn: Callable[[list[Record]], Figure]) -> None:
+def test_what_was_timed_without_a_baseline_shows_its_time(drawn: Callable[..., Figure]) -> None:
     library, row, wrong, *_ = make_records()
     library = replace(library, status="wrong", time_us=None, speedup_vs_library=None)
     alone = replace(row, library_us=None, speedup_vs_library=None)
