@@ -76,9 +76,10 @@ class Judged:
     latency_us: float | None = None
     host_us: float | None = None
 
-    def timed(self, times: dict[str, float]) -> None:
-        """Keep times, as `timing.slowest_medians` gives them."""
-        self.time_us, self.latency_us, self.host_us = times["time_us"], times["latency_us"], times["host_us"]
+    def timed(self, times: timing.Times) -> None:
+        """Keep times, and what is to be said of them."""
+        self.time_us, self.latency_us, self.host_us = times.time_us, times.latency_us, times.host_us
+        self.reason = times.remark
 
     def failed(self, status: str, reason: str) -> None:
         """Keep the first thing that went wrong; there are no times then."""

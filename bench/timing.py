@@ -3,7 +3,8 @@
 A round measures every subject twice: a burst of calls back to back (`time_us`), and one call alone (`latency_us`), each
 behind a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
 sleeps, before the barrier, so that times are the device's; the host's own time to queue a call is reported beside them.
-A rank's time is the median over rounds, and the result the slowest rank's.
+How long it sleeps goes by what the host took of late. Where it was late all the same, on any rank, the round is left
+out; where it was in most of them, that is said. A rank's time is the median over rounds, the result the slowest rank's.
 
 Operands rotate through several sets, so that a call does not find in the cache what the last one read. The order of the
 subjects changes so that each comes equally often after each other: whoever follows a subject that keeps the multipliers
@@ -17,8 +18,9 @@ import math
 import statistics
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -28,11 +30,14 @@ from iris_core import Context
 Operands = tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
 
+QUANTITIES = ("time_us", "latency_us", "host_us")  # of a `Sample`
 WARM_UP_S = 0.2  # of this problem's own work: long enough for clocks to settle
 MAX_WARM_UP_ROUNDS = 100
 MIN_SETS, MAX_SETS = 2, 16
+_LEAST_HEAD_START_US = 100.0
 _MAX_HEAD_START_US = 60_000.0  # ten steps of layers that the host dispatches one operation after the other
-_BARRIER_HEAD_START_US = 100.0
+_HEAD_START = 1.5  # times the longest of the last few: a host is not equally fast every time
+_LAST_FEW = 4
 _SLEEP_CYCLES_PER_US = 2000  # a GPU clock of 2 GHz; a slower one sleeps longer, which does no harm
 
 
@@ -43,13 +48,28 @@ class Subject:
     name: str
     call: Callable[[torch.Tensor, torch.Tensor], object]
     samples: list[Sample] = field(default_factory=list)
-    queue_us: float = 0.0  # the least it took the host to queue a call so far
+    recent: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=_LAST_FEW)))
+
+    def head_start_us(self, calls: int) -> float:
+        """Return for how long the device should wait, by what it took the host of late to queue so many calls."""
+        return min(_LEAST_HEAD_START_US + _HEAD_START * max(self.recent[calls], default=0.0), _MAX_HEAD_START_US)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One rank's times in one round, in µs a call."""
+    """One rank's times in one round, in µs a call; `held` names those in which the device may have waited for it."""
 
+    time_us: float
+    latency_us: float
+    host_us: float
+    held: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a subject takes; `remark` says where that is not the device's alone."""
+
+    remark: str
     time_us: float
     latency_us: float
     host_us: float
@@ -67,6 +87,10 @@ class Clock(ABC):
         """Mark the moment at which the work queued so far is done."""
 
     @abstractmethod
+    def has_passed(self, mark: Any) -> bool:
+        """Whether the device has got there, and may have been waiting since."""
+
+    @abstractmethod
     def elapsed_us(self, begin: Any, end: Any) -> float:
         """Return the time between two marks that have passed."""
 
@@ -82,6 +106,9 @@ class DeviceClock(Clock):
         event.record()
         return event
 
+    def has_passed(self, mark: torch.cuda.Event) -> bool:
+        return mark.query()
+
     def elapsed_us(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return begin.elapsed_time(end) * 1e3
 
@@ -94,6 +121,9 @@ class HostClock(Clock):
 
     def mark(self) -> float:
         return time.perf_counter()
+
+    def has_passed(self, mark: float) -> bool:
+        return False  # there is no device that could wait
 
     def elapsed_us(self, begin: float, end: float) -> float:
         return (end - begin) * 1e6
@@ -125,16 +155,33 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
         _round(ctx, clock, balanced(subjects, number), operands, burst)
 
 
-def slowest_medians(ctx: Context, subjects: Sequence[Subject]) -> dict[str, dict[str, float]]:
-    """Return each subject's quantities of a `Sample`: the slowest rank's median over rounds; collective."""
+def slowest_medians(ctx: Context, subjects: Sequence[Subject]) -> dict[str, Times]:
+    """Return each subject's times: the slowest rank's medians over rounds; collective."""
     by_rank = ctx.group.all_gather({subject.name: [asdict(one) for one in subject.samples] for subject in subjects})
-    return {
-        subject.name: {
-            column.name: slowest_median([[one[column.name] for one in ranks[subject.name]] for ranks in by_rank])
-            for column in fields(Sample)
-        }
-        for subject in subjects
-    }
+    found = {}
+    for subject in subjects:
+        samples = [[Sample(**one) for one in ranks[subject.name]] for ranks in by_rank]
+        medians, remarks = {}, []
+        for quantity in QUANTITIES:
+            values, held = steady(samples, quantity)
+            medians[quantity] = slowest_median(values)
+            if held:
+                remarks.append(f"{quantity} is partly the host's, which was late in {held} of {len(samples[0])} rounds")
+        found[subject.name] = Times("; ".join(remarks), **medians)
+    return found
+
+
+def steady(samples_by_rank: Sequence[Sequence[Sample]], quantity: str) -> tuple[list[list[float]], int]:
+    """Return each rank's values of the rounds in which no rank's host was late, and 0.
+
+    Where that were less than half of the rounds: those of all rounds, and in how many a host was late.
+    """
+    rounds = list(zip(*samples_by_rank, strict=True))
+    in_time = [one for one in rounds if not any(quantity in sample.held for sample in one)]
+    is_enough = 2 * len(in_time) >= len(rounds)
+    taken = in_time if is_enough else rounds
+    values = [[getattr(sample, quantity) for sample in samples] for samples in zip(*taken, strict=True)]
+    return values, 0 if is_enough else len(rounds) - len(in_time)
 
 
 def slowest_median(samples_by_rank: Sequence[Sequence[float]]) -> float:
@@ -157,6 +204,8 @@ def balanced(subjects: Sequence[T], number: int) -> list[T]:
 def _warm_up(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:
     start = time.perf_counter()
     _round(ctx, clock, subjects, operands, burst)
+    for subject in subjects:
+        subject.recent.clear()  # what compiles, does so once
     round_s = max(ctx.group.all_gather(time.perf_counter() - start))  # all ranks must do equally many rounds
     for _ in range(min(MAX_WARM_UP_ROUNDS, math.ceil(WARM_UP_S / round_s))):
         _round(ctx, clock, subjects, operands, burst)
@@ -171,24 +220,28 @@ def _round(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: It
         spans.append((subject, many, many if burst == 1 else _span(ctx, clock, subject, operands, 1)))
     ctx.barrier()  # the marks have passed, and no wait has failed
     for subject, many, one in spans:
-        subject.queue_us = many.queue_us if not subject.queue_us else min(subject.queue_us, many.queue_us)
         time_us = clock.elapsed_us(many.begin, many.end) / burst
-        subject.samples.append(Sample(time_us, clock.elapsed_us(one.begin, one.end), many.queue_us))
+        held = tuple(name for name, span in (("time_us", many), ("latency_us", one)) if span.is_held)
+        subject.samples.append(Sample(time_us, clock.elapsed_us(one.begin, one.end), many.queue_us, held))
 
 
 @dataclass(frozen=True)
 class _Span:
     begin: Any
     end: Any
-    queue_us: float
+    queue_us: float  # a call
+    is_held: bool
 
 
 def _span(ctx: Context, clock: Clock, subject: Subject, operands: Iterator[Operands], calls: int) -> _Span:
-    clock.sleep(min(_BARRIER_HEAD_START_US + subject.queue_us * calls, _MAX_HEAD_START_US))
+    sleeping = time.perf_counter()
+    clock.sleep(subject.head_start_us(calls))
     ctx.device_barrier()
     begin = clock.mark()
     queueing = time.perf_counter()
     for _ in range(calls):
         subject.call(*next(operands))
-    queue_us = (time.perf_counter() - queueing) * 1e6 / calls
-    return _Span(begin, clock.mark(), queue_us)
+    queued = time.perf_counter()
+    is_held = clock.has_passed(begin)
+    subject.recent[calls].append((queued - sleeping) * 1e6)
+    return _Span(begin, clock.mark(), (queued - queueing) * 1e6 / calls, is_held)

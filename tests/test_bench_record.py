@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from iris_bench import sweep, timing
+from iris_bench import sweep
 from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
 from iris_bench.record import COLUMNS, Record, latest, read_records
@@ -219,24 +217,3 @@ def test_the_heap_holds_every_fused_variant_of_the_largest_problem() -> None:
     plan = make_plan(variants="library,copy_engine,fused_sequential", shapes="64x64x64,8192x8192x8192")
     assert plan.heap_bytes >= 2 * 8192 * 8192 * 2
     assert plan.heap_bytes < 2 * 8192 * 8192 * 2 + (16 << 20)
-
-
-def test_the_slowest_rank_counts_by_its_median() -> None:
-    assert timing.slowest_median([[1.0, 2.0, 90.0], [3.0, 3.0, 1.0]]) == 3.0
-
-
-@pytest.mark.parametrize(("operand_bytes", "count"), [(1, 16), (0, 16), (10 << 20, 10), (50 << 20, 2), (500 << 20, 2)])
-def test_operand_sets_pass_twice_through_the_cache(operand_bytes: int, count: int) -> None:
-    assert timing.count_sets(operand_bytes=operand_bytes, cache_bytes=50 << 20) == count
-
-
-@pytest.mark.parametrize("size", range(1, 10))
-def test_each_subject_comes_equally_often_after_each_other(size: int) -> None:
-    rounds = 2 * size if size % 2 else size
-    orders = [timing.balanced(range(size), number) for number in range(rounds)]
-    assert all(sorted(order) == list(range(size)) for order in orders)
-    pairs = Counter(pair for order in orders for pair in itertools.pairwise(order))
-    assert len(pairs) == size * (size - 1)
-    assert len(set(pairs.values())) <= 1
-    few = Counter(pair for order in orders[: size - 1] for pair in itertools.pairwise(order))
-    assert all(count == 1 for count in few.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     subjects = [timing.Subject(" ".join(map(str, move)), run.call_of(*move)) for move in timed]
     nothing = (run.outbox, run.outbox)
     timing.measure(run.ctx, subjects, [nothing], rounds=plan.rounds, burst=plan.burst)
-    medians = [statistics.median(sample.time_us for sample in subject.samples) for subject in subjects]
+    medians = [timing.slowest_median(timing.steady([subject.samples], "time_us")[0]) for subject in subjects]
     by_rank = run.ctx.group.all_gather(medians)
     outcomes = []
     for index, (kind, first, second) in enumerate(timed):
