@@ -13,7 +13,7 @@ from rich.text import Text
 
 from overlap_taxonomy import list_variants
 
-from .record import LIBRARY, Record, latest
+from .record import LIBRARY, YARDSTICKS, Record, latest
 from .shapes import SHAPE_SETS
 
 WIDTH = 100  # where the output is no terminal
@@ -45,10 +45,8 @@ def print_records(console: Console, records: Sequence[Record], over: str = LIBRA
             if row.reason:
                 console.print(Text(f"  {row.variant}: {row.reason}", style=_STATUS_STYLES.get(row.status, "")))
         for library_us, names in _in_other_runs(rows, over).items():
-            console.print(
-                f"  {', '.join(names)}: measured in another run than the row of {over}, against {over} there: "
-                f"{_number(library_us, 1)} us"
-            )
+            there = f"against {over} there: {_number(library_us, 1)} us" if library_us else "where it has no time"
+            console.print(f"  {', '.join(names)}: measured in another run than the row of {over}, {there}")
         console.print()
 
 
@@ -99,12 +97,13 @@ def _headline(rows: Sequence[Record], over: str) -> str:
     return f"{line}\nideal {_number(ideal_us, 1)} us (GEMM alone, or the bytes at {first.link_gbps:g} GB/s)"
 
 
-def _in_other_runs(rows: Sequence[Record], over: str) -> dict[float, list[str]]:
-    """Which rows have a speedup over another time of the baseline than the one that the table shows, by that time."""
+def _in_other_runs(rows: Sequence[Record], over: str) -> dict[float | None, list[str]]:
+    """Which rows go with another time of the baseline than the one that the table shows, by that time, or with none."""
     shown = next((row.time_us for row in rows if row.variant == over), None)
-    found: dict[float, list[str]] = {}
+    found: dict[float | None, list[str]] = {}
     for row in rows:
-        if row.speedup_vs_library and row.library_us and row.library_us != shown:
+        is_compared = row.time_us and row.variant not in YARDSTICKS and row.device != "cpu"
+        if shown and is_compared and row.library_us != shown:
             found.setdefault(row.library_us, []).append(row.variant)
     return found
 

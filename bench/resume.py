@@ -10,7 +10,7 @@ from iris_kernels.common.problem import Problem
 from overlap_taxonomy import get_variant
 
 from . import environment
-from .record import Record
+from .record import YARDSTICKS, Record
 
 
 class Done:
@@ -26,9 +26,12 @@ class Done:
         self._timed = timed
 
     def is_finished(self, key: tuple[Any, ...]) -> bool:
-        """Whether a thing need not be measured again: it is right, and has a time if this takes times."""
+        """Whether a thing need not be measured again: it is right, and has, if this takes times, one to compare."""
         record = self._last.get(key)
-        return record is not None and record.status == "ok" and bool(record.time_us or not self._timed)
+        if record is None or record.status != "ok":
+            return False
+        is_compared = record.library_us or record.variant in YARDSTICKS
+        return not self._timed or bool(record.time_us and is_compared)
 
     def stays_unsupported(self, key: tuple[Any, ...], problem: Problem) -> bool:
         """Whether a thing was unsupported, and would be again.

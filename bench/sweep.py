@@ -161,19 +161,21 @@ class Output:
         self._done = Done(done, timed=timed)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Keep rows; those of a problem's yardsticks are not repeated where all that they have is there already.
+        """Keep rows; those of `library` and of yardsticks are not repeated where they are right, and there already.
 
         Nor are those that say again that something is unsupported.
         """
-        implied = {LIBRARY, *YARDSTICKS}
-        new = [record for record in records if record.variant not in implied or not self._done.is_finished(record.key)]
-        new = [record for record in new if not self._done.repeats(record)]
+        new = [record for record in records if not self._is_there_already(record)]
         self.records += new
         if self.path:
             if self._replace:
                 self.path.unlink(missing_ok=True)
                 self._replace = False
             append_records(self.path, new)
+
+    def _is_there_already(self, record: Record) -> bool:
+        is_implied = record.variant in {LIBRARY, *YARDSTICKS} and record.status == "ok"
+        return (is_implied and self._done.is_finished(record.key)) or self._done.repeats(record)
 
     @property
     def is_there(self) -> bool:

@@ -93,6 +93,28 @@ def test_resuming_measures_what_comes_with_every_run_again(tmp_path: Path, impli
     assert bool(make_plan(done=done, variants="copy_engine", timed=False).jobs) == (implied == "library")
 
 
+def without_library(records: list[Record]) -> list[Record]:
+    """The rows of a run in which the vendor's result was wrong."""
+    rows = [replace(record, library_us=None, speedup_vs_library=None) for record in records]
+    return [replace(row, status="wrong", time_us=None) if row.variant == "library" else row for row in rows]
+
+
+def test_a_library_that_is_wrong_when_resumed_is_kept(tmp_path: Path) -> None:
+    done = make_records()
+    output = sweep.Output(tmp_path / "rows.csv", done)
+    output.add(without_library(make_records()))
+    assert [record.status for record in output.records[len(done) :] if record.variant == "library"] == ["wrong"]
+    (job,) = make_plan(done=output.records, variants="copy_engine").jobs
+    assert job.variants == ("library", "copy_engine")
+
+
+def test_what_was_timed_without_a_library_is_timed_with_one() -> None:
+    done = [record for record in without_library(make_records()) if record.variant != "fused_sequential"]
+    (job,) = make_plan(done=done, variants="copy_engine").jobs
+    assert job.variants == ("library", "copy_engine")
+    assert make_plan(done=done, variants="copy_engine", timed=False).jobs[0].variants == ("library",)
+
+
 def test_the_last_row_says_whether_a_thing_is_finished() -> None:
     done = make_records()
     done += [replace(done[1], status="wrong", time_us=None)]
