@@ -77,6 +77,7 @@ check: $(READY) ## Look for races, deadlocks and wrong answers without a GPU [NP
 	$(PY) -m iris_bench check $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(ARGS)
 
+tune: SHAPES = square
 tune: $(READY) ## Measure all variants for `auto` on this machine: SHAPES=llama NP=4 [FAMILY=] [DTYPE=fp16]
 	$(PY) -m iris_bench tune --shapes $(SHAPES) $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(DTYPE),--dtype $(DTYPE)) $(ARGS)

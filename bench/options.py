@@ -12,6 +12,6 @@ Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by co
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 WorldSize = Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")]
 Device = Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")]
-Seed = Annotated[int, typer.Option(help="Of the random data.")]
+Seed = Annotated[int, typer.Option(help="Of the random data.", min=0, max=2**63 - 1)]
 Over = Annotated[str, typer.Option(help="What speedups are over: a variant, or a yardstick, of the same run.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]

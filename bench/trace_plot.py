@@ -51,7 +51,7 @@ def plot_traces(traces: Sequence[Traced], path: Path) -> None:
     else:
         title = f"{first.family}, {first.problem}; rank 0"
         panels = [(f"{one.variant}: {one.total_us:.0f} µs", one.ranks[0], one.begin_ns) for one in traces]
-    heights = [sum(_heights(spans).values()) for _, spans, _ in panels]
+    heights = [sum(_heights(spans).values()) or _LEAST_BAND for _, spans, _ in panels]  # a rank may have nothing to do
     figure, axes = plt.subplots(
         len(panels),
         figsize=(_WIDTH, 1.1 + sum(heights) + 0.3 * len(panels)),
@@ -99,7 +99,7 @@ def _draw(ax: Axes, spans: Sequence[Span], start: int) -> None:
         top += height
     ax.set_yticks(middles, labels, fontsize=8)
     ax.tick_params(axis="y", length=0)
-    ax.set_ylim(top, 0)
+    ax.set_ylim(top or _LEAST_BAND, 0)
     ax.spines[["top", "right"]].set_visible(False)
 
 

@@ -10,11 +10,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from iris_bench import cli
 from iris_bench.layers import rank as bench
 from iris_bench.layers.cli import heap_bytes, plan, to_records
+from iris_bench.layers.plot import plot_layers
 from iris_bench.layers.record import LayersRecord
 from iris_core import RankPool
 
@@ -37,9 +40,9 @@ GIVEN: dict[str, Any] = {
         ({"blocks": "8x12"}, "unknown block '8x12'; it takes TOKENSxWIDTHxFEATURES"),
         ({"blocks": "llama"}, "unknown block 'llama'"),
         ({"burst": 0}, "--burst 0 makes no sense"),
-        ({"blocks": "6x12x16"}, "6x12x16 on 4 ranks: 6 must be a multiple of these"),
-        ({"blocks": "8x12x18"}, "18 must be"),
-        ({"blocks": "8x10x16", "layouts": ("replicated",)}, "10 must be"),
+        ({"blocks": "6x12x16"}, "block 6x12x16: its tokens, 6, must be a multiple of the 4 ranks"),
+        ({"blocks": "8x12x18"}, "its features, 18, must be"),
+        ({"blocks": "8x10x16", "layouts": ("replicated",)}, "its width, 10, must be"),
         ({"dtype": "fp8"}, "unknown dtype 'fp8'; known dtypes: bf16, fp16, fp32"),
         ({"rounds": 0}, "--rounds 0 makes no sense"),
     ],
@@ -47,6 +50,10 @@ GIVEN: dict[str, Any] = {
 def test_what_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         plan(**(GIVEN | change))
+
+
+def test_a_block_that_is_named_twice_is_measured_once() -> None:
+    assert len(plan(**(GIVEN | {"blocks": "8x12x16, 8x12x16,8x12x16 "}))) == 1
 
 
 def test_replicated_tokens_need_not_divide() -> None:
@@ -97,6 +104,28 @@ def test_speedups_are_over_torch_in_the_same_phase() -> None:
     assert [one.speedup_vs_torch for one in of_gpus] == [1, 2, 1, 3, None]
     of_cpus = to_records(job, outcomes, {**columns, "world_size": 4, "device": "cpu"})
     assert [one.speedup_vs_torch for one in of_cpus] == [None] * 5
+
+
+def test_a_picture_shows_what_has_no_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = plan(**(GIVEN | {"phases": ("forward",)}))
+    outcomes = [bench.Outcome(subject, "forward", time_us=4.0) for subject in ("products_alone", "torch")]
+    outcomes += [
+        bench.Outcome("async_tp", "forward", status="unsupported"),
+        bench.Outcome("iris", "forward", status="wrong"),
+    ]
+    columns = dict.fromkeys(("device_name", "torch", "triton", "driver", "commit", "command"), "")
+    records = to_records(job, outcomes, {**columns, "world_size": 4, "device": "cuda"})
+    figures: list[Figure] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    plot_layers(records, tmp_path / "layers.svg")
+    (figure,) = figures
+    said = [text.get_text().strip() for text in figure.axes[0].texts]
+    assert {"unsupported", "wrong"} <= set(said)
+    drawn = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    for part in (*figure.legends, *filter(None, [figure._suptitle])):
+        place = part.get_window_extent(drawn)
+        assert place.x0 >= 0
+        assert place.x1 <= figure.bbox.width
 
 
 def test_the_heap_holds_what_the_operators_take() -> None:

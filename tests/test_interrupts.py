@@ -6,12 +6,14 @@ import signal
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli, measure, ranks
 from iris_bench.record import read_records
+from iris_bench.stress import cli as stress
 from iris_core import RankPool
 
 SIGINT_BIT = 1 << (signal.SIGINT - 1)
@@ -105,6 +107,18 @@ def test_an_interrupted_sweep_says_how_to_go_on(run: Any, tmp_path: Path) -> Non
     assert f"interrupted: 2 rows were written to {out}; the same command with --resume goes on" in result.stderr
     assert [record.m for record in read_records(out)] == [1, 1]
     assert "with --resume in place of --overwrite goes on" in run("--out", out, "--overwrite").stderr
+
+
+@pytest.mark.parametrize(("out", "said"), [("stress.csv", "its row was added to stress.csv"), ("", "with --out")])
+def test_an_interrupted_stress_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stress, "start_ranks", lambda *_: mock.Mock(call=mock.Mock(side_effect=KeyboardInterrupt)))
+    result = CliRunner().invoke(cli.app, ["stress", "--device", "cpu", *(["--out", out] if out else [])])
+    assert result.exit_code == 130
+    assert f"interrupted: {said}" in result.stderr
+    assert not out or "interrupted" in Path(out).read_text()
 
 
 def test_one_that_kept_nothing_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

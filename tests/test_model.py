@@ -215,6 +215,7 @@ def test_the_ideal_is_the_longer_of_the_gemm_and_the_bytes() -> None:
         (["--fit"], "--fit needs CSVs"),
         (["nothing.csv"], "cannot read nothing.csv"),
         (["--machine", "mi300xx8", SWEEPS[0]], "no row of the CSVs was measured on 8 x MI300X"),
+        (["--machine", "h200x2", SWEEPS[0]], "they are of 4 x NVIDIA H200: --machine h200x4"),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments: list[object], says: str) -> None:

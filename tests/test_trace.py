@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -183,7 +184,11 @@ def test_a_trace_is_written_and_drawn(tmp_path: Path) -> None:
     traced = Traced("a family", "a variant", "a problem", "a config", ranks, 700.0, 3)
     assert (traced.begin_ns, traced.total_us) == (4000, 5.0)
     write_trace(traced, tmp_path / "trace.json")
-    plot_traces([traced], tmp_path / "trace.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot_traces([traced], tmp_path / "trace.png")
+        idle = Traced("a family", "a variant", "a problem", "a config", [*ranks, []], 700.0, 3)
+        plot_traces([idle], tmp_path / "idle.png")  # a rank of a small problem may have nothing to do
     assert (tmp_path / "trace.png").stat().st_size > 1000
     written = json.loads((tmp_path / "trace.json").read_text())
     assert written["otherData"]["clock_accuracy_us"] == 0.7

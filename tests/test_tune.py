@@ -347,6 +347,8 @@ print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels
 def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
     """Those that read through pointers what is copied now; the copied ones stay, also where rank 0 copies none."""
     rows = read_records(RESULTS / "h200x2-ragged-bf16.csv")
+    with pytest.raises(ValueError, match="times of bursts of 1, 10, which are not to be compared"):
+        tables([*rows, replace(rows[0], m=rows[0].m + 1, burst=1)])
     (table,) = tables(rows).values()
     assert len(table) == 36
     assert all("one_shot" in measured.times_us for measured in table.values())

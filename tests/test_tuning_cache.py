@@ -50,7 +50,8 @@ def test_what_is_written_is_read_again(folder: Path) -> None:
         assert read_cache(GPU) == {}  # nothing there is nothing wrong
         path = write_cache(GPU, TABLE)
         assert read_cache(GPU) == TABLE
-    assert path == folder / "nvidia-h200.json"
+    assert path == cache_path(GPU)
+    assert path.parent == folder
     assert (mode(path), mode(folder)) == (0o600, 0o700)
     assert files(folder) == {path.name}  # no temporary file is left
 
@@ -67,13 +68,26 @@ def test_times_are_added_to_those_there() -> None:
 def test_the_folder_is_in_the_home_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("IRIS_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_path(GPU) == tmp_path / ".cache" / "iris-overlap" / "nvidia-h200.json"
+    assert cache_path(GPU).parent == tmp_path / ".cache" / "iris-overlap"
 
 
 def test_the_folder_may_be_named_from_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("IRIS_CACHE_DIR", "~/tuned")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_path(GPU) == tmp_path / "tuned" / "nvidia-h200.json"
+    assert cache_path(GPU).parent == tmp_path / "tuned"
+
+
+@pytest.mark.parametrize("what", ["triton", "torch"])
+def test_times_of_other_versions_have_a_file_of_their_own(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    path = write_cache(GPU, TABLE)
+    monkeypatch.setattr(getattr(measured, what), "__version__", "99.0+cu999")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_cache(GPU) == {}
+        assert f"{what}-99.0-cu999" in write_cache(GPU, {KEY: Measured({"library": 1.0})}).name
+    monkeypatch.undo()
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(path.parent))
+    assert read_cache(GPU) == TABLE
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +127,14 @@ CORRUPT = {
     "no entries": ("{}", "no list of entries"),
     "another format": (changed(format=99), "format 99"),
     "another Triton": (changed(triton="2.0.0"), "triton '2.0.0'"),
+    "another torch": (changed(torch="1.0"), "torch '1.0'"),
     "another version": (changed(library="0.0.1"), "library '0.0.1'"),
     "another GPU": (changed(gpu="NVIDIA B300"), "gpu 'NVIDIA B300'"),
     "entries of another kind": (changed(entries=[1]), "entry 0"),
     "a missing size": (changed(entries=[{"family": "x"}]), "entry 0: KeyError: 'm'"),
     "a size as text": (entry(m="8192"), "m is '8192'"),
+    "a size beyond all": (entry(m=10**400), "ValueError: m is 1000"),
+    "a time beyond all": (entry(times_us={"library": 10**400}), "OverflowError"),
     "a size that is true": (entry(k=True), "k is True"),
     "no times": (entry(times_us={}), "times_us"),
     "a time as text": (entry(times_us={"library": "fast"}), "'fast'"),
@@ -181,6 +198,20 @@ def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     refused("symbolic links")
 
 
+def test_what_cannot_be_read_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of measurement may be in it."""
+
+    def refuse(path: Path) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    write_cache(GPU, TABLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning_cache, "_read", refuse)
+        with pytest.raises(ValueError, match="Input/output error"):
+            write_cache(GPU, {KEY._replace(m=1): Measured({"library": 1.0})})
+    assert read_cache(GPU) == TABLE
+
+
 def test_a_pipe_holds_nobody_up(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     os.mkfifo(cache_path(GPU), 0o600)
@@ -197,12 +228,14 @@ def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytes
 
 
 def test_writers_at_once_keep_each_others_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_slowly(gpu: str) -> measured.Table:
-        table = read_cache(gpu)
+    read = tuning_cache._times_in
+
+    def read_slowly(path: Path, gpu: str) -> measured.Table:
+        table = read(path, gpu)
         time.sleep(0.02)  # for another to write meanwhile
         return table
 
-    monkeypatch.setattr(tuning_cache, "read_cache", read_slowly)
+    monkeypatch.setattr(tuning_cache, "_times_in", read_slowly)
     keys = {KEY._replace(m=size) for size in range(1, 9)}
     with ThreadPoolExecutor(len(keys)) as writers:
         list(writers.map(lambda key: write_cache(GPU, {key: Measured({"library": 1.0})}), keys))
@@ -215,7 +248,7 @@ def test_a_writer_that_holds_the_lock_for_ever_is_not_waited_for(folder: Path, m
     (lock,) = set(os.listdir(folder)) - {path.name}
     with (folder / lock).open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.warns(UserWarning, match=r"cannot lock .*nvidia-h200\.json: another process has held the lock"):
+        with pytest.warns(UserWarning, match=r"cannot lock .*nvidia-h200.*\.json: another process has held the lock"):
             write_cache(GPU, TABLE)
     assert read_cache(GPU) == TABLE
 

@@ -186,17 +186,19 @@ def plan(
         if value < 1:
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
     jobs = []
-    for block, layout in itertools.product(dict.fromkeys(blocks.split(",")), layouts):
-        sizes = parse_sizes(block.strip())
+    names = dict.fromkeys(block.strip() for block in blocks.split(","))
+    for block, layout in itertools.product(names, layouts):
+        sizes = parse_sizes(block)
         if sizes is None:
             raise ValueError(
-                f"unknown block {block.strip()!r}; it takes TOKENSxWIDTHxFEATURES, three positive integers, "
+                f"unknown block {block!r}; it takes TOKENSxWIDTHxFEATURES, three positive integers, "
                 "e.g. 8192x8192x28672"
             )
         tokens, width, features = sizes
-        for size in (width, features, *([tokens] if layout == "sequence" else [])):
+        cut = {"width": width, "features": features} | ({"tokens": tokens} if layout == "sequence" else {})
+        for name, size in cut.items():
             if size % world_size:
-                raise ValueError(f"{block.strip()} on {world_size} ranks: {size} must be a multiple of these")
+                raise ValueError(f"block {block}: its {name}, {size}, must be a multiple of the {world_size} ranks")
         job = rank.Job(
             tokens=tokens,
             width=width,

@@ -22,6 +22,7 @@ _COLOURS = {
     "iris_compiled": "#56b4e9",
     "iris_replayed": "#009e73",
 }
+_LEAST_INCHES = 7.5  # wide, for the title and the legend
 _GROUP = 0.84  # of the room of a group, that its bars take
 
 
@@ -40,12 +41,11 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
 
     panels: dict[tuple[str, str], list[LayersRecord]] = {}
     for record in records:
-        if _height(record):
-            panels.setdefault((record.layout, record.phase), []).append(record)
-    if not panels:
+        panels.setdefault((record.layout, record.phase), []).append(record)
+    if not any(map(_height, records)):
         raise ValueError("there are no layers beside torch's to plot; measure the subject torch, too")
     most = max(len(_groups(rows)) for rows in panels.values())
-    size = (2.5 + 2.2 * most, 0.9 + 2.6 * len(panels))
+    size = (max(_LEAST_INCHES, 2.5 + 2.2 * most), 0.9 + 2.6 * len(panels))
     figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
     for ax, ((layout, phase), rows) in zip(axes[:, 0], panels.items(), strict=True):
         _draw(ax, rows)
@@ -75,11 +75,15 @@ def _draw(ax: Axes, records: Sequence[LayersRecord]) -> None:
     for one in records:
         left = groups.index((one.tokens, one.width, one.features)) - _GROUP / 2
         height = _height(one)
-        assert height is not None
         if one.subject == ALONE:
-            ax.plot([left, left + _GROUP], [height] * 2, color="black", linestyle="--", linewidth=1.4, label=ALONE)
+            if height:
+                ax.plot([left, left + _GROUP], [height] * 2, color="black", linestyle="--", linewidth=1.4, label=ALONE)
             continue
         x = left + (names.index(one.subject) + 0.5) * bar
+        if height is None:
+            said = one.status if one.status != "ok" else "no time of torch's"
+            ax.text(x, 0, f" {said}", rotation=90, ha="center", va="bottom", fontsize=7, color="#b00020")
+            continue
         ax.bar(x, height, bar * 0.92, color=_COLOURS[one.subject], label=one.subject)
         ax.annotate(f"{height:.3g}", (x, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     labels = [f"{tokens} tokens\n{width} to {features} and back" for tokens, width, features in groups]

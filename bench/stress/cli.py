@@ -16,7 +16,7 @@ from rich.table import Table
 
 from .. import environment, report
 from ..csv_rows import append_records
-from ..exits import leave, refuse
+from ..exits import interrupted, leave, refuse
 from ..options import Device, Names, OurNames, WorldSize
 from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
 from . import rank
@@ -42,7 +42,8 @@ def stress(
 ) -> None:
     """Call all operators in a random order, with ranks held up at random, and check every element of every output.
 
-    Exit status: 0, or 1 if anything was wrong or the run ended early, or 2 if the command makes no sense.
+    Exit status: 0, or 1 if anything was wrong or the run ended early, or 2 if the command makes no sense, or 130 if it
+    was interrupted.
     """
     is_first = True
     try:
@@ -70,6 +71,9 @@ def stress(
         shown.report()
         if out:
             append_records(out, [shown.record()])
+    if shown.is_interrupted:
+        left = f"its row was added to {out}" if out else "with --out a row of it would be kept"
+        interrupted(left, launcher=launcher, speak=is_first)
     leave(failed=shown.status != "ok", lost=bool(shown.error), launcher=launcher)
 
 
@@ -111,6 +115,7 @@ class _Run:
         self.reports: list[str] = []
         self.error = ""
         self.warm_up_s = 0.0
+        self.is_interrupted = False
         self._is_warm = False
         self._columns: dict[str, Any] = {"device_name": "", "driver": "", "seed": plan.seed, **environment.versions()}
         self._console = report.make_console(stderr=True)
@@ -145,7 +150,7 @@ class _Run:
                     self._keep(ranks.call(rank.call_often, count))
                 ranks.call(rank.close_rank)
             except KeyboardInterrupt:
-                self.error = "interrupted"
+                self.error, self.is_interrupted = "interrupted", True
             except Exception as error:
                 self.error = " ".join(f"{type(error).__name__}: {error}".split())
             finally:

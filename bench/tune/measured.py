@@ -14,7 +14,7 @@ _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
-    """Return the times that were measured on a machine."""
+    """Return the times that were measured on a machine; ValueError for times of several bursts."""
     return [
         Measurement(record.variant, _work_of(record), record.time_us)
         for record in _timed(records)
@@ -26,6 +26,9 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
     """Return a table of times for each kind of GPU; of what was measured twice, the later time.
 
     Problems for which the vendor's, or any of ours, is not among them are left out: there is nothing to choose by.
+
+    Raises:
+        ValueError: times of several bursts, which are not to be compared with each other.
     """
     delegating = {(variant.family, variant.name) for variant in list_variants() if variant.delegates}
     found: dict[str, dict[Key, dict[str, float]]] = {}
@@ -46,12 +49,16 @@ def _has_ours(family: str, names: Iterable[str]) -> bool:
 
 
 def _timed(records: Iterable[Record]) -> list[Record]:
-    return [
+    timed = [
         record
         for record in latest(records)
         if record.device == "cuda" and record.status == "ok" and record.time_us and record.variant not in YARDSTICKS
         if not _is_outdated(record)
     ]
+    if len(bursts := sorted({record.burst for record in timed})) > 1:
+        found = ", ".join(map(str, bursts))
+        raise ValueError(f"the CSVs have times of bursts of {found}, which are not to be compared with each other")
+    return timed
 
 
 def _is_outdated(record: Record) -> bool:

@@ -20,7 +20,7 @@ from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 from .. import report
 from ..exits import refuse
 from ..families import FAMILIES
-from ..record import LIBRARY, read_records
+from ..record import LIBRARY, Record, read_records
 from ..shapes import parse_shapes
 from ..sweep import select_families
 from .measured import measurements
@@ -62,7 +62,9 @@ def model(
         for one in chosen:
             measured = measurements(records, one)
             if not measured:
-                raise ValueError(f"no row of the CSVs was measured on {one.world_size} x {one.gpu}")
+                raise ValueError(
+                    f"no row of the CSVs was measured on {one.world_size} x {one.gpu}{_measured_on(records)}"
+                )
             _check_modelled(one, measured)
             if refit:
                 one = fit(one, measured, keep=[name.strip() for name in keep.split(",") if name.strip()])
@@ -76,6 +78,14 @@ def _machine(name: str) -> Machine:
     if name not in MACHINES:
         raise ValueError(f"unknown machine {name!r}; known machines: {', '.join(MACHINES)}")
     return MACHINES[name]
+
+
+def _measured_on(records: list[Record]) -> str:
+    """Say what rows were measured on, and which machines of the model that is."""
+    found = dict.fromkeys((one.world_size, one.device_name) for one in records if one.device == "cuda")
+    names = [name for name, one in MACHINES.items() if any(one.has(gpu) and one.world_size == n for n, gpu in found)]
+    said = ", ".join(f"{size} x {gpu}" for size, gpu in found) or "no GPU"
+    return f"; they are of {said}" + (f": --machine {','.join(names)}" if names else "")
 
 
 def _check_modelled(machine: Machine, measured: list[Measurement]) -> None:

@@ -16,6 +16,7 @@ from .config import GemmConfig, invalid_reason
 from .problem import Problem
 
 FORMAT = 1
+_MOST = 1 << 31  # of a size
 
 
 class Key(NamedTuple):
@@ -53,16 +54,22 @@ def key_of(family: str, problem: Problem) -> Key:
 
 def setup_of(gpu: str) -> dict[str, Any]:
     """Return what times must have been measured with to hold here."""
+    return {"format": FORMAT, "gpu": gpu, **versions()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a time depends on: torch brings the vendor's GEMM and collectives."""
     try:
         library = metadata.version("iris-overlap")
     except metadata.PackageNotFoundError:
         library = "unknown"
-    return {"format": FORMAT, "gpu": gpu, "triton": triton.__version__, "library": library}
+    return {"triton": triton.__version__, "torch": torch.__version__, "library": library}
 
 
-def file_name(gpu: str) -> str:
-    """Return the name of the file of a kind of GPU."""
-    plain = "".join(letter if letter.isalnum() else "-" for letter in gpu.lower())
+def file_name(gpu: str, of: Mapping[str, str] | None = None) -> str:
+    """Return the name of the file of a kind of GPU, and of versions where its times are of these alone."""
+    said = [gpu, *(f"{name} {version}" for name, version in (of or {}).items())]
+    plain = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in " ".join(said).lower())
     return f"{plain.strip('-') or 'unknown'}.json"
 
 
@@ -104,7 +111,7 @@ def from_json(text: str, setup: Mapping[str, Any]) -> Table:
     for index, entry in enumerate(said["entries"]):
         try:
             key, measured = _entry(entry)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
             raise ValueError(f"entry {index}: {type(error).__name__}: {error}") from None
         table[key] = measured
     return table
@@ -119,7 +126,8 @@ def shipped_table(gpu: str) -> Table:
 def _entry(entry: Any) -> tuple[Key, Measured]:
     values = {name: entry[name] for name in Key._fields}
     for name, value in values.items():
-        if type(value) is not (str if name in ("family", "dtype") else int) or (type(value) is int and value < 1):
+        kind = str if name in ("family", "dtype") else int
+        if type(value) is not kind or (type(value) is int and not 0 < value < _MOST):
             raise ValueError(f"{name} is {value!r}")
     times, configs = entry["times_us"], entry.get("configs", {})
     if not isinstance(times, dict) or not times or not isinstance(configs, dict):

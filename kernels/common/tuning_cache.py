@@ -1,7 +1,7 @@
 """The user's tuning cache: measured times of this machine, in a file of the user's own that nothing else may write.
 
-``$IRIS_CACHE_DIR``, or ``~/.cache/iris-overlap``, has a file for each kind of GPU. What is not as it should be is not
-used, and a warning says why and what to do.
+``$IRIS_CACHE_DIR``, or ``~/.cache/iris-overlap``, has a file for each kind of GPU and versions of Triton, torch and
+this library. What is not as it should be is not used, and a warning says why and what to do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from .measured import Table, file_name, from_json, setup_of, to_json
+from .measured import Table, file_name, from_json, setup_of, to_json, versions
 
 _MOST_BYTES = 16 << 20
 _PATIENCE_S = 10.0  # for another writer, who takes milliseconds unless it was stopped
@@ -24,9 +24,13 @@ _MEND = "run `iris-bench tune` again, or delete the file"
 
 
 def cache_path(gpu: str) -> Path:
-    """Return the file of a kind of GPU; it need not be there."""
+    """Return the file of a kind of GPU, for what is installed here; it need not be there."""
+    return _folder() / file_name(gpu, versions())
+
+
+def _folder() -> Path:
     folder = os.environ.get("IRIS_CACHE_DIR")
-    return (Path(folder).expanduser() if folder else Path.home() / ".cache" / "iris-overlap") / file_name(gpu)
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "iris-overlap"
 
 
 def read_cache(gpu: str) -> Table:
@@ -36,12 +40,25 @@ def read_cache(gpu: str) -> Table:
     except RuntimeError:  # no home
         return {}
     try:
+        return _times_in(path, gpu)
+    except OSError as error:
+        _warn(path, error)
+        return {}
+
+
+def _times_in(path: Path, gpu: str) -> Table:
+    """Return what a file has; none, with a warning, if that cannot be trusted; OSError if it cannot be known."""
+    try:
         return from_json(_read(path), setup_of(gpu))
     except FileNotFoundError:
         return {}
-    except (ValueError, OSError) as error:
-        warnings.warn(f"the tuning cache {path} is not used: {error}; {_MEND}", stacklevel=2)
+    except ValueError as error:
+        _warn(path, error)
         return {}
+
+
+def _warn(path: Path, error: Exception) -> None:
+    warnings.warn(f"the tuning cache {path} is not used: {error}; {_MEND}", stacklevel=4)
 
 
 def write_cache(gpu: str, table: Table) -> Path:
@@ -54,7 +71,7 @@ def write_cache(gpu: str, table: Table) -> Path:
     path = cache_path(gpu)
     try:
         with _locked(path):
-            _replace(path, to_json(setup_of(gpu), read_cache(gpu) | table))
+            _replace(path, to_json(setup_of(gpu), _times_in(path, gpu) | table))
     except OSError as error:
         raise ValueError(f"cannot write the tuning cache: {error}; IRIS_CACHE_DIR names another folder") from None
     return path
@@ -67,7 +84,7 @@ def check_folder() -> None:
         ValueError: it is not the user's own, or cannot be written; names it.
     """
     try:
-        folder = cache_path("").parent
+        folder = _folder()
     except RuntimeError as error:
         raise ValueError(f"cannot keep a tuning cache: {error} IRIS_CACHE_DIR names a folder") from None
     try:
