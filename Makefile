@@ -90,7 +90,7 @@ layers: OUT =
 layers: $(READY) ## Measure pairs of tensor-parallel layers beside torch's own [NP=4 OUT=layers.csv]
 	$(PY) -m iris_bench layers $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
-memcheck: $(READY) ## Call every operator once under compute-sanitizer [NP=2]
+memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(VARIANT),--variant $(VARIANT)) $(ARGS)
 

@@ -20,7 +20,7 @@ from .measure import Job
 from .options import Device, Dtype, Names, Over, Seed, Shapes, WorldSize
 from .outputs import check_different, check_outputs
 from .ranks import Ranks, choose_setting, find_launcher, start_ranks
-from .record import LIBRARY, Record, latest, read_records
+from .record import LIBRARY, Record, latest, other_configurations, read_records
 from .resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
@@ -126,10 +126,9 @@ def table(
 ) -> None:
     """Print the tables of a CSV."""
     try:
-        records = read_records(file)
+        records = _shown(file, over)
         if not records:
             raise ValueError(f"there are no rows in {file} to print")
-        records = baseline.over(records, over)
     except ValueError as error:
         refuse(error)
     report.print_records(report.make_console(), records, over)
@@ -145,11 +144,19 @@ def plot(
     try:
         plots.check_path(out)
         check_different(("FILE", file), ("--out", out))
-        records = baseline.over(read_records(file), over)
+        records = _shown(file, over)
         check_outputs(("--out", out))
         plots.plot_records(records, out, over)
     except ValueError as error:
         refuse(error)
+
+
+def _shown(file: Path, over: str) -> list[Record]:
+    """Return a file's rows, the last of each thing measured, with their speedups over a baseline."""
+    records = read_records(file)
+    if left_out := other_configurations(records):
+        warn(f"{file} has {left_out} rows more of what is shown, with other configurations; they are not shown")
+    return baseline.over(records, over)
 
 
 def main() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from .csv_rows import as_text, read_rows
+from .layers.record import LayersRecord
+from .links.record import LinkRecord
+from .stress.record import StressRecord
 
 GEMM_ALONE = "gemm_alone"
 COMMUNICATION_ALONE = "communication_alone"
@@ -93,6 +96,7 @@ class Record:
         return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
 
 
+_OTHER_COMMANDS: dict[str, type[Any]] = {"layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
 COLUMNS = tuple(column.name for column in fields(Record))
 
 
@@ -118,8 +122,17 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({(*record.key, record.device_name): record for record in records}.values())
 
 
+def other_configurations(records: Sequence[Record]) -> int:
+    """Return how many rows `latest` leaves out that were measured with another configuration than the last."""
+    shown = {(record.key, record.device_name): record.config for record in latest(records)}
+    return sum(record.config != shown[record.key, record.device_name] for record in records if record.time_us)
+
+
 def _check_columns(path: Path, header: list[str]) -> None:
-    """Raise ValueError unless a header is ours; says which columns are not as they should be."""
+    """Raise ValueError unless a header is ours; says whose it is, or which columns are not as they should be."""
+    for command, record in _OTHER_COMMANDS.items():
+        if header == [column.name for column in fields(record)]:
+            raise ValueError(f"{path} is a CSV of iris-bench {command}; this takes those of iris-bench run")
     ours = [name for name in COLUMNS if name in header]
     in_file = [name for name in dict.fromkeys(header) if name in COLUMNS]
     wrong = {

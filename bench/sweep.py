@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from iris_core import PeerError
 from overlap_taxonomy import get_variant, list_families, list_variants
 
 from . import environment, measure
@@ -119,7 +120,7 @@ def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> 
     """
     columns: dict[str, Any] = environment.versions()
     try:
-        columns |= ranks.call(measure.open_rank, plan.heap_bytes, plan.device)
+        columns |= _open_ranks(plan, ranks)
         _check_device(plan, columns["device_name"])
         for job in plan.jobs:
             try:
@@ -132,6 +133,18 @@ def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> 
     except Exception as error:
         return error
     return None
+
+
+def _open_ranks(plan: Plan, ranks: Ranks) -> dict[str, str]:
+    try:
+        return ranks.call(measure.open_rank, plan.heap_bytes, plan.device)
+    except (TimeoutError, PeerError):
+        raise
+    except (OSError, RuntimeError) as error:
+        largest = max(plan.jobs, key=_heap_bytes)
+        raise RuntimeError(
+            f"{error} (the heap is for the largest problem, {largest.family} {largest.shape}; nothing was measured)"
+        ) from error
 
 
 def _check_device(plan: Plan, name: str) -> None:

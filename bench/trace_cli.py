@@ -10,7 +10,7 @@ import typer
 from overlap_taxonomy import get_variant, list_variants
 
 from . import plot as plots
-from . import sweep, trace_plot
+from . import report, sweep, trace_plot
 from . import trace as traces
 from .exits import complain, leave, refuse
 from .measure import Job
@@ -69,6 +69,8 @@ def trace(
     ranks = start_ranks(launcher, world_size, device)
     traced, ended_early = _record(ranks, job, variants, plan.heap_bytes, device)
     if is_first:
+        if device == "cpu":
+            print(report.INTERPRETED)
         for one, file in zip(traced, files, strict=False):  # of a run that ended early, the first
             traces.write_trace(one, file)
             print(_summary(one))

@@ -13,7 +13,7 @@ import pytest
 from iris_bench import sweep
 from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
-from iris_bench.record import COLUMNS, Record, latest, read_records
+from iris_bench.record import COLUMNS, Record, latest, other_configurations, read_records
 
 RESULTS = [
     path
@@ -86,6 +86,21 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read[2].correct is False
     assert read[2].time_us is None
     assert read[1].speedup_vs_library == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("name", ["h200x2-links", "stress"])
+def test_a_csv_of_another_command_is_named(name: str) -> None:
+    command = name.split("-")[-1]
+    with pytest.raises(ValueError, match=f"is a CSV of iris-bench {command}; this takes those of iris-bench run"):
+        read_records(Path(__file__).parent.parent / "results" / f"{name}.csv")
+
+
+def test_rows_of_other_configurations_are_counted() -> None:
+    """Not those of the same one, measured again, nor those that were not timed."""
+    done = make_records()
+    assert other_configurations([*done, *done]) == 0
+    again = [replace(record, config="64x64x64") for record in done]
+    assert other_configurations([*done, *again]) == sum(record.time_us is not None for record in done)
 
 
 def test_derived_figures() -> None:

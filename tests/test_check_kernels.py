@@ -171,7 +171,7 @@ def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch
         (["--world-size", "0"], "--world-size 0"),
         (["--schedules", "0"], "--schedules 0"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
-        (["--shape", "3x4"], "3x4"),
+        (["--shapes", "3x4"], "3x4"),
         (["--variant", "warp_specialized"], "gemm_reduce_scatter/warp_specialized"),
         (["--family", "gemm_all_scatter", "--variant", "warp_specialized"], "nothing of it can be checked"),
         (["--planted", "--family", "all"], "leave --family out"),

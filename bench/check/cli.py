@@ -25,7 +25,7 @@ def check(
     family: Names = "all",
     variant: Names = "all",
     world_size: Annotated[int, typer.Option(help="Ranks, all in this process.")] = 2,
-    shape: Annotated[
+    shapes: Annotated[
         str, typer.Option(help="MxNxK and shape sets, by commas; interpreted, so small [default: a ragged one].")
     ] = "",
     dtype: Dtype = "bf16",
@@ -56,7 +56,7 @@ def check(
             found = show.find_planted(schedules=schedules, seed=seed)
             raise typer.Exit(0 if found else 1)
         cases = show.make_cases(
-            family, variant, world_size=world_size, dtype=dtype, shapes=shape, descriptors=descriptors
+            family, variant, world_size=world_size, dtype=dtype, shapes=shapes, descriptors=descriptors
         )
         _refuse_nothing(cases, variant)
     except ValueError as error:

@@ -265,7 +265,7 @@ def print_layers(console: Console, records: Sequence[LayersRecord]) -> None:
         headline = f"{_describe(first)}, {first.phase}, {where}"
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("subject")
-        for column in ("us", "alone us", "host us", "over torch", "error"):
+        for column in ("time us", "latency us", "host us", "over torch", "error"):
             table.add_column(column, justify="right")
         for one in rows:
             times = (one.time_us, one.latency_us, one.host_us)

@@ -1,4 +1,4 @@
-"""The command ``iris-bench memcheck``: every operator once under NVIDIA's compute-sanitizer."""
+"""The command ``iris-bench memcheck``: every variant, two calls, under NVIDIA's compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def memcheck(
     family: Names = "all",
     variant: OurNames = "all",
 ) -> None:
-    """Call every operator once on small shapes under compute-sanitizer, which looks for accesses out of bounds.
+    """Call every variant twice on small shapes under compute-sanitizer, which looks for accesses out of bounds.
 
     Exit status: 0, or 1 if it finds any or an output is wrong, or 2 if it is not installed.
     """
