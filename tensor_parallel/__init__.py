@@ -2,11 +2,12 @@
 
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
-them compute gradients.
+them compute gradients. `load_whole` takes a whole model's weights.
 """
 
 from .layers import ColumnParallelLinear, RowParallelLinear
 from .linear import column_parallel_linear, row_parallel_linear
+from .loading import load_whole
 from .merged import MergedColumnParallelLinear
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "MergedColumnParallelLinear",
     "RowParallelLinear",
     "column_parallel_linear",
+    "load_whole",
     "row_parallel_linear",
 ]

@@ -1,192 +1,15 @@
-"""How a linear layer is cut over the ranks, what it takes and gives on each, and which operators its calls need."""
+"""Linear layers cut by output and by input features: what they take and give on each rank."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, field
-from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from dataclasses import dataclass
 
 import torch
 
-from iris_core import Context
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
-from iris_kernels.common.functional import keep
-from iris_kernels.common.operator import Operator
-from iris_kernels.common.problem import shard_bounds
-from overlap_taxonomy import get_variant
 
+from .cut import Cut, Wanted
 from .products import Columns, Rows, Steps, multiply_columns, multiply_rows
-
-
-class Wanted(NamedTuple):
-    """Whether a call is to compute the gradients of these, which must be the same on all ranks."""
-
-    x: bool
-    weight: bool
-    bias: bool
-
-
-NOTHING = Wanted(False, False, False)
-
-
-@dataclass(frozen=True, eq=False)
-class Cut(ABC):
-    """A linear layer's sizes, and which part of its tensors a rank has. Call it with tensors.
-
-    Args:
-        ctx: the context.
-        in_features, out_features: of the whole layer.
-        sequence_parallel: whether the tokens outside of a pair of layers, before the first and behind the second, are
-            cut over the ranks, too, as ``torch.chunk`` cuts them.
-        sequence_dim: which dimension of x is cut then; not its last. Where it is not the first, and those before it are
-            not 1, x is copied to bring it there.
-        variant, backward_variant: the overlap patterns; "auto" chooses the fastest.
-        copy_output: return memory of the caller's. Without it, where there is no bias, it is the operator's own, which
-            the next call of these sizes, by whatever layer, overwrites; in a graph of `torch.compile` it is a copy.
-
-    Raises:
-        ValueError: a size below one.
-    """
-
-    ctx: Context
-    in_features: int
-    out_features: int
-    _: KW_ONLY
-    sequence_parallel: bool = False
-    sequence_dim: int = 0
-    variant: str = "auto"
-    backward_variant: str = "auto"
-    copy_output: bool = True
-    _made: dict[Any, Steps] = field(default_factory=dict, init=False, repr=False)
-    _weight_shape: torch.Size = field(init=False, repr=False)
-    _bias_shape: torch.Size = field(init=False, repr=False)
-
-    kind: ClassVar[str]
-    weight_dim: ClassVar[int]  # of the weight's, the one that is cut
-
-    def __post_init__(self) -> None:
-        for name in ("in_features", "out_features"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
-        whole = torch.empty(self.out_features, self.in_features, device="meta")
-        # No cached properties: the compiler cannot trace their lock.
-        object.__setattr__(self, "_weight_shape", self.own_weight(whole).shape)
-        object.__setattr__(self, "_bias_shape", self.own_bias(whole[:, 0]).shape)
-
-    def __deepcopy__(self, memo: Any) -> Cut:
-        """A copy of a layer is cut alike, with the same context, of which a process has one."""
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a layer holds its rank's context, which cannot be saved; save its state_dict()")
-
-    @property
-    @abstractmethod
-    def cuts_bias(self) -> bool:
-        """Whether the bias is cut; else all ranks have the whole."""
-
-    @abstractmethod
-    def _steps(self, m: int, dtype: torch.dtype, wanted: Wanted) -> Steps:
-        """Make or find the operators for `m` tokens of all ranks; collective."""
-
-    def shard(self, size: int) -> slice:
-        """Return which of so many features are this rank's."""
-        return slice(*shard_bounds(size, self.ctx.get_num_ranks(), self.ctx.get_rank()))
-
-    def own_weight(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of (out_features, in_features), a view."""
-        part = self.shard(whole.shape[self.weight_dim])
-        return whole[part] if self.weight_dim == 0 else whole[:, part]
-
-    def own_bias(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of (out_features,), a view; all of it where it is not cut."""
-        return whole[self.shard(len(whole))] if self.cuts_bias else whole
-
-    def _checked(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return the tensors as autocast would have them; raise for those that are not this layer's."""
-        device_type = self.ctx.get_device().type
-        if torch.is_autocast_enabled(device_type):
-            dtype = torch.get_autocast_dtype(device_type)
-            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and weight.shape == self._weight_shape
-        is_fit = is_fit and (bias is None or (bias.shape == self._bias_shape and bias.dtype == x.dtype))
-        is_cut_where_it_can = not self.sequence_parallel or (x.ndim > 1 and self.sequence_dim % x.ndim != x.ndim - 1)
-        if not (is_fit and weight.dtype == x.dtype and is_cut_where_it_can):
-            raise ValueError(f"{self._name}: {self._misfit(x, weight, bias)}")
-        return x, weight, bias
-
-    def _misfit(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str:
-        """Return why these are not this layer's."""
-        for name, tensor, shape in (("weight", weight, self._weight_shape), ("bias", bias, self._bias_shape)):
-            if tensor is not None and tensor.shape != shape:
-                return f"{name} is {tuple(tensor.shape)}; this rank's must be {tuple(shape)}"
-        if x.ndim < 2 or x.shape[-1] != self._weight_shape[1]:
-            return f"x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None and tensor.dtype != x.dtype:
-                return f"x is {x.dtype} and {name} {tensor.dtype}; they must be the same"
-        return f"sequence_dim is {self.sequence_dim}, which of x {tuple(x.shape)} are the features"
-
-    @property
-    def _name(self) -> str:
-        return f"{self.kind}-parallel layer of {self.in_features} to {self.out_features} features"
-
-    def _rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Size]:
-        """Return x's tokens as rows, those of one place in the sequence together, and the shape behind that place."""
-        if x.ndim == 2:
-            return x, x.shape[1:1]
-        if not self.sequence_parallel:
-            return x.reshape(-1, x.shape[-1]), x.shape[:0]
-        moved = x.movedim(self.sequence_dim, 0)
-        return moved.reshape(-1, x.shape[-1]), moved.shape[1:-1]
-
-    def _back(self, rows: torch.Tensor, x: torch.Tensor, behind: torch.Size) -> torch.Tensor:
-        """Return rows in the order in which x came."""
-        if x.ndim == 2:
-            return rows
-        if not self.sequence_parallel:
-            return rows.reshape(*x.shape[:-1], rows.shape[-1])
-        places = rows.shape[0] // max(1, behind.numel())
-        return rows.reshape(places, *behind, rows.shape[-1]).movedim(0, self.sequence_dim)
-
-    def _made_for(self, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Steps, bool]:
-        """Return what to call, and whether there are gradients to compute."""
-        wanted = NOTHING
-        if torch.is_grad_enabled():
-            wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
-        if self.ctx.debug and not torch.compiler.is_dynamo_compiling():
-            asked = [self._name, m, str(x.dtype), wanted._asdict()]
-            self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
-        key = m, x.dtype, *wanted  # of constants alone: else a graph is made again where another number is added
-        steps = self._made.get(key)
-        if steps is None or steps.is_closed():
-            make = self._steps
-            if torch.compiler.is_dynamo_compiling():  # ranks make operators together, outside of graphs
-                make = torch.compiler.disable(make)  # for a whole graph: call the layer once before it is compiled
-            steps = self._made[key] = make(m, x.dtype, wanted)
-        return steps, wanted != NOTHING
-
-    def _operator(
-        self, family: ModuleType, m: int, n: int, k: int, dtype: torch.dtype, **options: Any
-    ) -> Operator[Any]:
-        """Return the context's operator for a product; the first time, make it, which is collective."""
-        variant = options.pop("variant", self.variant)
-        sizes = m, n, k, self.ctx.get_num_ranks(), dtype
-
-        def make() -> Operator[Any]:
-            with self.ctx.together(f"make {family.FAMILY}/{variant}"):
-                if m == 0:
-                    raise ValueError(
-                        f"{self._name}: rank {self.ctx.get_rank()} has no tokens; where ranks have different numbers, "
-                        "say how many all have together, tokens=..."
-                    )
-                build, problem = get_variant(family.FAMILY, variant).build, family.Problem(*sizes)
-            return build(self.ctx, problem, None, **options)
-
-        return keep(self.ctx, (family.FAMILY, variant, sizes, *options.items()), make)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -210,6 +33,7 @@ class ColumnCut(Cut):
     gather_output: bool = False
 
     kind = "column"
+    advice = "; where ranks have different numbers of tokens, say how many all have together, tokens=..."
     weight_dim = 0
 
     def __post_init__(self) -> None:
@@ -234,6 +58,10 @@ class ColumnCut(Cut):
             raise ValueError(f"{self._name}: tokens is {tokens}, but x has {m}, which all ranks have alike")
         if m % max(1, behind.numel()):
             raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
+        if m == 0 and (tokens == 0 or not self.sequence_parallel or 0 in behind):
+            features = self.out_features if self.gather_output else weight.shape[0]
+            return self._of_nothing(x, weight, bias, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
+        self._check_places(m, x, behind)
         steps, has_gradients = self._made_for(m, rows, weight, bias)
         if has_gradients:
             own = self.shard(self.out_features) if self.gather_output else None
@@ -275,12 +103,11 @@ class RowCut(Cut):
         """See `row_parallel_linear`."""
         x, weight, bias = self._checked(x, weight, bias)
         rows, behind = self._rows(x)
-        m, world_size = rows.shape[0], self.ctx.get_num_ranks()
-        if self.sequence_parallel and behind.numel() > 1 and m // behind.numel() % world_size:
-            raise ValueError(
-                f"{self._name}: x is {tuple(x.shape)}; where each place of a sequence has {behind.numel()} tokens, its "
-                f"length must be a multiple of the {world_size} ranks"
-            )
+        m = rows.shape[0]
+        if m == 0:
+            own = self.shard(x.shape[self.sequence_dim])
+            return self._of_nothing(x, weight, bias, self.out_features, own.stop - own.start)
+        self._check_places(m, x, behind)
         steps, has_gradients = self._made_for(m, rows, weight, bias)
         product = Rows.apply if has_gradients else multiply_rows
         return self._back(product(rows, weight, bias, steps), x, behind)

@@ -11,7 +11,8 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .cuts import ColumnCut, Cut, RowCut
+from .cut import Cut
+from .cuts import ColumnCut, RowCut
 
 
 class ParallelLinear(nn.Linear):

@@ -21,7 +21,8 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from iris_core import Context
 
-from .cuts import ColumnCut, Cut, RowCut
+from .cut import Cut
+from .cuts import ColumnCut, RowCut
 from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 
 

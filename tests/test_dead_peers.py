@@ -118,7 +118,7 @@ def test_the_peers_of_a_rank_that_is_gone_hear_of_it(tmp_path: Path, fault: str,
             else:
                 assert said["kind"] in ("TimeoutError", "PeerError")
                 if said["kind"] == "TimeoutError":
-                    assert "gemm_all_scatter/fused_sequential: rank 1 to be ready" in said["message"]
+                    assert "gemm_all_scatter/fused_sequential of 16x16x16: rank 1 to be ready" in said["message"]
             if fault != "stopped":
                 assert said["reset"][0] == "PeerError"
                 assert "final" in said["reset"][1]

@@ -156,7 +156,7 @@ def test_what_a_silent_rank_did_not_say_is_named(ranks: Callable[[int], Ranks], 
     (kind, message), _ = waiting
     assert (kind, silent[0][0]) == ("TimeoutError", "TimeoutError"), silent[0][1]
     assert message.startswith("rank 0: ")
-    assert f"{variant.family}/{variant.name}: " in message
+    assert f"{variant.family}/{variant.name} of 18x34x16: " in message
     assert ("rank 1 to be ready" if what == "ready" else AWAITED[variant.family, variant.name]) in message
 
 
@@ -195,7 +195,7 @@ def test_a_lowered_flag_is_written_whole_by_the_next_signal(ranks: Callable[[int
 def test_a_lowered_count_of_parts_is_reported_with_what_was_expected_and_seen(ranks: Callable[[int], Ranks]) -> None:
     (kind, message), (other, _) = ranks(2).call(corrupt_a_flag, "all_gather_gemm", "workgroup_specialized")
     assert (kind, other) == ("TimeoutError", "TimeoutError")
-    for part in ("all_gather_gemm/workgroup_specialized: rank 1 to be done", "expected at least 3, saw 2"):
+    for part in ("all_gather_gemm/workgroup_specialized of 18x34x16: rank 1 to be done", "expected at least 3, saw 2"):
         assert part in message
 
 

@@ -124,7 +124,7 @@ def test_a_dropped_signal_is_reported_by_all_ranks_and_reset_mends_it(
         for (kind, message), refused, faults in results:
             assert kind == "TimeoutError"
             for part in (
-                f"{variant.family}/{variant.name}: rank 1 to be {lost}",
+                f"{variant.family}/{variant.name} of 40x70x33: rank 1 to be {lost}",
                 f"flag {lost}[1]",
                 "rank 0: program",
                 "waited 30 s in vain",
@@ -166,7 +166,7 @@ def test_a_wrong_call_number_is_found_and_reset_mends_it(ranks: Callable[[int], 
     for (kind, message), wrong in ranks(2).call(corrupt_and_reset, by):
         assert kind == "TimeoutError"
         assert f"rank {int(by < 0)}: program" in message
-        assert f"gemm_all_scatter/fused_sequential: rank {int(by > 0)} to be ready" in message
+        assert f"gemm_all_scatter/fused_sequential of 40x70x33: rank {int(by > 0)} to be ready" in message
         assert ("expected at least 4, saw 2" if by < 0 else "expected at least 9, saw") in message
         assert wrong is None
 
@@ -211,7 +211,7 @@ def test_a_missed_call_is_mended_on_gpus(variant: Variant) -> None:
             for (kind, message), seconds, refused, wrong in results:
                 print(f"{seconds:.2f} s: {message}")
                 assert kind == "TimeoutError"
-                assert f"{variant.family}/{variant.name}: " in message
+                assert f"{variant.family}/{variant.name} of 520x544x96: " in message
                 waited_for = (
                     "rank 1 to be ready",
                     "rank 1 to be done",

@@ -199,10 +199,56 @@ def test_a_rank_without_tokens_is_every_ranks_error_unless_it_is_said(ranks: Cal
 
 
 @released
+def take_nothing(rank: int, world_size: int) -> list[Any]:
+    """Of empty batches: the outputs' shapes, how many gradients are not zero or missing, and operators made."""
+    ctx, (wide, hidden, narrow) = context(), SIZES
+    shapes, gradients = [], []
+    for sequence_parallel in (False, True):
+        options: Any = {"sequence_parallel": sequence_parallel, "sequence_dim": 1}
+        layers = [ColumnParallelLinear(ctx, wide, hidden, **options), RowParallelLinear(ctx, hidden, narrow, **options)]
+        if not sequence_parallel:
+            layers.append(ColumnParallelLinear(ctx, wide, hidden, gather_output=True))
+        for layer in layers:
+            for batch, length in ((0, 4), (3, 0)):
+                x = torch.zeros(batch, length, layer.weight.shape[1], requires_grad=True)
+                said = {"tokens": 0} if sequence_parallel and layer is layers[0] else {}
+                output = layer(x, **said)
+                output.sum().backward()
+                shapes.append(tuple(output.shape))
+                gradients += [one.grad.count_nonzero().item() for one in layer.parameters() if one.grad is not None]
+                gradients.append(sum(one.grad is None for one in (x, *layer.parameters())))
+    return [shapes, sum(gradients), len(ctx.operators)]
+
+
+def test_nothing_is_made_of_no_tokens(ranks: Callable[[int], Ranks]) -> None:
+    _, hidden, narrow = SIZES
+    own = hidden // 2
+    replicated = [(0, 4, own), (3, 0, own), (0, 4, narrow), (3, 0, narrow), (0, 4, hidden), (3, 0, hidden)]
+    in_sequence = [(0, 8, own), (3, 0, own), (0, 2, narrow), (3, 0, narrow)]
+    for shapes, not_zero, made in ranks(2).call(take_nothing):
+        assert shapes == replicated + in_sequence
+        assert (not_zero, made) == (0, 0)
+
+
+@released
+def have_different_numbers(rank: int, world_size: int) -> tuple[str, str]:
+    layer = ColumnParallelLinear(context(), *SIZES[:2], sequence_parallel=True)
+    return raised(layer, own_rows(draw(0, 3, SIZES[0]), rank, world_size))
+
+
+def test_ranks_with_different_numbers_of_tokens_are_told_what_to_say(ranks: Callable[[int], Ranks]) -> None:
+    for rank, (kind, message) in enumerate(ranks(2).call(have_different_numbers)):
+        assert kind == "ValueError"
+        assert f"column-parallel layer of 10 to 14 features, {[4, 2][rank]} tokens of all ranks: " in message
+        assert "say how many all have together, tokens=..." in message
+
+
+@released
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx = context()
     column = ColumnParallelLinear(ctx, *SIZES[:2], sequence_parallel=True)
     row = RowParallelLinear(ctx, *SIZES[1:], sequence_parallel=True, sequence_dim=1)
+    places = ColumnParallelLinear(ctx, *SIZES[:2], sequence_parallel=True, sequence_dim=1)
     x, hidden = draw(0, 4, SIZES[0]), draw(1, 2, 3, SIZES[1]).chunk(world_size, -1)[rank]
     weight = torch.nn.Parameter(column.weight[1:].detach())
     return [
@@ -221,6 +267,7 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(ColumnParallelLinear(ctx, *SIZES[:2], variant="fastest", gather_output=True), x),
         raised(column_parallel_linear, ctx, x, weight, out_features=0),
         raised(pickle.dumps, column),
+        raised(places, draw(2, 3, 2, SIZES[0]), tokens=9),
     ]
 
 
@@ -230,7 +277,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks: Callable[[int], Ranks
         "x is (10,)",
         "x is torch.float16 and weight torch.float32",
         "the operator was made for (3, 10) (M=6",
-        "its length must be a multiple of the 2 ranks",
+        "all ranks have 6 tokens; where each place of a sequence has 2, its length must be a multiple of the 2 ranks",
         "row-parallel layer of 14 to 6 features: x is (2, 3, 6); it must be (…, 7)",
         "weight is (6, 10); this rank's must be (7, 10)",
         "bias is (6,); this rank's must be (7,)",
@@ -241,6 +288,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks: Callable[[int], Ranks
         "unknown variant 'fastest'",
         "out_features is 0",
         "save its state_dict()",
+        "all ranks have 9 tokens; where each place of a sequence has 3, its length must be a multiple of the 2 ranks",
     ]
     for errors in ranks(2).call(refuse):
         for (kind, message), part in zip(errors, parts, strict=True):

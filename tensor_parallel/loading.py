@@ -1,0 +1,58 @@
+"""From the weights of a whole model to those of one whose layers are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from .layers import ParallelLinear
+
+
+def load_whole(
+    model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True, assign: bool = False
+) -> Any:
+    """Load the state_dict of a whole model into one with cut layers, which take this rank's parts.
+
+    A `MergedColumnParallelLinear` takes whole weights one above the other, in the order of its outputs, under its own
+    name: ``state["qkv.weight"] = torch.cat([query, key, value])``. Each rank gives all tensors, nothing is sent.
+
+    Args:
+        model: its modules are named as in `state`.
+        state: whole tensors by name, on any device.
+        strict: whether all names must be there, and no others.
+        assign: take the tensors as they are, on their device and of their type, rather than copy what is in them: for
+            a model whose parameters are on the meta device.
+
+    Returns:
+        What `torch.nn.Module.load_state_dict` does: the names that are missing, and those that nothing has.
+
+    Raises:
+        ValueError: a tensor of a cut layer is not of the whole layer's size, or the layer's parameters are DTensors.
+        RuntimeError: names are missing, or not those of the model; what `torch.nn.Module.load_state_dict` raises.
+    """
+    own = dict(state)
+    for path, layer in model.named_modules():
+        if isinstance(layer, ParallelLinear):
+            for name, parameter in layer.named_parameters(recurse=False):
+                key = f"{path}.{name}" if path else name
+                if key in own:
+                    own[key] = _own_part(key, layer, name, parameter, own[key])
+    return model.load_state_dict(own, strict=strict, assign=assign)
+
+
+def _own_part(key: str, layer: ParallelLinear, name: str, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    if isinstance(parameter, DTensor):
+        raise ValueError(
+            f"{key} is a DTensor, made by parallelize_module; torch.distributed.checkpoint.state_dict loads it: "
+            "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))"
+        )
+    cut = layer.cut
+    sizes = (cut.out_features, cut.in_features) if name == "weight" else (cut.out_features,)
+    if tuple(whole.shape) != sizes:
+        raise ValueError(f"{key} is {tuple(whole.shape)}; the whole layer's is {sizes}")
+    part = cut.own_weight(whole) if name == "weight" else cut.own_bias(whole)
+    return part.detach().clone(memory_format=torch.contiguous_format)  # not a view, which would keep the whole
