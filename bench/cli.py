@@ -19,7 +19,7 @@ from .links.cli import links
 from .measure import Job
 from .options import Device, Dtype, Names, Over, Seed, Shapes, WorldSize
 from .outputs import check_different, check_outputs
-from .ranks import Ranks, choose_setting, find_launcher, start_ranks
+from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .record import LIBRARY, Record, latest, other_configurations, read_records
 from .resume import differences
 from .stress.cli import stress
@@ -225,15 +225,9 @@ def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exceptio
             say(index)
 
         say(0)
-        ended_early: BaseException | None = None
-        try:
-            ended_early = sweep.run(plan, ranks, keep)
-            return ended_early
-        except BaseException as error:
-            ended_early = error
-            raise
-        finally:
-            ranks.close(kill=ended_early is not None)
+        with ending(ranks) as ended:
+            sweep.run(plan, ranks, keep)
+    return ended.error
 
 
 def _show(output: sweep.Output, plot: Path | None, ended_early: Exception | None) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,6 +167,29 @@ class LaunchedRanks(Ranks):
 
     def close(self, *, kill: bool = False) -> None:
         pass  # the launcher's business
+
+
+@dataclass
+class Run:
+    """What ended the ranks early, if anything did."""
+
+    error: Exception | None = None
+
+
+@contextlib.contextmanager
+def ending(ranks: Ranks) -> Iterator[Run]:
+    """Within the block ranks are called; with it they end, and at once where it fails.
+
+    What it failed of is kept, and the command goes on; an interrupt goes through.
+    """
+    run, is_done = Run(), False
+    try:
+        yield run
+        is_done = True
+    except Exception as error:
+        run.error = error
+    finally:
+        ranks.close(kill=not is_done)
 
 
 def start_ranks(launcher: Launcher | None, world_size: int, device: str) -> Ranks:

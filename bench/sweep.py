@@ -111,28 +111,23 @@ def make_plan(
     return Plan(tuple(jobs), dtype, device, world_size, heap_bytes, link_gbps, device_names)
 
 
-def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> Exception | None:
+def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> None:
     """Measure job by job, and give each job's rows to `keep` as it ends.
 
-    Returns:
-        What ended the sweep early, if anything did: a rank died, or waited in vain for another. The rows of the job
-        in which it happened say so.
+    Raises:
+        TimeoutError, PeerError: a rank died, or waited in vain for another. The rows of the job in which that happened
+            say so.
     """
-    columns: dict[str, Any] = environment.versions()
-    try:
-        columns |= _open_ranks(plan, ranks)
-        _check_device(plan, columns["device_name"])
-        for job in plan.jobs:
-            try:
-                outcomes = ranks.call(measure.measure, job)
-            except Exception as error:
-                keep(job, to_records(plan, job, _ended(job, error), columns))
-                raise
-            keep(job, to_records(plan, job, outcomes, columns))
-        ranks.call(measure.close_rank)
-    except Exception as error:
-        return error
-    return None
+    columns: dict[str, Any] = environment.versions() | _open_ranks(plan, ranks)
+    _check_device(plan, columns["device_name"])
+    for job in plan.jobs:
+        try:
+            outcomes = ranks.call(measure.measure, job)
+        except Exception as error:
+            keep(job, to_records(plan, job, _ended(job, error), columns))
+            raise
+        keep(job, to_records(plan, job, outcomes, columns))
+    ranks.call(measure.close_rank)
 
 
 def _open_ranks(plan: Plan, ranks: Ranks) -> dict[str, str]:

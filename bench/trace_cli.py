@@ -16,7 +16,7 @@ from .exits import complain, leave, refuse
 from .measure import Job
 from .options import Device, Dtype, Seed, WorldSize
 from .outputs import check_new, check_outputs
-from .ranks import Ranks, choose_setting, find_launcher, start_ranks
+from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .trace import Traced
 
 
@@ -86,14 +86,10 @@ def _record(
 ) -> tuple[list[Traced], Exception | None]:
     """Return the variants' traces, and what ended this early."""
     traced: list[Traced] = []
-    try:
+    with ending(ranks) as ended:
         for variant in variants:
             traced.append(ranks.call(traces.record, job, variant, heap_bytes, device))
-        return traced, None
-    except Exception as error:
-        return traced, error
-    finally:
-        ranks.close(kill=len(traced) < len(variants))
+    return traced, ended.error
 
 
 def _summary(traced: Traced) -> str:

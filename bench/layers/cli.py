@@ -24,7 +24,7 @@ from ..exits import complain, interrupted, leave, refuse, warn
 from ..families import FAMILIES
 from ..options import Device, Overwrite, Seed, WorldSize
 from ..outputs import check_new, check_outputs
-from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
+from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..record import DTYPES
 from ..shapes import parse_sizes
 from . import rank
@@ -133,8 +133,7 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
     """Measure job by job; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first
-    is_done = False
-    try:
+    with ending(ranks) as ended:
         needed = max(heap_bytes(job, columns["world_size"]) for job in jobs)
         columns |= ranks.call(measure.open_rank, needed, columns["device"])
         with report.make_progress(console) as progress:
@@ -151,12 +150,7 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
                     what = f"{_describe(records[0])}: {report.summarise(records)}"
                     console.print(f"[{number}/{len(jobs)}] {what}", markup=False)
         ranks.call(measure.close_rank)
-        is_done = True
-    except Exception as error:
-        return error
-    finally:
-        ranks.close(kill=not is_done)
-    return None
+    return ended.error
 
 
 def _describe(record: LayersRecord) -> str:

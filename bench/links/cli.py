@@ -18,7 +18,7 @@ from ..csv_rows import append_records
 from ..exits import complain, leave, refuse
 from ..options import Device, Overwrite, Seed, WorldSize
 from ..outputs import check_new, check_outputs
-from ..ranks import choose_setting, find_launcher, start_ranks
+from ..ranks import choose_setting, ending, find_launcher, start_ranks
 from . import rank
 from .plot import plot_links
 from .record import LinkRecord
@@ -62,15 +62,10 @@ def links(
     heap_bytes = 4 * plan.elements * (world_size + 1) + (1 << 20)
     outcomes: list[rank.Outcome] = []
     columns: dict[str, str] = {}
-    ended_early: Exception | None = None
-    try:
+    with ending(ranks) as ended:
         columns = ranks.call(measure.open_rank, heap_bytes, device)
         outcomes = ranks.call(rank.measure, plan)
         ranks.call(measure.close_rank)
-    except Exception as error:
-        ended_early = error
-    finally:
-        ranks.close(kill=ended_early is not None)
     common = {**columns, **environment.versions(), "timestamp": environment.timestamp()}
     run = {"world_size": world_size, "device": device, "rounds": plan.rounds, "burst": plan.burst, "seed": plan.seed}
     records = [_record(outcome, run | common) for outcome in outcomes]
@@ -79,12 +74,12 @@ def links(
             out.unlink(missing_ok=True)
             append_records(out, records)
         print_links(report.make_console(), records)
-        if ended_early:
-            complain("the measurement", ended_early)
+        if ended.error:
+            complain("the measurement", ended.error)
         elif plot:
             plot_links(records, plot)
     failed = any(record.status != "ok" for record in records)
-    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+    leave(failed=failed, lost=ended.error is not None, launcher=launcher)
 
 
 def _plan(mib: float | None, rounds: int | None, seed: int, device: str) -> rank.Plan:

@@ -18,7 +18,7 @@ from .. import environment, report
 from ..csv_rows import append_records
 from ..exits import interrupted, leave, refuse
 from ..options import Device, Names, OurNames, WorldSize
-from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
+from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from . import rank
 from .plan import Plan, make_plan
 from .record import StressRecord, check_file
@@ -138,25 +138,24 @@ class _Run:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("starting", total=1.0)
             try:
-                self._columns |= ranks.call(rank.open_rank, self.plan)
-                console.print(f"seed {self._columns['seed']}: {len(self.plan.subjects)} operators", markup=False)
-                for index, subject in enumerate(self.plan.subjects):
-                    bar.update(task, completed=index / len(self.plan.subjects), description=f"compiling {subject}")
-                    self._keep(ranks.call(rank.prepare, index))
-                self.warm_up_s, self._is_warm = time.monotonic() - start, True
-                while count := self.limit.calls_left(self.progress, _CHUNK[self.plan.device]):
-                    said = f"{sum(self.progress.calls):,} calls, {self.progress.mismatches:,} mismatches"
-                    bar.update(task, completed=self.limit.done(self.progress), description=said)
-                    self._keep(ranks.call(rank.call_often, count))
-                ranks.call(rank.close_rank)
+                with ending(ranks) as ended:
+                    self._columns |= ranks.call(rank.open_rank, self.plan)
+                    console.print(f"seed {self._columns['seed']}: {len(self.plan.subjects)} operators", markup=False)
+                    for index, subject in enumerate(self.plan.subjects):
+                        bar.update(task, completed=index / len(self.plan.subjects), description=f"compiling {subject}")
+                        self._keep(ranks.call(rank.prepare, index))
+                    self.warm_up_s, self._is_warm = time.monotonic() - start, True
+                    while count := self.limit.calls_left(self.progress, _CHUNK[self.plan.device]):
+                        said = f"{sum(self.progress.calls):,} calls, {self.progress.mismatches:,} mismatches"
+                        bar.update(task, completed=self.limit.done(self.progress), description=said)
+                        self._keep(ranks.call(rank.call_often, count))
+                    ranks.call(rank.close_rank)
+                if ended.error:
+                    self.error = " ".join(f"{type(ended.error).__name__}: {ended.error}".split())
             except KeyboardInterrupt:
                 self.error, self.is_interrupted = "interrupted", True
-            except Exception as error:
-                self.error = " ".join(f"{type(error).__name__}: {error}".split())
-            finally:
-                if not self._is_warm:
-                    self.warm_up_s = time.monotonic() - start
-                ranks.close(kill=bool(self.error))
+            if not self._is_warm:
+                self.warm_up_s = time.monotonic() - start
 
     def report(self) -> None:
         """Print what was called and what was found."""

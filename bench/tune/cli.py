@@ -18,7 +18,7 @@ from .. import measure, report, sweep
 from ..exits import complain, leave, refuse
 from ..options import Dtype, Names, Seed, Shapes
 from ..outputs import check_new, check_outputs
-from ..ranks import Ranks, choose_setting, find_launcher, start_ranks
+from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..record import LIBRARY, read_records
 from . import candidates
 from .candidates import Tuned
@@ -111,29 +111,19 @@ def _run(plan: sweep.Plan, ranks: Ranks, *, is_first: bool) -> Exception | None:
     """Tune problem by problem, and keep each as it ends; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not is_first
-    ended_early: BaseException | None = None
-    with report.make_progress(console) as progress:
+    with report.make_progress(console) as progress, ending(ranks) as ended:
         task = progress.add_task("starting", total=len(plan.jobs))
-        try:
-            gpu = ranks.call(measure.open_rank, plan.heap_bytes, plan.device)["device_name"]
-            for job in plan.jobs:
-                progress.update(task, description=f"{job.family} {job.shape}")
-                tuned: Tuned = ranks.call(candidates.tune, job)
-                if is_first:
-                    table: Table = {key_of(job.family, job.problem()): _measured(tuned)} if tuned.times_us else {}
-                    path = write_cache(gpu, table)
-                    console.print(f"{job.family} {job.shape}: {_summary(tuned)}; kept in {path}", soft_wrap=True)
-                progress.advance(task)
-            ranks.call(measure.close_rank)
-            return None
-        except Exception as error:
-            ended_early = error
-            return error
-        except BaseException as error:
-            ended_early = error
-            raise
-        finally:
-            ranks.close(kill=ended_early is not None)
+        gpu = ranks.call(measure.open_rank, plan.heap_bytes, plan.device)["device_name"]
+        for job in plan.jobs:
+            progress.update(task, description=f"{job.family} {job.shape}")
+            tuned: Tuned = ranks.call(candidates.tune, job)
+            if is_first:
+                table: Table = {key_of(job.family, job.problem()): _measured(tuned)} if tuned.times_us else {}
+                path = write_cache(gpu, table)
+                console.print(f"{job.family} {job.shape}: {_summary(tuned)}; kept in {path}", soft_wrap=True)
+            progress.advance(task)
+        ranks.call(measure.close_rank)
+    return ended.error
 
 
 def _measured(tuned: Tuned) -> Measured:
