@@ -95,26 +95,12 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
             "specialized" (warps with roles).
     """
     sms = sms or machine.num_sms
-    is_library, is_portable = kind == "library", kind in ("portable", "pointers")
-    tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
-    if is_portable:
-        tflops *= machine.portable_rate
-    if work.reads_narrow_rows:
-        has_descriptors = machine.has_descriptors(work.element_bytes)  # then operands are copied first: `aligned_us`
-        if not is_library:
-            tflops /= 1.0 if has_descriptors and kind != "pointers" else machine.narrow_slowdown
-        elif m > 1 and work.element_bytes <= 2:  # a single row has a kernel of its own; of fp32 nothing is known
-            tflops /= machine.library_narrow_slowdown
-    sm_flops_a_us = tflops * 1e6 / machine.num_sms
+    is_portable = kind in ("portable", "pointers")
+    sm_flops_a_us = _tflops(machine, work, m, kind) * 1e6 / machine.num_sms
     sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
-    rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
-    if is_library and work.reads_narrow_rows and m > 1 and work.element_bytes <= 2:
-        rates = {tile: rate**0.5 for tile, rate in rates.items()}  # what is slow is the same for small tiles
-    elif is_library:
-        rates |= LIBRARY_TILE_RATES
     full_tile_us = machine.narrow_tile_us if stores_narrow_rows(machine, work) else machine.portable_tile_us
     best: Gemm | None = None
-    for (tile_m, tile_n), rate in rates.items():
+    for (tile_m, tile_n), rate in _tile_rates(machine, work, m, kind).items():
         tiles = -(-m // tile_m) * -(-n // tile_n)
         waves = -(-tiles // sms)
         beside_us = machine.tile_us
@@ -131,6 +117,33 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
     if work.element_bytes <= 2:  # what exact fp32 draws was not measured
         wave_us /= _clock(machine, wave_us * best.waves)
     return replace(best, wave_us=wave_us)
+
+
+def _tflops(machine: Machine, work: Work, m: int, kind: str) -> float:
+    """Return the rate of the best tile on all SMs, while the GPU is cool."""
+    tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
+    if kind in ("portable", "pointers"):
+        tflops *= machine.portable_rate
+    if kind == "library":
+        return tflops / (machine.library_narrow_slowdown if _library_slows_down(work, m) else 1.0)
+    # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
+    reads_narrow = work.reads_narrow_rows and (kind == "pointers" or not machine.has_descriptors(work.element_bytes))
+    return tflops / (machine.narrow_slowdown if reads_narrow else 1.0)
+
+
+def _tile_rates(machine: Machine, work: Work, m: int, kind: str) -> dict[tuple[int, int], float]:
+    """Return the rates of the tiles that there are, of the best one's."""
+    rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
+    if kind != "library":
+        return rates
+    if _library_slows_down(work, m):
+        return {tile: rate**0.5 for tile, rate in rates.items()}  # what is slow is the same for small tiles
+    return rates | LIBRARY_TILE_RATES
+
+
+def _library_slows_down(work: Work, m: int) -> bool:
+    """Whether rows off 16 bytes slow the vendor's GEMM; a single row has a kernel of its own, fp32 is not known."""
+    return work.reads_narrow_rows and m > 1 and work.element_bytes <= 2
 
 
 def _clock(machine: Machine, us: float) -> float:

@@ -17,6 +17,7 @@ from iris_core import Context
 from overlap_taxonomy import (
     Agent,
     Arrangement,
+    Machine,
     Sync,
     Variant,
     Work,
@@ -125,6 +126,14 @@ def choose(
         gpu: the device's name.
         tables: measured times: this user's, and those that come with the library.
     """
+    known = _measured_choice(family, problem, candidates, tables)
+    return known or _predicted_choice(family, problem, candidates, gpu, {**tables[1], **tables[0]})
+
+
+def _measured_choice(
+    family: str, problem: Problem, candidates: Sequence[str], tables: tuple[Table, Table]
+) -> Choice | None:
+    """Return the fastest by the first table that has the problem; None if neither does, or it cannot be had here."""
     key = key_of(family, problem)
     for why, table in zip(("measured here", "measured"), tables, strict=True):
         measured = table.get(key)
@@ -134,23 +143,29 @@ def choose(
             config = measured.configs.get(name)
             if not get_variant(family, name).unsupported_reason(problem, config):
                 return Choice(name, config, why)
-    machine = machine_for(gpu, problem.world_size)
+    return None
+
+
+def _predicted_choice(family: str, problem: Problem, candidates: Sequence[str], gpu: str, table: Table) -> Choice:
+    """Return the fastest by the cost model, corrected by what a table says of problems like this one."""
+    vendor, machine = candidates[0], machine_for(gpu, problem.world_size)
     if machine is None:
-        return Choice(candidates[0], None, "neither measured nor modelled")
+        return Choice(vendor, None, "neither measured nor modelled")
     work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
-    estimates = estimate(machine, work, candidates, {**tables[1], **tables[0]})
+    estimates = estimate(machine, work, candidates, table)
     times = {name: one.us for name, one in estimates.items()}
-    vendor, best = candidates[0], fastest(times, 0.0)
-    is_near = machine.is_measured and estimates[vendor].is_near and estimates[best].is_near
+    is_near = machine.is_measured and estimates[vendor].is_near and estimates[fastest(times, 0.0)].is_near
     if work.element_bytes > 2 and not is_near:
         return Choice(vendor, None, "neither it nor problems like it were measured in fp32")
-    if is_near:
-        margin = NEAR_MARGIN
-    elif not machine.is_measured or is_narrow(work):
-        margin = PREDICTION_MARGIN
-    else:
-        margin = SHORT_MARGIN if times[vendor] < SHORT_US else MODEL_MARGIN
+    margin = NEAR_MARGIN if is_near else _margin(machine, work, times[vendor])
     return Choice(fastest(times, margin), None, "predicted by problems like it" if is_near else "predicted")
+
+
+def _margin(machine: Machine, work: Work, vendor_us: float) -> float:
+    """Return by how much one of ours must be predicted to be ahead, where no problems like it were measured."""
+    if not machine.is_measured or is_narrow(work):
+        return PREDICTION_MARGIN
+    return SHORT_MARGIN if vendor_us < SHORT_US else MODEL_MARGIN
 
 
 def fastest(times_us: Mapping[str, float], margin: float) -> str:
