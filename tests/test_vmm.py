@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from iris_core.backends.hip import HipBackend
 from iris_core.backends.vmm import VmmBackend
 
 SIZE, RANK, WORLD_SIZE = 2 << 20, 1, 3
@@ -115,3 +116,28 @@ def test_what_was_taken_is_given_back(own: str, peers: str, monkeypatch: pytest.
     backend.close_window()
     assert backend.driver.held == []
     backend.close_window()  # which finds nothing
+
+
+class Hip:
+    """The two calls that importing takes; a descriptor is looked for where that version looks for it."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.imported: list[int] = []
+
+    def hipRuntimeGetVersion(self, version: Any) -> int:
+        version._obj.value = self.version
+        return 0
+
+    def hipMemImportFromShareableHandle(self, handle: Any, given: Any, kind: Any) -> int:
+        is_by_value = self.version >= 70_100_000
+        self.imported.append(given.value if is_by_value else given._obj.value)
+        return 0
+
+
+@pytest.mark.parametrize("version", [60_443_484, 70_051_831, 70_100_000, 70_253_211])
+def test_hip_finds_a_descriptor_where_its_version_looks_for_it(version: int) -> None:
+    backend: Any = HipBackend.__new__(HipBackend)
+    backend._hip = Hip(version)
+    backend._import(37)
+    assert backend._hip.imported == [37]

@@ -30,6 +30,8 @@ _HOST_REGISTER_PORTABLE = 1
 _HOST_REGISTER_MAPPED = 2
 _MEMCPY_DEVICE_TO_DEVICE = 3
 
+_DESCRIPTORS_BY_VALUE = 70_100_000  # from HIP 7.1 on; before, it reads the descriptor at the address that it is given
+
 
 class _Location(ctypes.Structure):
     _fields_ = (("type", c_int), ("id", c_int))
@@ -97,9 +99,11 @@ class HipBackend(VmmBackend):
         return fd.value
 
     def _import(self, fd: int) -> Any:
-        handle = c_void_p()
+        handle, version = c_void_p(), c_int()
         kind = c_int(_HANDLE_TYPE_POSIX_FD)
-        self._call("hipMemImportFromShareableHandle", byref(handle), c_void_p(fd), kind)
+        self._call("hipRuntimeGetVersion", byref(version))
+        given = c_void_p(fd) if version.value >= _DESCRIPTORS_BY_VALUE else byref(c_int(fd))
+        self._call("hipMemImportFromShareableHandle", byref(handle), given, kind)
         return handle
 
     def _reserve(self, size: int, alignment: int) -> int:
