@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iris_core.backends.hip import HipBackend
+from iris_core.backends.hip import HipBackend, _Properties
 from iris_core.backends.vmm import VmmBackend
 
 SIZE, RANK, WORLD_SIZE = 2 << 20, 1, 3
@@ -134,6 +134,12 @@ class Hip:
         self.imported.append(given.value if is_by_value else given._obj.value)
         return 0
 
+    def hipMemCreate(self, *_: Any) -> int:
+        return 0 if self.version >= 70_200_000 else 1
+
+    def hipGetErrorString(self, error: int) -> bytes:
+        return b"invalid argument"
+
 
 @pytest.mark.parametrize("version", [60_443_484, 70_051_831, 70_100_000, 70_253_211])
 def test_hip_finds_a_descriptor_where_its_version_looks_for_it(version: int) -> None:
@@ -141,3 +147,13 @@ def test_hip_finds_a_descriptor_where_its_version_looks_for_it(version: int) -> 
     backend._hip = Hip(version)
     backend._import(37)
     assert backend._hip.imported == [37]
+
+
+def test_a_runtime_without_uncached_memory_is_told() -> None:
+    backend: Any = HipBackend.__new__(HipBackend)
+    backend._properties = _Properties()
+    backend._hip = Hip(60_443_484)
+    with pytest.raises(RuntimeError, match=r"hipMemCreate: invalid argument; .* from 7\.2 on; this is HIP 6\.4"):
+        backend._create(SIZE)
+    backend._hip = Hip(70_253_211)
+    backend._create(SIZE)

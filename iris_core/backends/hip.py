@@ -1,8 +1,9 @@
 """The heap on AMD GPUs, through ``libamdhip64``.
 
 Written against the HIP headers and not yet run: no AMD GPU was at hand. Memory is uncached (fine-grained), as stores
-from peers and their flags must be visible while a kernel runs. That a stream's write of a value is behind a fence over
-the system, as CUDA's is, HIP does not say: it is assumed.
+from peers and their flags must be visible while a kernel runs; hipMemCreate takes that kind since ROCm 7.1 or 7.2
+(github.com/ROCm/rocm-systems, pull requests 747 and 847; 4476, of 2026, mends that it was not passed on). That a
+stream's write of a value is behind a fence over the system, as CUDA's is, HIP does not say: it is assumed.
 """
 
 from __future__ import annotations
@@ -81,15 +82,31 @@ class HipBackend(VmmBackend):
         if error:
             raise RuntimeError(f"HIP: {name}: {self._hip.hipGetErrorString(error).decode()}")
 
+    def _call_of_uncached(self, name: str, *arguments: Any) -> None:
+        """Make a call that older runtimes refuse for the kind of memory that the heap is of."""
+        try:
+            self._call(name, *arguments)
+        except RuntimeError as error:
+            major, minor = divmod(self._version() // 100_000, 100)
+            raise RuntimeError(
+                f"{error}; the heap is of uncached memory, which HIP gives from 7.2 on; this is HIP {major}.{minor}"
+            ) from None
+
+    def _version(self) -> int:
+        """Return the runtime's, as HIP_VERSION counts: 70_100_000 and more of 7.1."""
+        version = c_int()
+        self._call("hipRuntimeGetVersion", byref(version))
+        return version.value
+
     def _granularity(self) -> int:
         value = c_size_t()
         flag = c_int(_GRANULARITY_RECOMMENDED)
-        self._call("hipMemGetAllocationGranularity", byref(value), byref(self._properties), flag)
+        self._call_of_uncached("hipMemGetAllocationGranularity", byref(value), byref(self._properties), flag)
         return value.value
 
     def _create(self, size: int) -> Any:
         handle = c_void_p()
-        self._call("hipMemCreate", byref(handle), c_size_t(size), byref(self._properties), c_ulonglong(0))
+        self._call_of_uncached("hipMemCreate", byref(handle), c_size_t(size), byref(self._properties), c_ulonglong(0))
         return handle
 
     def _export(self, handle: Any) -> int:
@@ -99,10 +116,9 @@ class HipBackend(VmmBackend):
         return fd.value
 
     def _import(self, fd: int) -> Any:
-        handle, version = c_void_p(), c_int()
+        handle = c_void_p()
         kind = c_int(_HANDLE_TYPE_POSIX_FD)
-        self._call("hipRuntimeGetVersion", byref(version))
-        given = c_void_p(fd) if version.value >= _DESCRIPTORS_BY_VALUE else byref(c_int(fd))
+        given = c_void_p(fd) if self._version() >= _DESCRIPTORS_BY_VALUE else byref(c_int(fd))
         self._call("hipMemImportFromShareableHandle", byref(handle), given, kind)
         return handle
 
