@@ -23,6 +23,7 @@ from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import Variant, get_variant
 
 SIDE_STREAM, GRAPH_STREAM = 7, 9
+HAS_COMPILED_LAUNCHERS = hasattr(nvidia, "_BASE_ARGS_FORMAT")  # Triton 3.6; later ones have one for all
 SIZE = 1024
 
 _numbering = itertools.count()
@@ -42,8 +43,13 @@ class Log:
 
     def __call__(self, *arguments: Any) -> None:
         """Write down a launch: Triton's launch hooks are left out, and tensors are their addresses."""
-        *head, _metadata, _enter, _exit = arguments[:13]
-        self.entries.append(("launch", *_numbers(head), *_numbers(arguments[13:])))
+        if HAS_COMPILED_LAUNCHERS:
+            *head, _metadata, _enter, _exit = arguments[:13]
+            rest = arguments[13:]
+        else:
+            head, (_metadata, _enter, _exit, *scratch), rest = arguments[:8], arguments[8:13], arguments[13:]
+            head = [*head, *scratch]
+        self.entries.append(("launch", *_numbers(head), *_numbers(rest)))
 
     def take(self) -> list[Any]:
         """Return the entries and forget them."""
@@ -127,7 +133,9 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     device = f"GPU {next(_numbering)} of none"  # a new one: what Triton keeps of a device keeps its log
     target = TARGETS[case.target].gpu
     utils = mock.Mock()
-    utils.fill_tma_descriptor = lambda *what: ("descriptor", *_numbers(what))
+    utils.fill_tma_descriptor = utils.fill_tma_descriptor_tiled = lambda *what: ("descriptor", *_numbers(what))
+    utils.build_signature_metadata = tuple
+    utils.launch = log
     utils.load_binary.return_value = (object(), 11, 0, 0, 1024)
     utils.get_device_properties.return_value = {"max_shared_mem": 227 << 10}
     fake = SimpleNamespace(
@@ -144,12 +152,16 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     ctx.backend.is_capturing = lambda: False
     ctx.backend.capture = lambda steps, stream: StubGraph(steps, log, streams)
     ctx.make_stream = lambda: LoggedStream(log, streams)  # type: ignore[method-assign]
-    built = mock.patch.object(nvidia, "compile_module_from_src", return_value=SimpleNamespace(launch=log))
-    found = mock.patch.object(nvidia, "library_dirs", return_value=[])
     before = driver._active
     driver.set_active(fake)
     try:
-        with built, found:
+        with contextlib.ExitStack() as patched:
+            if HAS_COMPILED_LAUNCHERS:
+                compiled = SimpleNamespace(launch=log)
+                patched.enter_context(mock.patch.object(nvidia, "compile_module_from_src", return_value=compiled))
+                patched.enter_context(mock.patch.object(nvidia, "library_dirs", return_value=[]))
+            else:
+                patched.enter_context(mock.patch.object(nvidia, "PyKernelArg", lambda **of: tuple(of.values())))
             yield ctx, log, streams
     finally:
         driver._active = before

@@ -185,7 +185,6 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         store=store_block,
         SliceLayout=lambda dim, parent: None,
         BlockedLayout=lambda *sizes: None,
-        thread_barrier=lambda: machine.wait(lambda: True),
         allocate_shared_memory=allocate,
         warp_specialize=specialize,
         inline_asm_elementwise=asm,
@@ -194,6 +193,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     )
     return {
         "gl": gl,
+        "thread_barrier": lambda: machine.wait(lambda: True),
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
             init=init,

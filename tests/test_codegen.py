@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
 from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, compile_case, make_problem
 from families import FUSED
 
@@ -75,6 +76,7 @@ HANDSHAKE_FILES = {"sync.py", "handshake.py", "device.py"}
 # Bytes of a thread. Exact fp32 keeps its whole tile in registers; the assembler may park a word of the handshake.
 FEW_WORDS = 16
 ONE_WORD = 8
+MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # of those that spill any: Triton 3.7 and 3.8
 WAITING_AND_FULL = (
     "consumer_kernel",
     "sum_kernel",
@@ -177,7 +179,8 @@ def test_nothing_spills(case: Case) -> None:
         # The widest tile of `one_shot` leaves few registers.
         few = case.dtype == torch.float32 or (case.variant == "one_shot" and kernel.config.block_n == 256)
         waits = kernel.name in WAITING_AND_FULL
-        assert kernel.scratch_bytes <= (FEW_WORDS if few else ONE_WORD if waits else 0), kernel.name
+        most = FEW_WORDS if few else ONE_WORD if waits else 0
+        assert kernel.scratch_bytes <= most + (MORE_LATER if most else 0), kernel.name
         assert "__local_depot" not in kernel.code, kernel.name  # arrays that PTX itself keeps in memory
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from compiling import make_problem
-from driving import build, case_of, driven, flat, matrix, on_stream, operands, through_triton
+from driving import HAS_COMPILED_LAUNCHERS, build, case_of, driven, flat, matrix, on_stream, operands, through_triton
 from families import name
 from triton.runtime.jit import JITFunction
 
@@ -186,13 +186,16 @@ def test_a_prepared_call_keeps_no_operand() -> None:
             next(iter(operator._calls._calls.values())).sequence()  # addresses are numbers
 
 
-def test_another_launcher_is_refused() -> None:
+OTHERS = {"triton.__version__": "3.9.1"}
+if HAS_COMPILED_LAUNCHERS:
+    OTHERS["triton.backends.nvidia.driver._BASE_ARGS_FORMAT"] = "iiiKKOOOOOO"
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_launcher_is_refused(what: str) -> None:
     case = case_of(COPY_ENGINE)
-    with (
-        driven(case) as (ctx, log, _),
-        mock.patch("triton.backends.nvidia.driver._BASE_ARGS_FORMAT", "iiiKKOOOOOO"),
-    ):
+    with driven(case) as (ctx, log, _), mock.patch(what, OTHERS[what]):
         operator = build(case, ctx)
-        with pytest.raises(RuntimeError, match=r"install triton>=3\.6"):
+        with pytest.raises(RuntimeError, match=r"install triton>=3\.6,<3\.9"):
             operator(*operands(case))
         assert log.take() == []

@@ -24,27 +24,23 @@ Triton.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
 from triton import knobs
 
-from iris_core.backends.base import Backend, PreparedStream, Step, Stream
+from iris_core.backends.base import Backend, PreparedStream, Stream
 
 from .config import GemmConfig
 from .graphs import Graphs, Sequence
+from .loaded_kernel import LoadedKernel
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
 _ALIGNMENT_BYTES = 16  # what Triton specialises addresses for
-_ANY_GRID_AND_STREAM = (0, 0, 0, 0)
-_LAUNCHER_FORMAT = "iiiKKppOOOOOO"  # of what Triton's launcher takes before the kernel's arguments (Triton 3.6)
 
 
 @dataclass
@@ -214,64 +210,6 @@ class SideStream(Stream):
             self._stream.copy_2d(dst, src)
         else:
             self._calls.recording.steps.append(self._stream.copying_2d(dst, src))
-
-
-class LoadedKernel:
-    """A compiled kernel whose launches can be prepared.
-
-    Args:
-        compiled: Triton's compiled kernel; it is loaded here.
-
-    Raises:
-        RuntimeError: this is not the Triton that the preparation was written for.
-    """
-
-    def __init__(self, compiled: Any) -> None:
-        from triton.backends.nvidia import driver
-
-        launcher = compiled.run  # made, and the kernel loaded, when it is first asked for
-        enter = getattr(launcher, "launch", None)
-        if inspect.isfunction(enter):  # which expands descriptors, and then enters
-            enter = inspect.getclosurevars(enter).nonlocals.get("launcher")
-        needs_scratch = launcher.global_scratch_size or launcher.profile_scratch_size
-        is_known = getattr(driver, "_BASE_ARGS_FORMAT", None) == _LAUNCHER_FORMAT
-        if not is_known or not callable(enter) or needs_scratch:
-            raise RuntimeError(
-                f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments "
-                "than those of Triton 3.6, or the kernel asks for scratch memory; install triton>=3.6,<3.7"
-            )
-        self._enter = enter
-        self._expand = driver.wrap_handle_tensordesc(
-            lambda *expanded: expanded, compiled.src.signature, getattr(compiled.metadata, "tensordesc_meta", None)
-        )
-        self._how = (
-            compiled.function,
-            *(launcher.launch_cooperative_grid, launcher.launch_pdl),
-            *(None, None),  # no scratch memory
-            compiled.packed_metadata,
-            *(None, None, None),  # no hooks: `Calls.are_prepared`
-        )
-
-    def launching(self, num_programs: int, stream: int | Callable[[], int], arguments: list[Any]) -> Step:
-        """Prepare a launch.
-
-        Args:
-            num_programs: of the grid.
-            stream: the driver's handle of the stream, or what gives it when the step is called.
-            arguments: the kernel's, in the order of its signature.
-        """
-        enter = self._enter
-        rest = _numbers(self._expand(*_ANY_GRID_AND_STREAM, *self._how, *arguments)[len(_ANY_GRID_AND_STREAM) :])
-        if callable(stream):
-            return lambda: enter(num_programs, 1, 1, stream(), *rest)
-        return functools.partial(enter, num_programs, 1, 1, stream, *rest)
-
-
-def _numbers(argument: Any) -> Any:
-    """Return an argument with addresses in place of tensors, so that it keeps no memory and needs no look-up."""
-    if isinstance(argument, (tuple, list)):
-        return tuple(_numbers(one) for one in argument)
-    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
 def _place(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:

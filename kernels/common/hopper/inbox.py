@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .arguments import Inbox
+from .barrier import thread_barrier
 from .positions import PIECE_COLS
 
 
@@ -95,7 +96,7 @@ def _add_slab(acc, inbox, message, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr)
         mbarrier.wait(inbox.arrived.index(slab), (message // SLABS) & 1)
         part = inbox.slabs.index(slab).reshape([TILE.BLOCK_M, PIECE_COLS]).load(acc.type.layout)
         fence_async_shared()  # every thread's reads, before the slab is loaded again
-        gl.thread_barrier()  # the arrival is one thread's
+        thread_barrier()  # the arrival is one thread's
         mbarrier.arrive(inbox.taken.index(slab), count=1)
         acc += part.to(gl.float32)
         message += 1

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..trace import SEND, trace_span, trace_time, trace_until
 from .arguments import Outbox
+from .barrier import thread_barrier
 from .positions import PIECE_COLS, trace_number
 from .ring import load_step, load_steps, next_place, place_of
 
@@ -66,7 +67,7 @@ def put_piece(piece, outbox, index, TILE: gl.constexpr):
 def say_filled(outbox):
     """Say that the tile, or what is sent of it, is there; by the multiply warps."""
     fence_async_shared()  # every thread's stores, before the copy engine's reads
-    gl.thread_barrier()  # the arrival is one thread's
+    thread_barrier()  # the arrival is one thread's
     mbarrier.arrive(outbox.filled, count=1)
 
 

@@ -17,6 +17,7 @@ from iris_core import fence_before_descriptor_loads, wait
 from ..gemm import DESCRIPTORS_B_NK
 from ..trace import WAIT, trace_span, trace_time
 from .arguments import GatedRing, Place, Ring
+from .barrier import thread_barrier
 
 
 @gluon.jit
@@ -133,12 +134,12 @@ def multiply_tile(ring, step, num_steps, TILE: gl.constexpr, baton=None):
             b = b.permute((1, 0))
         acc = warpgroup_mma(ring.a.index(place.stage), b, acc, use_acc=k > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(ring.used.index(stage_before(place, TILE)), count=1, pred=k > 0)
         place = next_place(place, TILE)
     if baton is not None:
         mbarrier.arrive(baton, count=1)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(ring.used.index(stage_before(place, TILE)), count=1)
     return acc, step + num_steps

@@ -1,0 +1,111 @@
+"""A compiled kernel whose launches are prepared: what Triton's launcher is to be handed, worked out once.
+
+| Triton | its launcher | takes the kernel's arguments |
+|---|---|---|
+| 3.6 | a module compiled for the kernel's signature | one by one, behind the rest |
+| 3.7, 3.8 | a function of the driver's | as one tuple, behind what says of which types they are |
+
+With 3.7 and 3.8 this was compiled and called with a driver that is not there, and not run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+from iris_core.backends.base import Step
+
+KNOWN = ("3.6", "3.7", "3.8")
+_NO_SCRATCH = (None, None)
+_NO_HOOKS = (None, None, None)  # launch metadata, and a hook before and one behind: `Calls.are_prepared`
+_FORMAT = "iiiKKppOOOOOO"  # of what the launcher of 3.6 takes before the kernel's arguments
+_ANY_GRID_AND_STREAM = (0, 0, 0, 0)
+
+
+class LoadedKernel:
+    """A compiled kernel whose launches can be prepared.
+
+    Args:
+        compiled: Triton's compiled kernel; it is loaded here.
+
+    Raises:
+        RuntimeError: this is no Triton that the preparation was written for.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        launcher = compiled.run  # made, and the kernel loaded, when it is first asked for
+        needs_scratch = launcher.global_scratch_size or launcher.profile_scratch_size
+        version = ".".join(triton.__version__.split(".")[:2])
+        found = _compiled_launcher(compiled) if version == KNOWN[0] else _drivers_launcher(compiled)
+        if version not in KNOWN or found is None or needs_scratch:
+            raise RuntimeError(
+                f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments "
+                f"than those of Triton {', '.join(KNOWN)}, or the kernel asks for scratch memory; "
+                "install triton>=3.6,<3.9"
+            )
+        self._enter, self._behind_stream = found
+
+    def launching(self, num_programs: int, stream: int | Callable[[], int], arguments: list[Any]) -> Step:
+        """Prepare a launch.
+
+        Args:
+            num_programs: of the grid.
+            stream: the driver's handle of the stream, or what gives it when the step is called.
+            arguments: the kernel's, in the order of its signature.
+        """
+        enter, rest = self._enter, _numbers(self._behind_stream(arguments))
+        if callable(stream):
+            return lambda: enter(num_programs, 1, 1, stream(), *rest)
+        return functools.partial(enter, num_programs, 1, 1, stream, *rest)
+
+
+# What enters the kernel, and what it takes behind the grid and the stream, of the kernel's arguments.
+_Found = tuple[Callable[..., object], Callable[[list[Any]], tuple[Any, ...]]]
+
+
+def _compiled_launcher(compiled: Any) -> _Found | None:
+    """Return what launches a kernel in Triton 3.6."""
+    from triton.backends.nvidia import driver
+
+    launcher = compiled.run
+    enter = getattr(launcher, "launch", None)
+    if inspect.isfunction(enter):  # which expands descriptors, and then enters
+        enter = inspect.getclosurevars(enter).nonlocals.get("launcher")
+    if getattr(driver, "_BASE_ARGS_FORMAT", None) != _FORMAT or not callable(enter):
+        return None
+    expand = driver.wrap_handle_tensordesc(lambda *expanded: expanded, *_descriptors(compiled))
+    how = (*_kernel(compiled), *_NO_SCRATCH, compiled.packed_metadata, *_NO_HOOKS)
+    return enter, lambda arguments: expand(*_ANY_GRID_AND_STREAM, *how, *arguments)[len(_ANY_GRID_AND_STREAM) :]
+
+
+def _drivers_launcher(compiled: Any) -> _Found | None:
+    """Return what launches a kernel from Triton 3.7 on."""
+    from triton.backends.nvidia import driver
+    from triton.runtime import driver as runtime
+
+    launcher, enter = compiled.run, getattr(runtime.active.utils, "launch", None)
+    if not hasattr(launcher, "arg_annotations") or not hasattr(launcher, "kernel_signature") or not callable(enter):
+        return None
+    expand = driver.wrap_handle_tensordesc(lambda *expanded: expanded[-1], *_descriptors(compiled))
+    how = (*_kernel(compiled), compiled.packed_metadata, *_NO_HOOKS, *_NO_SCRATCH)
+    types = (launcher.arg_annotations, launcher.kernel_signature)
+    return enter, lambda arguments: (*how, *types, tuple(expand(arguments)))
+
+
+def _descriptors(compiled: Any) -> tuple[Any, Any]:
+    return compiled.src.signature, getattr(compiled.metadata, "tensordesc_meta", None)
+
+
+def _kernel(compiled: Any) -> tuple[Any, ...]:
+    return compiled.function, compiled.run.launch_cooperative_grid, compiled.run.launch_pdl
+
+
+def _numbers(argument: Any) -> Any:
+    """Return an argument with addresses in place of tensors, so that it keeps no memory and needs no look-up."""
+    if isinstance(argument, (tuple, list)):
+        return tuple(_numbers(one) for one in argument)
+    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
