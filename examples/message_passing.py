@@ -57,7 +57,7 @@ def body(rank, world_size):
     message = ctx.zeros(CHUNKS * CHUNK_SIZE, dtype=torch.int64)
     flags = ctx.zeros(CHUNKS, dtype=torch.int64)
     # Should a wait pass its limit, the error says for what.
-    ctx.watchdog.watch(flags, lambda chunk: f"chunk {chunk} from rank {(rank - 1) % world_size}")
+    ctx.watchdog.watch(flags, lambda chunk, rank: f"chunk {chunk} from rank {(rank - 1) % world_size}")
     ctx.barrier()
     for round_number in range(1, ROUNDS + 1):
         sent = torch.arange(len(message)) + 100 * round_number

@@ -79,7 +79,7 @@ class Context(HeapTensors, Meeting):
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
         self.watchdog = Watchdog(self.group, self.heap, self.backend, timeout_s=self.timeout_s)
         self._barrier_state = self.zeros(self.get_num_ranks() + 1, dtype=torch.int64)
-        self.watchdog.watch(self._barrier_state, lambda peer: f"rank {peer} at a device barrier")
+        self.watchdog.watch(self._barrier_state, lambda peer, _: f"rank {peer} at a device barrier")
         self.barrier()
 
     # Who and where ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,16 +29,19 @@ class Watched(NamedTuple):
     """Flags that kernels wait on, and what is said of them."""
 
     flags: torch.Tensor
-    describe: Callable[[int], str]
+    describe: Callable[[int, int], str]
     call_of: Callable[[int, int], int] | None
 
-    def name(self, address: int, expected: int | None = None) -> str | None:
-        """Say what a word at an address stands for, if it is one of these; in which call if `expected` is known."""
+    def name(self, address: int, rank: int, expected: int | None = None) -> str | None:
+        """Say what a rank's word stands for, given where this rank has it, if it is one of these.
+
+        In which call, too, if `expected` is known.
+        """
         word, rest = divmod(address - self.flags.data_ptr(), self.flags.element_size())
         if rest or not 0 <= word < self.flags.numel():
             return None
         call = f", in call {self.call_of(word, expected)}" if self.call_of and expected is not None else ""
-        return f"{self.describe(word)}{call}"
+        return f"{self.describe(word, rank)}{call}"
 
 
 class Watchdog:
@@ -71,16 +75,27 @@ class Watchdog:
     def watch(
         self,
         flags: torch.Tensor,
-        describe: Callable[[int], str],
+        describe: Callable[[int, int], str],
         call_of: Callable[[int, int], int] | None = None,
     ) -> None:
         """Name the words of `flags` for reports, and have a reset zero them.
 
+        Whichever rank raises says what any rank waited for: that one may be busy, or gone.
+
         Args:
-            flags: contiguous words.
-            describe: ``describe(i)`` says what element i stands for.
+            flags: contiguous int64 words, or int32 ones for a stream, on the context's device. Every rank hears the
+                names of those on the heap; of others it hears whose they are.
+            describe: ``describe(i, rank)`` says what element i stands for on `rank`, any of the ranks.
             call_of: ``call_of(i, expected)`` gives the call in which element i is expected to be that.
+
+        Raises:
+            ValueError: the flags are no such words, or `describe` does not take two arguments.
         """
+        _refuse_what_cannot_be_watched(flags, self.words.device)
+        if not _takes(describe, 2):
+            raise ValueError(f"describe is {describe!r}; it takes a function of an element's index and a rank")
+        if call_of is not None and not _takes(call_of, 2):
+            raise ValueError(f"call_of is {call_of!r}; it takes a function of an element's index and a value")
         self.watched.append(Watched(flags, describe, call_of))
 
     def unwatch(self, flags: torch.Tensor, size: int | None = None) -> None:
@@ -136,7 +151,7 @@ class Watchdog:
         why = (
             f"waited {self._timeout_s:g} s in vain"
             if report.reason == EXPIRED.value
-            else "gave up, as another wait had failed, waiting"
+            else "gave up, as another wait had failed or a rank has left, waiting"
         )
         who = f"program {report.program}" if report.program >= 0 else "a stream"
         return (
@@ -146,7 +161,10 @@ class Watchdog:
 
     def find(self, address: int, expected: int | None = None) -> str | None:
         """Return what the word of this rank's at an address stands for, if it is watched; see `Watched.name`."""
-        names = (one.name(address, expected) for one in self.watched)
+        return self._find(address, self._rank, expected)
+
+    def _find(self, address: int, rank: int, expected: int | None) -> str | None:
+        names = (one.name(address, rank, expected) for one in self.watched)
         return next((name for name in names if name), None)
 
     def _name(self, report: Report) -> str:
@@ -157,4 +175,30 @@ class Watchdog:
             address = self._heap.base + offset
         elif report.rank != self._rank:
             return f"a flag of rank {report.rank}'s own"
-        return self.find(address, report.expected) or f"the flag at address {report.address:#x}"
+        return self._find(address, report.rank, report.expected) or f"the flag at address {report.address:#x}"
+
+
+def _refuse_what_cannot_be_watched(flags: torch.Tensor, device: torch.device) -> None:
+    """Raise unless these are words that a wait can wait for."""
+    if not isinstance(flags, torch.Tensor):
+        raise ValueError(f"flags are {flags!r}; watch takes a tensor of int64 words, such as ctx.zeros gives")
+    given = f"{tuple(flags.shape)} of {flags.dtype} on {flags.device}"
+    if flags.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"flags are {given}; kernels wait for torch.int64 words, streams for torch.int32 ones")
+    if not flags.is_contiguous():
+        raise ValueError(f"flags are {given} with strides {flags.stride()}; watch takes contiguous ones")
+    if flags.device != device:
+        raise ValueError(f"flags are {given}; kernels of this context wait for words on {device}")
+
+
+def _takes(fn: Callable[..., object], count: int) -> bool:
+    """Return whether a function can be called with so many arguments, as far as it says what it takes."""
+    if not callable(fn):
+        return False
+    try:
+        inspect.signature(fn).bind(*range(count))
+    except ValueError:  # a builtin that does not say
+        return True
+    except TypeError:
+        return False
+    return True

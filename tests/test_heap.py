@@ -174,7 +174,7 @@ def free_what_is_watched(rank: int, world_size: int) -> tuple[list[int], int]:
     flags = ctx.zeros(8, dtype=torch.int64)
     before = len(ctx.watchdog.watched)
     for half in flags.view(2, 4):
-        ctx.watchdog.watch(half, str)
+        ctx.watchdog.watch(half, lambda word, rank: str(word))
     ctx.free(flags)
     data = ctx.full((8,), 7, dtype=torch.int64)
     assert data.data_ptr() == flags.data_ptr()

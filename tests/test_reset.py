@@ -234,7 +234,7 @@ def fail_in_different_places(rank: int, world_size: int, early: int) -> Any:
     operator = get_variant(family, "fused_sequential").build(ctx, problem)
     data = make_data(family, problem, rank, 0, ctx.get_device())
     flag = ctx.zeros(1, dtype=torch.int64)
-    ctx.watchdog.watch(flag, lambda word: "a letter")
+    ctx.watchdog.watch(flag, lambda word, _: "a letter")
     ctx.barrier()
     if rank == early:
         with short_limit(ctx):
@@ -274,7 +274,7 @@ def test_ranks_that_fail_in_different_places_meet_again(ranks: Callable[[int], R
 def wait_on_a_stream(rank: int, world_size: int) -> Any:
     ctx = context()
     counts = torch.zeros(2, dtype=torch.int32)
-    ctx.watchdog.watch(counts, lambda word: f"panel {word}")
+    ctx.watchdog.watch(counts, lambda word, _: f"panel {word}")
     ctx.barrier()
     if rank == 0:
         with short_limit(ctx):

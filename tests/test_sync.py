@@ -111,7 +111,7 @@ def wait_kernel(flag_ptr, expected, watchdog_ptr):
 def wait_in_vain(rank: int, world_size: int) -> tuple[str, str]:
     ctx = context()
     flags = ctx.full((4,), 3, dtype=torch.int64)
-    ctx.watchdog.watch(flags, lambda word: f"letter {word}")
+    ctx.watchdog.watch(flags, lambda word, _: f"letter {word}")
     ctx.barrier()
     with short_limit(ctx):
         if rank == 0:
@@ -130,6 +130,84 @@ def test_a_wait_in_vain_names_the_flag_and_what_it_saw(ranks: Callable[[int], Ra
     for part in ("rank 0: program 0 waited", "letter 2", "at least 5", "saw 3", "IRIS_TIMEOUT_S", "reset()"):
         assert part in waiting[1]
     assert other == waiting
+
+
+def wait_for_the_rank_before(rank: int, world_size: int, who: int) -> tuple[str, str]:
+    ctx = context()
+    flags = ctx.zeros(2, dtype=torch.int64)
+    ctx.watchdog.watch(flags, lambda word, rank: f"letter {word} from rank {(rank - 1) % world_size}")
+    ctx.barrier()
+    if rank == who:
+        with short_limit(ctx):
+            wait_kernel[(1,)](flags[1:], 1, ctx.get_watchdog())
+            ctx.backend.synchronize()
+    error = raised(ctx.barrier)
+    ctx.reset()
+    ctx.free(flags)
+    return error
+
+
+def test_what_a_rank_waited_for_is_the_same_for_all_who_hear_of_it(ranks: Callable[[int], Ranks]) -> None:
+    first, *others = ranks(3).call(wait_for_the_rank_before, 1)
+    assert "rank 1: program 0 waited" in first[1]
+    assert "for letter 1 from rank 0: expected at least 1, saw 0" in first[1]
+    assert others == [first, first]
+
+
+def give_up_though_no_wait_failed(rank: int, world_size: int) -> tuple[str, str]:
+    ctx = context()
+    flags = ctx.zeros(2, dtype=torch.int64)
+    ctx.watchdog.watch(flags, lambda word, _: f"letter {word}")
+    ctx.barrier()
+    if rank == 0:
+        ctx.watchdog.abort()  # as `close` does for who leaves with an exception
+    ctx.group.barrier()
+    if rank == 1:
+        wait_kernel[(1,)](flags, 1, ctx.get_watchdog())
+        ctx.backend.synchronize()
+    error = raised(ctx.barrier)
+    ctx.reset()
+    ctx.free(flags)
+    return error
+
+
+def test_who_gives_up_as_a_rank_has_left_says_that_it_may_have(ranks: Callable[[int], Ranks]) -> None:
+    words = "rank 1: program 0 gave up, as another wait had failed or a rank has left, waiting for letter 0"
+    for kind, message in ranks(2).call(give_up_though_no_wait_failed):
+        assert kind == "TimeoutError"
+        assert words in message
+
+
+def watch_what_cannot_be_watched(rank: int, world_size: int) -> list[tuple[str, str]]:
+    ctx = context()
+    flags = ctx.zeros((2, 4), dtype=torch.int64)
+
+    def say(word: int, of: int) -> str:
+        return f"letter {word}"
+
+    watched = len(ctx.watchdog.watched)
+    asked: list[tuple[Any, ...]] = [
+        (flags[:, 0], say),
+        (flags.to(torch.float32), say),
+        (flags.to("meta"), say),
+        ([0, 0], say),
+        (flags, "letter"),
+        (flags, lambda word: f"letter {word}"),
+        (flags, say, lambda word: 1),
+    ]
+    errors = [raised(ctx.watchdog.watch, *one) for one in asked]
+    assert len(ctx.watchdog.watched) == watched
+    ctx.free(flags)
+    return errors
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_what_cannot_be_watched_is_refused_at_once(ranks: Callable[[int], Ranks]) -> None:
+    (found,) = ranks(1).call(watch_what_cannot_be_watched)
+    words = ["strides (4,)", "torch.float32", "on meta", "[0, 0]", "'letter'", "index and a rank", "call_of"]
+    for (kind, message), part in zip(found, words, strict=True):
+        assert kind == "ValueError"
+        assert part in message
 
 
 def meet_alone(rank: int, world_size: int) -> tuple[str, str]:

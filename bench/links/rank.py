@@ -128,7 +128,7 @@ class _Run:
         self.outbox = ctx.zeros((plan.elements,), dtype=torch.int32)
         self.landing = torch.zeros(self.world_size, plan.elements, dtype=torch.int32, device=ctx.get_device())
         self.flags = ctx.zeros((self.world_size,), dtype=torch.int64)
-        ctx.watchdog.watch(self.flags, lambda word: f"the round trip of ranks 0 and {word}")
+        ctx.watchdog.watch(self.flags, lambda word, _: f"the round trip of ranks 0 and {word}")
         self.trips = [0] * self.world_size
         self.stream = ctx.make_stream()
         self.outbox.copy_(self._drawn(self.rank))

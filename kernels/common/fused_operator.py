@@ -80,7 +80,7 @@ class FusedOperator(Operator[P]):
         self._open_buffers()
         self.ctx.watchdog.watch(
             self._state,
-            lambda word: f"{self._sized}: {describe_state(world_size, word)}",
+            lambda word, _: f"{self._sized}: {describe_state(world_size, word)}",
             lambda word, expected: call_of_state(world_size, word, expected, self._parts()),
         )
 
@@ -166,7 +166,7 @@ class FusedOperator(Operator[P]):
         """
         flags = torch.zeros(max(count, 1), dtype=dtype, device=self.ctx.get_device())
         call_of = number_of_call if dtype == torch.int64 else None
-        self.ctx.watchdog.watch(flags, lambda word: f"{self._sized}: {what} {name(word)} of this rank", call_of)
+        self.ctx.watchdog.watch(flags, lambda word, _: f"{self._sized}: {what} {name(word)} of this rank", call_of)
         self._watched.append(flags)
         return flags
 
@@ -179,7 +179,7 @@ class FusedOperator(Operator[P]):
         flags = self._on_heap((self.problem.world_size, count), torch.int64)
         self.ctx.watchdog.watch(
             flags,
-            lambda word: f"{self._sized}: {what} {word % count} of rank {word // count}'s {whose}",
+            lambda word, _: f"{self._sized}: {what} {word % count} of rank {word // count}'s {whose}",
             (lambda word, expected: -(-expected // a_call)) if a_call else None,
         )
         return flags
