@@ -120,6 +120,17 @@ def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
 
 
 @_also_interpreted
+def check_flags(flag_ptrs: Any, _semantic: Any = None) -> None:
+    """Raise, as the kernel is compiled, unless these point to int64 words, the only ones that `load_acquire` loads."""
+    element = getattr(flag_ptrs.dtype.scalar, "element_ty", None)
+    if element != tl.int64:
+        raise ValueError(
+            f"a flag is an int64 word; this one is given as {flag_ptrs.dtype}: make flags with dtype=torch.int64, and "
+            "give signal and wait a pointer to them"
+        )
+
+
+@_also_interpreted
 def loads_acquire(_semantic: Any = None) -> tl.constexpr:
     """Return whether `load_acquire` is there, as a compile-time constant: in code for NVIDIA GPUs."""
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "cuda")

@@ -6,7 +6,7 @@ So a rank hears of any rank's failure at the price of a load, without asking any
 |---|---|---|
 | notice | whoever gives up waiting, on any rank | nonzero: a wait has failed |
 | for each rank: address | its host, once | where its heap starts, as it sees it |
-| REPORT_ROWS rows | its kernels (sync.py) | a program's first failed wait |
+| REPORT_ROWS rows | its kernels (sync.py) | the first failed wait of a program, or of one of those that share the row |
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .device import translate
-from .intrinsics import clock_ns, load_acquire, loads_acquire, pause, store_by_each_thread
+from .intrinsics import check_flags, clock_ns, load_acquire, loads_acquire, pause, store_by_each_thread
 
 # Layout of a watchdog block (int64 words on the device); watchdog.py has the host's half.
 WATCHDOG_TIMEOUT_NS = tl.constexpr(0)  # 0: no limit
@@ -23,7 +23,8 @@ WATCHDOG_REPORT_ADDRESS = tl.constexpr(2)  # host memory that receives this rank
 WATCHDOG_NOTICE_ADDRESS = tl.constexpr(3)  # the word there that says, to all ranks, that there is any
 WATCHDOG_WORDS = tl.constexpr(4)
 
-# Reports: a row a program (modulo REPORT_ROWS: two failing programs do not mix). reports.py has the host's half.
+# Reports: a row a program, modulo REPORT_ROWS. Where two share one and their waits fail at the same moment, their words
+# may mix: each is then true of one of the two. reports.py has the host's half.
 REPORT_WORDS = tl.constexpr(6)
 REPORT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)
@@ -40,6 +41,7 @@ def signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
     `wait` that sees `value`. Precondition: this program is the flag's only writer, and `value` is larger than what
     it holds. It does not wait for anyone.
     """
+    check_flags(flag_ptr)
     tl.debug_barrier()  # the release is one thread's: every thread's accesses must come before it
     tl.atomic_xchg(flag_ptr, value, sem="release", scope=scope)
 
@@ -52,6 +54,7 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
     thread of this program. When the limit passes, or another wait of this heap has failed, it reports and returns:
     the kernel ends with wrong data and the host raises. `watchdog_ptr` is ``Context.get_watchdog()``.
     """
+    check_flags(flag_ptr)
     if loads_acquire():  # every thread polls, and acquires, by itself
         if load_acquire(flag_ptr, scope) < expected:
             seen = _poll(flag_ptr, expected, watchdog_ptr, scope)
@@ -74,6 +77,7 @@ def signal_each(flag_ptrs, value, mask):
 
     Edge and precondition: those of `signal` over the system, for every flag that `mask` selects.
     """
+    check_flags(flag_ptrs)
     tl.debug_barrier()  # each release is one thread's: every thread's accesses must come before it
     values = tl.where(mask, value, 0)  # a block, too: Gluon makes none of a scalar
     tl.atomic_xchg(flag_ptrs, values, mask=mask, sem="release", scope="sys")
@@ -85,6 +89,7 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
 
     Edge and limit: those of `wait` over the system, for each of them; of several that fail one is reported.
     """
+    check_flags(flag_ptrs)
     if loads_acquire():
         if _any_below(load_acquire(flag_ptrs, "sys", mask), expected, mask, True):
             seen = _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from compiling import HEAP_SIZE, LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, StubContext, compile_kernel
+from triton.compiler.errors import CompilationError
 
 import iris_core
 from iris_core.kernels import barrier_kernel
@@ -50,6 +51,16 @@ def clear_each_kernel(flag_ptr, watchdog_ptr):
     flags = tl.arange(0, 4)
     iris_core.wait_each(flag_ptr + flags, 1, flags < 3, watchdog_ptr)
     tl.store(flag_ptr + flags, 0)
+
+
+@triton.jit
+def signal_kernel(flag_ptr):
+    iris_core.signal(flag_ptr, 1)
+
+
+@triton.jit
+def signal_each_kernel(flag_ptr):
+    iris_core.signal_each(flag_ptr + tl.arange(0, 4), 1, tl.arange(0, 4) < 3)
 
 
 def compiled(kernel: Any, target: str, rank: int = 2, heap_size: int = HEAP_SIZE, **arguments: Any) -> Compiled:
@@ -133,6 +144,23 @@ def test_nothing_behind_a_wait_comes_before_every_threads_polls(target: str, ker
     acquired = [found.end() for found in re.finditer(NVIDIA_ACQUIRE.format("sys") if is_nvidia else "buffer_inv", code)]
     cleared = [found.start() for found in re.finditer(r"\bst\.global" if is_nvidia else "global_store", code)]
     assert ("bar.sync" if is_nvidia else "s_barrier") in code[acquired[-1] : cleared[-1]]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [signal_kernel, clear_kernel, signal_each_kernel, clear_each_kernel, barrier_kernel],
+    ids=lambda kernel: kernel.fn.__name__,
+)
+def test_flags_that_are_no_int64_words_are_refused(target: str, kernel: Any) -> None:
+    """A wait loads 64 bits on NVIDIA GPUs, and so the neighbour of a narrower word, too."""
+    flags = "state_ptr" if kernel is barrier_kernel else "flag_ptr"
+    with pytest.raises(CompilationError) as refused:
+        compiled(kernel, target, **{flags: torch.zeros(8, dtype=torch.int32)})
+    causes: list[BaseException | None] = [refused.value]
+    while causes[-1] is not None:
+        causes.append(causes[-1].__cause__)
+    assert "a flag is an int64 word; this one is given as pointer<int32>" in "".join(map(str, causes))
+    assert "dtype=torch.int64" in "".join(map(str, causes))
 
 
 def test_waits_poll_without_an_atomic(target: str) -> None:

@@ -178,6 +178,36 @@ def test_who_gives_up_as_a_rank_has_left_says_that_it_may_have(ranks: Callable[[
         assert words in message
 
 
+@triton.jit
+def signal_kernel(flag_ptr, number, watchdog_ptr):
+    iris_core.signal(flag_ptr, number)
+
+
+@triton.jit
+def wait_each_kernel(flag_ptr, number, watchdog_ptr):
+    lanes = tl.arange(0, 4)
+    iris_core.wait_each(flag_ptr + lanes, number, lanes >= 0, watchdog_ptr)
+
+
+def use_narrow_flags(rank: int, world_size: int) -> list[tuple[str, str]]:
+    ctx = context()
+    flags = ctx.ones(4, dtype=torch.int32)
+    errors = [
+        raised(kernel[(1,)], flags, 1, ctx.get_watchdog()) for kernel in (signal_kernel, wait_kernel, wait_each_kernel)
+    ]
+    ctx.free(flags)
+    return errors
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_flags_that_are_no_int64_words_are_refused(ranks: Callable[[int], Ranks]) -> None:
+    """Interpreted kernels could wait for them; those of NVIDIA GPUs load 64 bits."""
+    (errors,) = ranks(1).call(use_narrow_flags)
+    assert len(errors) == 3
+    for _, message in errors:
+        assert "a flag is an int64 word; this one is given as pointer<int32>" in message
+
+
 def watch_what_cannot_be_watched(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx = context()
     flags = ctx.zeros((2, 4), dtype=torch.int64)
