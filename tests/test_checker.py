@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -197,15 +199,44 @@ def test_who_waits_in_a_deadlock_is_said(fn: Callable[..., None], words: str) ->
     assert not report.races
 
 
-def fails(rank: int, world_size: int) -> None:
+def fails(rank: int, world_size: int, words: str | None) -> None:
     iris(HEAP_BYTES, "cpu")
     if rank == 1:
-        raise KeyError("not there")
+        if words:
+            raise KeyError(words)
+        raise LookupError
 
 
-def test_what_a_rank_raises_is_reported_and_the_next_check_is_not_disturbed() -> None:
-    assert "KeyError: 'not there'" in check(fails, 2).errors[0]
+@triton.jit
+def failing_kernel(data_ptr, SIZE: tl.constexpr):
+    tl.store(data_ptr + tl.arange(0, SIZE), 1)
+
+
+def fails_in_a_kernel(rank: int, world_size: int) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    if rank == 1:
+        failing_kernel[(1,)](ctx.zeros(3), 3)
+    ctx.barrier()
+
+
+def test_what_a_rank_raises_is_reported_once_and_the_next_check_is_not_disturbed() -> None:
+    (error,) = check(fails, 2, args=("not there",)).errors
+    assert "rank 1's host: KeyError: 'not there'" in error
+    assert re.search(r"at \S*test_checker\.py:\d+ \(fails\)", error)
+    assert "in 4 schedules, the first: in order" in error
     assert check(count_in_gpu, 1).ok
+
+
+def test_an_error_without_words_is_reported_as_the_line_that_raised_it() -> None:
+    (error,) = check(fails, 2, args=(None,), schedules=1).errors
+    assert "LookupError in `raise LookupError`" in error
+    assert "in schedule in order" in error
+
+
+def test_an_error_in_a_kernel_is_reported_with_its_line_and_program() -> None:
+    (error,) = check(fails_in_a_kernel, 2, schedules=2).errors
+    assert "rank 1, program 0, of failing_kernel: " in error
+    assert re.search(r"at \S*test_checker\.py:\d+ \(failing_kernel\)", error)
 
 
 def test_a_report_repeats_itself() -> None:
@@ -242,6 +273,10 @@ def test_unmarked():
 
 def test_without_the_marker(iris_ctx):
     iris_ctx.barrier()
+
+@pytest.mark.race_check(ranks=2)
+def test_another_option(iris_ctx):
+    pass
 """
 
 
@@ -255,7 +290,25 @@ def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
         timeout=120,
         cwd=tmp_path,
     )
-    assert "1 failed, 2 passed, 1 error" in run.stdout, run.stdout
+    assert "2 failed, 2 passed, 1 error" in run.stdout, run.stdout
+    assert "race_check(ranks=2) is not understood; what there is: race_check(world_size=2, schedules=4," in run.stdout
     assert "iris_ctx is for tests that are marked @pytest.mark.race_check(world_size=2)" in run.stdout
     assert "test_put[False]" in run.stdout
     assert "write by rank 1, program 0" in run.stdout
+
+
+def test_lines_are_the_users_where_the_package_is_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "iris_core").symlink_to(Path(iris_core.__file__).resolve().parent)
+    example = Path(__file__).parent.parent / "examples" / "find_races.py"
+    run = subprocess.run(
+        [sys.executable, str(example)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert "race at " in run.stdout, run.stderr
+    assert re.search(
+        r"write by rank 1, program 0 at \S+device\.py:\d+ \(store\), called from \S+find_races\.py", run.stdout
+    )

@@ -7,8 +7,10 @@ whether two that it makes are ordered does not depend on which came first.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +112,16 @@ class Detector:
 
     def describe_site(self, site: int) -> str:
         """Return a site as text: innermost line first, then who called."""
-        return ", called from ".join(f"{_shown(name)}:{line} ({fn})" for name, line, fn in self._frames[site])
+        return _described(self._frames[site])
+
+    def describe_origin(self, error: BaseException) -> str:
+        """Return where an exception was raised, as text like a site's; nothing if that was in machinery alone."""
+        frames = [
+            (frame.f_code.co_filename, line, frame.f_code.co_name)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if self._is_shown(frame.f_code.co_filename)
+        ]
+        return _described(frames[::-1][:_FRAMES_SHOWN])
 
     def describe_access(self, access: Access) -> str:
         """Return an access as text."""
@@ -120,8 +131,12 @@ class Detector:
 
     def _is_shown(self, file: str) -> bool:
         if file not in self._ours:
-            self._ours[file] = not file.startswith(("<frozen", *_MACHINERY))
+            self._ours[file] = not file.startswith("<frozen") and not os.path.realpath(file).startswith(_MACHINERY)
         return self._ours[file]
+
+
+def _described(frames: Sequence[Frame]) -> str:
+    return ", called from ".join(f"{_shown(name)}:{line} ({fn})" for name, line, fn in frames)
 
 
 def _shown(file: str) -> str:

@@ -39,7 +39,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("race_check")
     if marker is None:
         return None
-    options = _options(*marker.args, **marker.kwargs)
+    try:
+        options = _options(*marker.args, **marker.kwargs)
+    except TypeError:
+        defaults = pytest.mark.race_check(**_options()).mark
+        pytest.fail(f"{_written(marker)} is not understood; what there is: {_written(defaults)}", pytrace=False)
     names = pyfuncitem._fixtureinfo.argnames
     given = {name: pyfuncitem.funcargs[name] for name in names}
 
@@ -58,3 +62,9 @@ def _options(
     world_size: int = 2, schedules: int = DEFAULT_SCHEDULES, seed: int = 0, heap_size: int = _HEAP_BYTES
 ) -> dict[str, int]:
     return {"world_size": world_size, "schedules": schedules, "seed": seed, "heap_size": heap_size}
+
+
+def _written(marker: pytest.Mark) -> str:
+    """Return a marker as it stands in the test."""
+    given = [*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())]
+    return f"race_check({', '.join(given)})"

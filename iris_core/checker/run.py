@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ class Report:
     Attributes:
         races: pairs of accesses that nothing orders, each once.
         deadlocks: who waits for what where no rank can go on, by schedule.
-        errors: what ranks raised, by schedule.
+        errors: what ranks raised, and where, each once.
         schedules: how many were run.
         accesses: memory operations followed, over all of them.
         seconds: how long it took.
@@ -85,13 +86,23 @@ def check(
         raise ValueError(f"world_size is {world_size} and schedules {schedules}; both take at least 1")
     report = Report()
     start = time.perf_counter()
+    raised: dict[str, list[str]] = {}
     for schedule in make_schedules(schedules, seed):
-        _run(fn, world_size, args, schedule, report)
+        _run(fn, world_size, args, schedule, report, raised)
+    report.errors = [f"{text}\n  in {_listed(names)}" for text, names in raised.items()]
     report.seconds = time.perf_counter() - start
     return report
 
 
-def _run(fn: Callable[..., Any], world_size: int, args: Sequence[Any], schedule: Schedule, report: Report) -> None:
+def _run(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any],
+    schedule: Schedule,
+    report: Report,
+    raised: dict[str, list[str]],
+) -> None:
+    """Run one schedule; what a rank raises goes into `raised`, with the schedule's name."""
     node = Node(world_size, schedule)
     scheduler = node.scheduler
     with contextlib.ExitStack() as watched:
@@ -111,7 +122,7 @@ def _run(fn: Callable[..., Any], world_size: int, args: Sequence[Any], schedule:
         except Stuck:
             report.deadlocks.append(_describe_deadlock(node, schedule))
         except Exception as error:
-            report.errors.append(f"schedule {schedule.name}: {type(error).__name__}: {error}")
+            raised.setdefault(_describe_error(node, error), []).append(schedule.name)
         finally:
             scheduler.end()
     report.schedules += 1
@@ -123,6 +134,23 @@ def _run(fn: Callable[..., Any], world_size: int, args: Sequence[Any], schedule:
         if (first, second) not in known:
             earlier, later = map(node.detector.describe_access, pair)
             report.races.append(Race(where, earlier, later, (first, second), schedule.name))
+
+
+def _describe_error(node: Node, error: Exception) -> str:
+    who = node.scheduler.failed
+    said = f"{type(error).__name__}: {error}" if str(error) else _without_words(error)
+    where = node.detector.describe_origin(error)
+    return f"{who.name if who else 'the checker'}: {said}" + (f"\n  at {where}" if where else "")
+
+
+def _without_words(error: Exception) -> str:
+    """Return an exception that says nothing as the line that raised it."""
+    lines = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} in `{lines[-1].line}`" if lines and lines[-1].line else type(error).__name__
+
+
+def _listed(names: list[str]) -> str:
+    return f"schedule {names[0]}" if len(names) == 1 else f"{len(names)} schedules, the first: {names[0]}"
 
 
 def _describe_deadlock(node: Node, schedule: Schedule) -> str:

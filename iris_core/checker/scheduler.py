@@ -79,6 +79,7 @@ class Scheduler:
         self._lowest = 0.0
         self._changes = 0
         self._failure: BaseException | None = None
+        self.failed: Task | None = None  # the first task that raised
         self._ended = False
         self.tasks: list[Task] = []
         self.current: Task | None = None
@@ -92,7 +93,8 @@ class Scheduler:
             except greenlet.GreenletExit:
                 pass
             except BaseException as error:
-                self._failure = self._failure or error
+                if self._failure is None:
+                    self._failure, self.failed = error, task
 
         count = len(self.tasks)
         priority = {"first": -count, "last": count, "random": self._random.random()}[self._schedule.order]
