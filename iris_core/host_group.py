@@ -1,37 +1,23 @@
-"""What the ranks of one host say to each other outside kernels: gather, barrier, passing file descriptors.
-
-A star around rank 0: the others say something, it answers all. A message names what its rank is doing, so ranks that do
-different things hear of it, and an epoch, the number of times that the ranks have met again after a failure: what was
-said before is dropped after, so it does not matter where in the conversation each rank failed. A rank that dies is seen
-at once, as an end of file.
-"""
+"""What the ranks of one host say to each other outside kernels: gather, barrier, passing file descriptors."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
+from .conversation import FDS, LONGER, REJOIN, UNSENT, Conversation, close_fds
 from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .links import MESSAGE_LIMIT_BYTES, Link, MalformedMessage, accept_all, connect, random_address
+from .links import MESSAGE_LIMIT_BYTES, Link, accept_all, connect, random_address
 
 __all__ = ["HostGroup", "random_address"]
 
-# What a rank that is not rank 0 waits longer: rank 0 knows who is missing, and should be the one to say so.
-_LONGER = 1.25
-# What a message is, where not the name of what a rank is doing.
-_ANSWER = "answer"
-_FAILED = "failed"  # instead of an answer: what went wrong, and whether that is final
-_REJOIN = "reset"
-_GAVE_UP = "give up"  # its value says why
-_UNSENT = "refused"  # instead of what a rank does: its value cannot be sent; of what type the error is, and why
 # What a peer's failure is raised as on the other ranks, when it is one of these.
 _SAME_TYPE = {t.__name__: t for t in (ValueError, TypeError, HeapExhausted, AllocationMismatch, NotImplementedError)}
 
 
-class HostGroup:
+class HostGroup(Conversation):
     """The ranks of one context, on one host.
 
     After a `PeerError` every call raises the same again, until all ranks have called `rejoin`.
@@ -41,26 +27,21 @@ class HostGroup:
         address: the group's name, from `random_address`, the same on every rank.
         timeout_s: limit of each operation in seconds; 0 for none.
 
-    Attributes:
-        failure: what the calls raise since one has failed, or None.
-        is_lost: whether that is final: a rank has gone.
-
     Raises:
         PeerError: a rank did not connect, died, or did not answer within the limit.
     """
 
     def __init__(self, rank: int, world_size: int, address: str, *, timeout_s: float) -> None:
+        super().__init__()
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self.failure: str | None = None
-        self.is_lost = False
-        self._epoch = 0
-        self._early: dict[int, Any] = {}  # messages of ranks that wait in `rejoin`, for this one's call of it
         self._links = self._connect(address)
 
     def all_gather(self, value: Any, what: str = "gather values") -> list[Any]:
         """Return every rank's `value` (anything JSON can hold), by rank; `what` says what for, for messages.
+
+        All are as JSON brings them, this rank's own too: what is a tuple there is a list everywhere.
 
         Raises:
             PeerError: a rank died, did not answer within the limit, or has given up.
@@ -69,20 +50,12 @@ class HostGroup:
         """
         self.check()
         refusal = _refusal(value, what)
-        said = self._meet(self._epoch, *((what, value) if refusal is None else (_UNSENT, refusal)))
-        for rank, (one, why) in enumerate(said):
-            if one == _UNSENT:
-                raise _SAME_TYPE[why[0]](f"rank {rank}: {why[1]}")
-        doing = [one for one, _ in said]
-        if len(set(doing)) > 1:
-            listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(doing))
-            raise ValueError(f"the ranks do different things together: {listed}")
-        return [value for _, value in said]
+        said = self._meet(self._epoch, *((what, value) if refusal is None else (UNSENT, refusal)))
+        return _values(said)
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """Return `root`'s `value`, as JSON brings it, on the root too: what is a tuple there is a list everywhere."""
-        heard = self.all_gather(value if self.rank == root else None, f"hear rank {root}")[root]
-        return json.loads(json.dumps(heard))
+        """Return `root`'s `value`, as JSON brings it, on the root too."""
+        return self.all_gather(value if self.rank == root else None, f"hear rank {root}")[root]
 
     def agree(self, what: str, value: Any) -> None:
         """Raise on every rank unless all ranks give the same value.
@@ -100,17 +73,19 @@ class HostGroup:
         self.all_gather(None, "meet")
 
     def exchange_fds(self, fd: int | None) -> list[int]:
-        """Give every rank a copy of this rank's descriptor, or nothing; return copies of all that came, by rank."""
+        """Give every rank a copy of this rank's descriptor, or nothing; return copies of all that came, by rank.
+
+        Raises:
+            As `all_gather`.
+        """
         self.check()
         own = [] if fd is None else [fd]
-        if self.rank != 0:
-            self._send_fds(0, own)
-            return self._receive_fds(0)
-        fds = [os.dup(one) for one in own]
-        for peer in range(1, self.world_size):
-            fds += self._receive_fds(peer)
-        for peer in range(1, self.world_size):
-            self._send_fds(peer, fds)
+        said, fds = self._converse(self._epoch, FDS, len(own), own)
+        try:
+            _values(said)
+        except (TypeError, ValueError):
+            close_fds(fds)
+            raise
         return fds
 
     @contextlib.contextmanager
@@ -151,17 +126,15 @@ class HostGroup:
         """
         if self.is_lost:
             self.check()
-        self._meet(self._epoch + 1, _REJOIN, None)
-        self._epoch += 1
-        self.failure = None
+        epoch = self._epoch + 1
+        self._meet(epoch, REJOIN, None)
+        self._epoch, self.failure = epoch, None
 
     def give_up(self, why: str) -> None:
         """Tell the ranks, also those that wait for this one, that it will meet nobody before `rejoin`."""
         if self.failure is None:
-            with contextlib.suppress(PeerError):
-                if self.rank != 0:
-                    self._send(0, [self._epoch, _GAVE_UP, why])
-                self._fail(why)
+            self.failure = why
+            self._say_that_over(self._epoch, why)
 
     def check(self) -> None:
         """Raise if an earlier call has failed.
@@ -182,100 +155,25 @@ class HostGroup:
         """Return a link to each rank that this one talks to: rank 0 to all, the others to rank 0."""
         if self.rank == 0:
             return accept_all(address, self.world_size, timeout_s=self.timeout_s)
-        return {0: connect(address, self.rank, self.world_size, timeout_s=self.timeout_s * _LONGER)}
-
-    # Messages: [epoch, what the rank does, value], from rank 0 [epoch, _ANSWER, messages] or [epoch, _FAILED, why] ---
+        return {0: connect(address, self.rank, self.world_size, timeout_s=self.timeout_s * LONGER)}
 
     def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
         """Return what each rank does, and its value."""
-        if self.rank != 0:
-            self._send(0, [epoch, what, value])
-            return self._answer(epoch)
-        said = [[what, value], *(self._said(peer, epoch, what) for peer in range(1, self.world_size))]
-        for peer in range(1, self.world_size):
-            self._send(peer, [epoch, _ANSWER, said])
+        said, fds = self._converse(epoch, what, value, [])
+        close_fds(fds)  # of ranks that do something else
         return said
 
-    def _answer(self, epoch: int) -> Any:
-        while True:
-            answered, kind, value = self._receive(0)
-            if kind == _FAILED and (answered == epoch or value[1]):
-                self._fail(value[0], final=value[1])
-            if answered == epoch:
-                return value
-            # Else it answers what this rank has given up since.
 
-    def _said(self, peer: int, epoch: int, what: str) -> list[Any]:
-        while True:
-            message = self._early.pop(peer, None) or self._receive(peer)
-            if message[0] > epoch:
-                self._early[peer] = message
-                self._fail(f"rank {peer} has given up and waits in reset()")
-            if message[1] == _REJOIN and what != _REJOIN:
-                continue  # it gave up waiting in `rejoin`, tried again, and the first time was answered after all
-            if message[0] == epoch and message[1] == _GAVE_UP:
-                self._fail(f"rank {peer} has given up: {message[2]}")
-            if message[0] == epoch:
-                return message[1:]
-            if message[1] not in (_REJOIN, _GAVE_UP):  # it waits for an answer that rank 0 will not give
-                self._send(peer, [message[0], _FAILED, ["rank 0 has given up and waits in reset()", False]])
-
-    def _send(self, peer: int, message: Any) -> None:
-        try:
-            self._links[peer].send(message)
-        except TimeoutError:
-            self._fail(f"rank {peer} took no message within {self.timeout_s:g} s", final=True)
-        except OSError:
-            self._lost(peer, "left")
-
-    def _receive(self, peer: int) -> Any:
-        with self._hearing(peer):
-            message = self._links[peer].receive()
-        if not (isinstance(message, list) and len(message) == 3 and isinstance(message[0], int)):
-            self._lost(peer, "sent a message that is none of ours")
-        return message
-
-    def _send_fds(self, peer: int, fds: list[int]) -> None:
-        try:
-            self._links[peer].send_fds(fds)
-        except OSError:
-            self._lost(peer, "left")
-
-    def _receive_fds(self, peer: int) -> list[int]:
-        with self._hearing(peer):
-            fds = self._links[peer].receive_fds(self.world_size)
-        return fds
-
-    @contextlib.contextmanager
-    def _hearing(self, peer: int) -> Iterator[None]:
-        """Receive something from a peer, whose failure to send it is this group's."""
-        try:
-            yield
-        except TimeoutError:
-            self._late(peer)
-        except EOFError:
-            self._lost(peer, "left")
-        except MalformedMessage as error:
-            self._lost(peer, str(error))
-
-    # Failures --------------------------------------------------------------------------------------------------
-
-    def _late(self, peer: int) -> NoReturn:
-        hint = "" if self.rank == 0 else "; it may be waiting for another rank"
-        self._fail(f"rank {peer} did not answer within {self.timeout_s:g} s (twice the limit of a wait){hint}")
-
-    def _lost(self, peer: int, how: str) -> NoReturn:
-        self._fail(f"rank {peer} {how}", final=True, gone=peer)
-
-    def _fail(self, why: str, *, final: bool = False, gone: int = 0) -> NoReturn:
-        """Raise, from now on; rank 0 first tells those who wait for its answer, now or later."""
-        if self.failure is None or final:
-            self.failure, self.is_lost = why, self.is_lost or final
-        for peer, link in self._links.items():
-            if self.rank == 0 and peer not in (gone, 0):
-                with contextlib.suppress(OSError):
-                    link.send([self._epoch, _FAILED, [why, final]])
-        raise PeerError(why)
+def _values(said: list[list[Any]]) -> list[Any]:
+    """Return the values that the ranks gave, all for the same; see `HostGroup.all_gather` for what is raised."""
+    for rank, (one, why) in enumerate(said):
+        if one == UNSENT:
+            raise _SAME_TYPE[why[0]](f"rank {rank}: {why[1]}")
+    doing = [one for one, _ in said]
+    if len(set(doing)) > 1:
+        listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(doing))
+        raise ValueError(f"the ranks do different things together: {listed}")
+    return [value for _, value in said]
 
 
 def _refusal(value: Any, what: str) -> list[str] | None:

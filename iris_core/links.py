@@ -1,8 +1,8 @@
 """How the ranks of one host find each other, and the messages between two of them.
 
 Every rank connects to rank 0, by a Unix socket whose name is abstract (no file to leave behind) and random. The other
-end's user is checked. A message is JSON, so nothing received is executed, and its size is bounded. docs/safety.md says
-what is trusted.
+end's user is checked. A message is JSON, so nothing received is executed, and its size is bounded; file descriptors
+travel with it. docs/safety.md says what is trusted.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .errors import PeerError
 
 CONNECT_TIMEOUT_S = 180.0  # a rank imports torch before it connects, several at a time on few cores
 MESSAGE_LIMIT_BYTES = 64 << 20  # of one rank; an answer holds every rank's
-_HEADER = struct.Struct("!Q")
+_LONGER = 1.25  # what a rank waits longer to be welcomed: rank 0 knows who is missing, and says so
+_HEADER = struct.Struct("!QQ")  # bytes, file descriptors
 _HELLO = struct.Struct("!QQ")  # rank, number of ranks
 _WELCOME = "welcome"
 _PIECE_BYTES = 1 << 20
+_FD_BYTES = array.array("i").itemsize
 
 
 class MalformedMessage(Exception):
@@ -44,104 +47,116 @@ class Link:
         connection: the socket, which this owns.
         timeout_s: how long a message may take to come or go; 0 for ever.
         limit_bytes: size of the largest message that is taken.
+        limit_fds: how many file descriptors are taken with one.
     """
 
-    def __init__(self, connection: socket.socket, *, timeout_s: float, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        timeout_s: float,
+        limit_bytes: int = MESSAGE_LIMIT_BYTES,
+        limit_fds: int = 1,
+    ) -> None:
         self._socket = connection
         self._timeout_s = timeout_s
         self._limit_bytes = limit_bytes
+        self._limit_fds = limit_fds
         self._received = bytearray()  # of a message that has not come whole: a later call goes on
+        self._fds: list[int] = []  # that came with it, or with the one before, until they are taken
+        self._owner = os.getpid()
 
-    def send(self, message: Any) -> None:
-        """Send anything JSON holds.
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to wait on."""
+        return self._socket.fileno()
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send anything JSON holds, and copies of file descriptors.
 
         Raises:
             TimeoutError: the other end does not take it; what was sent of it cannot be called back.
-            OSError: the other end has gone.
+            OSError: the other end has gone, or an earlier message was not sent whole.
         """
         data = json.dumps(message).encode()
+        whole = memoryview(_HEADER.pack(len(data), len(fds)) + data)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self._socket.settimeout(self._timeout_s or None)
-        self._socket.sendall(_HEADER.pack(len(data)) + data)
+        try:
+            sent = self._socket.sendmsg([whole], rights)
+            if rest := whole[sent:]:  # to send nothing fails too where the other end, having all, has gone
+                self._socket.sendall(rest)
+        except BaseException:  # an interrupt too: the other end is to wait for the rest of it no longer
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+            raise
 
-    def receive(self) -> Any:
-        """Return the next message.
+    def receive(self, deadline: float | None = None) -> Any:
+        """Return the next message; `take_fds` returns what came with it, until the next call.
+
+        Args:
+            deadline: when it must have come, by `time.monotonic`; None for the link's own limit.
 
         Raises:
             TimeoutError: none came within the limit.
             EOFError: the other end has gone.
-            MalformedMessage: it is too large or no JSON.
+            MalformedMessage: it is too large, no JSON, or came with more or fewer file descriptors than it says.
         """
-        deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
+        if deadline is None and self._timeout_s:
+            deadline = time.monotonic() + self._timeout_s
+        if not self._received:
+            self._close_fds()
         self._fill(_HEADER.size, deadline)
-        (size,) = _HEADER.unpack_from(self._received)
+        size, count = _HEADER.unpack_from(self._received)
         if size > self._limit_bytes:
             raise MalformedMessage(f"announced a message of {size:,} bytes; the limit is {self._limit_bytes:,}")
         self._fill(_HEADER.size + size, deadline)
         data = bytes(self._received[_HEADER.size :])
         self._received.clear()
+        if not (came := len(self._fds)) == count <= self._limit_fds:
+            self._close_fds()
+            raise MalformedMessage(f"sent {came} file descriptors and said {count}; the limit is {self._limit_fds}")
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
             raise MalformedMessage(f"sent {size:,} bytes that are not JSON ({type(error).__name__})") from None
 
-    def send_fds(self, fds: list[int]) -> None:
-        """Send file descriptors, or none.
-
-        Raises:
-            OSError: the other end has gone.
-        """
-        # Not socket.send_fds: it ignores its address argument and cannot send an empty list.
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._socket.settimeout(self._timeout_s or None)
-        self._socket.sendmsg([bytes([len(fds)])], rights)
-
-    def receive_fds(self, most: int) -> list[int]:
-        """Return the file descriptors that the other end has sent, at most so many.
-
-        Raises:
-            TimeoutError: nothing came within the limit.
-            EOFError: the other end has gone.
-            MalformedMessage: there are fewer or more of them than it said.
-        """
-        self._socket.settimeout(self._timeout_s or None)
-        try:
-            count, fds, _, _ = socket.recv_fds(self._socket, 1, most)
-        except TimeoutError:
-            raise
-        except OSError:
-            raise EOFError from None
-        if count and len(fds) == count[0]:
-            return fds
-        for fd in fds:
-            os.close(fd)
-        if not count:
-            raise EOFError
-        raise MalformedMessage(f"sent {len(fds)} file descriptors and said {count[0]}")
+    def take_fds(self) -> list[int]:
+        """Return the file descriptors that came with the last message, now the caller's."""
+        fds, self._fds = self._fds, []
+        return fds
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and tell the other end, though a child of this process may hold a copy of it."""
+        self._close_fds()
+        if os.getpid() == self._owner:  # not in such a child
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _close_fds(self) -> None:
+        for fd in self.take_fds():
+            os.close(fd)
 
     def _fill(self, size: int, deadline: float | None) -> None:
         """Receive until there are `size` bytes, and never more: what follows may carry descriptors."""
+        room = socket.CMSG_LEN((self._limit_fds + 1) * _FD_BYTES)  # one too many is seen
         while len(self._received) < size:
-            if deadline is not None:
-                self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
-            else:
-                self._socket.settimeout(None)
+            self._socket.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
             try:
-                piece = self._socket.recv(min(size - len(self._received), _PIECE_BYTES))
+                piece, ancillary, _, _ = self._socket.recvmsg(min(size - len(self._received), _PIECE_BYTES), room)
             except TimeoutError:
                 raise
             except OSError:
-                piece = b""
+                piece, ancillary = b"", []
+            for _, _, rights in ancillary:
+                self._fds += array.array("i", rights[: len(rights) // _FD_BYTES * _FD_BYTES])
             if not piece:
                 raise EOFError
             self._received += piece
 
 
 def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, Link]:
-    """Wait, as rank 0, until all other ranks have connected; return a link to each.
+    """Wait, as rank 0, until all other ranks have connected, and welcome them; return a link to each, by rank.
 
     Whoever connects and does not say which rank it is keeps nobody waiting. Processes of other users are turned away,
     and so is who claims a rank that does not exist or is taken.
@@ -159,49 +174,29 @@ def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, 
             raise PeerError(f"the group's address is held by another process: {address}") from None
         listener.listen(world_size)
         selector.register(listener, selectors.EVENT_READ)
-        heard: dict[socket.socket, bytes] = {}
         while len(links) < world_size - 1:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready and time.monotonic() >= deadline:
+                missing = sorted(set(range(1, world_size)) - set(links))
+                why = f"rank(s) {missing} did not start on this host within {CONNECT_TIMEOUT_S:.0f} s"
+                _tell(links.values(), why)
                 for link in links.values():
                     link.close()
-                missing = sorted(set(range(1, world_size)) - set(links))
-                raise PeerError(f"rank(s) {missing} did not start on this host within {CONNECT_TIMEOUT_S:.0f} s")
+                raise PeerError(why)
             for key, _ in ready:
                 if key.fileobj is listener:
-                    stranger, _ = listener.accept()
-                    if not _same_user(stranger):
-                        stranger.close()
-                        continue
-                    strangers.callback(stranger.close)
-                    heard[stranger] = b""
-                    selector.register(stranger, selectors.EVENT_READ)
-                    continue
-                stranger = key.fileobj  # type: ignore[assignment]
-                piece = _received_now(stranger, _HELLO.size - len(heard[stranger]))
-                heard[stranger] += piece
-                if piece and len(heard[stranger]) < _HELLO.size:
-                    continue
-                selector.unregister(stranger)
-                hello = heard.pop(stranger)
-                if piece:
-                    rank, refusal = _judge(hello, world_size, links)
-                    # A copy of the descriptor, as the stranger's own is closed with all strangers'.
-                    link = Link(stranger.dup(), timeout_s=timeout_s)
-                    with contextlib.suppress(OSError):  # who has gone again is found out at the first message
-                        link.send(refusal or _WELCOME)
-                    if refusal:
-                        link.close()
-                    else:
-                        links[rank] = link
-    return links
+                    _let_in(listener, selector, strangers)
+                else:
+                    _hear(key, selector, world_size, links, timeout_s)
+        _tell(links.values(), _WELCOME)
+    return dict(sorted(links.items()))
 
 
 def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Link:
-    """Connect, as a rank other than 0, to rank 0.
+    """Connect, as a rank other than 0, to rank 0; return when all ranks have.
 
     Raises:
-        PeerError: it did not start in time, belongs to another user, or turned this rank away.
+        PeerError: a rank did not start in time, or rank 0 belongs to another user, or turned this rank away.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
@@ -218,17 +213,67 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Li
     if not _same_user(connection):
         connection.close()
         raise PeerError("the group's address is held by another user")
-    answer: Any = None
-    with contextlib.suppress(OSError, EOFError, MalformedMessage):  # it is no rank 0 of ours, or has gone
+    limits = {"limit_bytes": 2 * MESSAGE_LIMIT_BYTES * world_size, "limit_fds": world_size}
+    link = Link(connection, timeout_s=timeout_s, **limits)
+    limit_s = CONNECT_TIMEOUT_S * _LONGER
+    try:
         connection.sendall(_HELLO.pack(rank, world_size))
-        answer = Link(connection, timeout_s=max(1e-3, deadline - time.monotonic())).receive()
-    if answer != _WELCOME:
-        connection.close()
-        raise PeerError(f"rank 0 turned rank {rank} away: {answer}" if answer else "rank 0 left while connecting")
-    return Link(connection, timeout_s=timeout_s, limit_bytes=2 * MESSAGE_LIMIT_BYTES * world_size)
+        answer = link.receive(time.monotonic() + limit_s)
+        refusal = None if answer == _WELCOME else f"rank 0 turned rank {rank} away: {answer}"
+    except TimeoutError:
+        refusal = f"rank 0 did not welcome rank {rank} within {limit_s:.0f} s"
+    except (OSError, EOFError, MalformedMessage):  # it is no rank 0 of ours, or has gone
+        refusal = "rank 0 left while connecting"
+    if refusal:
+        link.close()
+        raise PeerError(refusal)
+    return link
 
 
-def _judge(hello: bytes, world_size: int, links: dict[int, Link]) -> tuple[int, str | None]:
+def _let_in(listener: socket.socket, selector: selectors.BaseSelector, strangers: contextlib.ExitStack) -> None:
+    """Take a connection, of which nothing is known but the user."""
+    stranger, _ = listener.accept()
+    if not _same_user(stranger):
+        stranger.close()
+        return
+    strangers.callback(stranger.close)
+    selector.register(stranger, selectors.EVENT_READ, bytearray())
+
+
+def _hear(
+    key: selectors.SelectorKey,
+    selector: selectors.BaseSelector,
+    world_size: int,
+    links: dict[int, Link],
+    timeout_s: float,
+) -> None:
+    """Receive what has come of a stranger's greeting; when it is whole, link its rank or turn it away."""
+    stranger, hello = key.fileobj, key.data
+    assert isinstance(stranger, socket.socket)
+    piece = _received_now(stranger, _HELLO.size - len(hello))
+    hello += piece
+    if piece and len(hello) < _HELLO.size:
+        return
+    selector.unregister(stranger)
+    if not piece:
+        return
+    rank, refusal = _judge(hello, world_size, links)
+    # A copy of the descriptor, as the stranger's own is closed with all strangers'.
+    link = Link(stranger.dup(), timeout_s=timeout_s)
+    if refusal:
+        _tell([link], refusal)
+        link.close()
+    else:
+        links[rank] = link
+
+
+def _tell(links: Iterable[Link], word: str) -> None:
+    for link in links:
+        with contextlib.suppress(OSError):  # who has gone again is found out at the first message
+            link.send(word)
+
+
+def _judge(hello: bytearray, world_size: int, links: dict[int, Link]) -> tuple[int, str | None]:
     """Return which rank a newcomer says it is, and why it is turned away, or None."""
     rank, its_world_size = _HELLO.unpack(hello)
     if its_world_size != world_size:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from ranks import raised as error_of
 
-from iris_core import AllocationMismatch, HeapExhausted, PeerError
+from iris_core import AllocationMismatch, HeapExhausted, PeerError, conversation
 from iris_core.host_group import HostGroup, random_address
 
 
@@ -175,3 +178,195 @@ def test_a_ranks_own_failure_is_not_hidden_by_its_peers_impatience() -> None:
             raise TimeoutError("of its own")
 
     assert str(run(body, world_size=2, timeout_s=0.5)[1]) == "of its own"
+
+
+def impatient(group: HostGroup) -> Any:
+    """Let this rank, which is not rank 0, give up soon."""
+    return mock.patch.object(group._links[0], "_timeout_s", 0.2)
+
+
+def again(group: HostGroup) -> list[int]:
+    """Meet again, as often as it takes."""
+    for _ in range(5):
+        with contextlib.suppress(PeerError):
+            group.rejoin()
+            return group.all_gather(group.rank)
+    raise AssertionError(f"rank {group.rank} met nobody")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_what_one_has_given_up_nobody_completes(world_size: int) -> None:
+    """Rank 1 gives up before the others come: they would go on with what it has undone."""
+    gave_up = threading.Event()
+
+    def body(group: HostGroup) -> Any:
+        if group.rank == 1:
+            with impatient(group):
+                error = error_of(group.barrier)
+            gave_up.set()
+        else:
+            assert gave_up.wait(30)
+            error = error_of(group.barrier)
+        return error, again(group)
+
+    for rank, ((kind, message), met) in enumerate(run(body, world_size)):
+        assert kind == "PeerError"
+        own = "rank 0 did not answer within 25 s (2.5 times the limit of a wait); it may be waiting for another rank"
+        assert message.startswith(own if rank == 1 else f"rank 1 has given up: {own}")
+        assert met == list(range(world_size))
+
+
+def test_who_is_late_is_named_where_another_gives_up_first() -> None:
+    over, done = threading.Event(), threading.Barrier(3)
+
+    def body(group: HostGroup) -> Any:
+        if group.rank == 2:
+            assert over.wait(30)
+        with impatient(group) if group.rank == 1 else contextlib.nullcontext():
+            error = error_of(group.barrier)
+        if group.rank == 0:
+            over.set()
+        done.wait(30)
+        return error
+
+    first, _, third = run(body)
+    assert first == third
+    assert "rank 1 has given up: rank 0 did not answer" in first[1]
+    assert first[1].endswith("; rank 2 had not come")
+
+
+def test_all_ranks_have_one_limit_together() -> None:
+    """When rank 1 has come the limit is over: what rank 2 gets of it is what rank 1 has left."""
+    over, done = threading.Event(), threading.Barrier(3)
+    clock = SimpleNamespace(monotonic=lambda: 1e4 * clock.has_come, has_come=False)
+
+    def body(group: HostGroup) -> Any:
+        hear = group._hear
+
+        def hear_one(*arguments: Any) -> None:
+            hear(*arguments)
+            clock.has_come = True
+
+        if group.rank == 2:
+            assert over.wait(30)
+        with mock.patch.object(group, "_hear", hear_one):
+            error = error_of(group.barrier)
+        if group.rank == 0:
+            over.set()
+        done.wait(30)
+        return error
+
+    with mock.patch.object(conversation, "time", clock):
+        errors = run(body, timeout_s=600)
+    assert errors == [("PeerError", "rank 2 did not answer within 600 s (twice the limit of a wait)")] * 3
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "exchange_fds"])
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupted: int, collective: str) -> None:
+    was = threading.Event()
+
+    def meet(group: HostGroup, word: str) -> Any:
+        return group.broadcast(word, 0) if collective == "broadcast" else group.exchange_fds(None)
+
+    def body(group: HostGroup) -> Any:
+        if group.rank == interrupted:
+            with mock.patch.object(group, "_receive", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+                meet(group, "first")
+            was.set()
+        elif group.rank == 0:
+            assert was.wait(30)
+        errors = [error_of(meet, group, word) for word in ("first", "second")]
+        group.rejoin()
+        return errors, group.broadcast("third", 0)
+
+    why = "it was interrupted by KeyboardInterrupt"
+    for rank, (errors, heard) in enumerate(run(body)):
+        said = why if interrupted in (0, rank) else f"rank {interrupted} has given up: {why}"
+        assert errors[0] == errors[1]
+        assert errors[0][0] == "PeerError"
+        assert errors[0][1].startswith(said)
+        assert heard == "third"
+
+
+def test_a_reset_that_is_interrupted_can_be_repeated() -> None:
+    """Rank 1 has the answer that ends it, rank 2 has not, when rank 0 is interrupted."""
+
+    def body(group: HostGroup) -> Any:
+        if group.rank == 0:
+            send = group._send
+
+            def send_one(peer: int, *message: Any) -> None:
+                if peer == 2:
+                    raise KeyboardInterrupt
+                send(peer, *message)
+
+            with mock.patch.object(group, "_send", send_one), pytest.raises(KeyboardInterrupt):
+                group.rejoin()
+        return again(group)
+
+    assert run(body) == [[0, 1, 2]] * 3
+
+
+def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
+    gave_up, over = threading.Event(), threading.Event()
+
+    def body(group: HostGroup) -> Any:
+        error = None
+        if group.rank == 1:
+            with impatient(group):
+                error = error_of(group.rejoin)
+            gave_up.set()
+            assert over.wait(30)
+        elif group.rank == 0:
+            assert gave_up.wait(30)
+            with mock.patch.object(group, "timeout_s", 0.2):
+                error = error_of(group.rejoin)
+            over.set()
+        group.rejoin()
+        return error, group.all_gather(group.rank)
+
+    for rank, (error, met) in enumerate(run(body)):
+        assert met == [0, 1, 2]
+        if rank < 2:
+            assert error[0] == "PeerError"
+            assert f"rank {1 - rank} did not answer" in error[1] or (rank == 0 and "1, 2 did not" in error[1])
+
+
+def test_a_failure_while_descriptors_are_shared_is_told() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+
+    def body(group: HostGroup) -> Any:
+        if group.rank == 2:
+            return None
+        with open(os.devnull) as file:
+            return error_of(group.exchange_fds, file.fileno())
+
+    first, second, _ = run(body)
+    assert first == ("PeerError", "rank 2 left")
+    assert second in (first, ("PeerError", "rank 0 left"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_descriptors_of_ranks_that_do_different_things_are_closed() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+
+    def body(group: HostGroup) -> Any:
+        if group.rank == 2:
+            return error_of(group.barrier)
+        with open(os.devnull) as file:
+            return error_of(group.exchange_fds, file.fileno())
+
+    for kind, message in run(body):
+        assert kind == "ValueError"
+        assert "rank 1: <share file descriptors>; rank 2: meet" in message
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_rank_hears_its_own_value_as_json_brings_it() -> None:
+    def body(group: HostGroup) -> list[Any]:
+        group.agree("the shape", (1, 2))
+        group.agree("the names", {1: "one"})
+        return group.all_gather((group.rank, {1: None}))
+
+    assert run(body) == [[[rank, {"1": None}] for rank in range(3)]] * 3

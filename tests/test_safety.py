@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from limits import wait_until
 
 from iris_core import PeerError, links
 from iris_core.host_group import HostGroup, random_address
@@ -112,24 +113,72 @@ def test_half_a_greeting_is_forgotten() -> None:
 
 
 def test_a_rank_that_is_taken_is_turned_away() -> None:
-    address, results, is_in = random_address(), {}, threading.Event()
+    """Two claim to be rank 1; one of them is in, whichever it is, and waits with rank 0 for rank 2."""
+    address, results, claims = random_address(), {}, [{}, {}]
+    first = start(address, 0, 3, results, meet)
+    claimants = [start(address, 1, 3, claim, meet) for claim in claims]
+    wait_until(lambda: any(claims))
+    (refused,) = [claim[1] for claim in claims if claim]
+    third = start(address, 2, 3, results, meet)
+    for thread in (first, third, *claimants):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert results == {0: [0, 1, 2], 2: [0, 1, 2]}
+    assert {1: [0, 1, 2]} in claims
+    assert isinstance(refused, PeerError)
+    assert "rank 0 turned rank 1 away: rank 1 has connected already" in str(refused)
+
+
+def seen(judge: Callable[..., Any], event: threading.Event) -> Any:
+    """Say when somebody has said which rank it is."""
+
+    def judged(*arguments: Any) -> Any:
+        event.set()
+        return judge(*arguments)
+
+    return mock.patch.object(links, "_judge", judged)
+
+
+def test_nobody_goes_on_before_all_are_there() -> None:
+    """A rank that did would have less time for the others than it takes to start them."""
+    address, results, has_come, is_in = random_address(), {}, threading.Event(), threading.Event()
 
     def say_so_and_meet(group: HostGroup) -> list[int]:
         is_in.set()
         return meet(group)
 
-    first = start(address, 0, 3, results, meet)
-    second = start(address, 1, 3, results, say_so_and_meet)
-    assert is_in.wait(30)
-    impostor: dict[Any, Any] = {}
-    start(address, 1, 3, impostor, meet).join(30)
-    third = start(address, 2, 3, results, meet)
-    for thread in (first, second, third):
-        thread.join(30)
-        assert not thread.is_alive()
+    with seen(links._judge, has_come):
+        threads = [start(address, rank, 3, results, say_so_and_meet) for rank in (0, 1)]
+        assert has_come.wait(30)
+        assert not is_in.wait(0.5)
+        threads.append(start(address, 2, 3, results, meet))
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
     assert results == {0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]}
-    assert isinstance(impostor[1], PeerError)
-    assert "rank 0 turned rank 1 away: rank 1 has connected already" in str(impostor[1])
+
+
+def test_who_has_come_hears_who_has_not() -> None:
+    address, results, has_come = random_address(), {}, threading.Event()
+    clock = SimpleNamespace(monotonic=lambda: 1e4 * has_come.is_set())
+    with seen(links._judge, has_come), mock.patch.object(links, "time", clock):
+        first = start(address, 0, 3, results, meet)
+        with stranger(address) as connection:
+            connection.sendall(struct.pack("!QQ", 1, 3))
+            answer = connection.recv(1000)
+        first.join(30)
+    assert str(results[0]) == "rank(s) [2] did not start on this host within 180 s"
+    assert str(results[0]).encode() in answer
+
+
+def test_a_rank_0_that_says_nothing_is_waited_for_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", 0.4)
+    address = random_address()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
+        mute.bind("\0" + address)
+        mute.listen(1)
+        with pytest.raises(PeerError, match="rank 0 did not welcome rank 1 within"):
+            HostGroup(1, 2, address, timeout_s=1)
 
 
 def test_another_users_process_is_not_let_in() -> None:
@@ -174,11 +223,14 @@ def test_a_rank_that_does_not_start_is_named(rank: int, monkeypatch: pytest.Monk
 
 
 MESSAGES = {
-    "too large": (struct.pack("!Q", 1 << 60), "announced a message of 1,152,921,504,606,846,976 bytes; the limit is"),
-    "no JSON": (struct.pack("!Q", 4) + b"\xff{]x", "that are not JSON"),
-    "nested": (struct.pack("!Q", 100_000) + b"[" * 100_000, "that are not JSON (RecursionError)"),
-    "another shape": (struct.pack("!Q", 2) + b"42", "none of ours"),
-    "another epoch": (struct.pack("!Q", 13) + b'["x", "y", 1]', "none of ours"),
+    "too large": (
+        struct.pack("!QQ", 1 << 60, 0),
+        "announced a message of 1,152,921,504,606,846,976 bytes; the limit is",
+    ),
+    "no JSON": (struct.pack("!QQ", 4, 0) + b"\xff{]x", "that are not JSON"),
+    "nested": (struct.pack("!QQ", 100_000, 0) + b"[" * 100_000, "that are not JSON (RecursionError)"),
+    "another shape": (struct.pack("!QQ", 2, 0) + b"42", "none of ours"),
+    "another epoch": (struct.pack("!QQ", 13, 0) + b'["x", "y", 1]', "none of ours"),
 }
 
 
@@ -214,22 +266,43 @@ def test_a_value_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pyt
     group.close()
 
 
-def test_descriptors_of_a_malformed_message_are_closed() -> None:
+@pytest.mark.parametrize(("said", "sent"), [(2, 1), (1, 2), (2, 2), (0, 1), (1, 0)])
+def test_descriptors_of_a_malformed_message_are_closed(said: int, sent: int) -> None:
     ours, theirs = socket.socketpair()
     link = links.Link(ours, timeout_s=5)
     before = len(os.listdir("/proc/self/fd"))
-    socket.send_fds(theirs, [bytes([2])], [theirs.fileno()])  # says two, sends one
-    with pytest.raises(links.MalformedMessage, match="sent 1 file descriptors and said 2"):
-        link.receive_fds(3)
+    message = struct.pack("!QQ", 2, said) + b"[]"
+    if sent:
+        socket.send_fds(theirs, [message], [theirs.fileno()] * sent)
+    else:
+        theirs.sendall(message)
+    with pytest.raises(links.MalformedMessage, match=f"sent {sent} file descriptors and said {said}; the limit is 1"):
+        link.receive()
     assert len(os.listdir("/proc/self/fd")) == before
     theirs.close()
     link.close()
 
 
+def test_descriptors_that_nobody_takes_are_closed() -> None:
+    """As of an answer that comes when its rank has given up."""
+    ours, theirs = socket.socketpair()
+    one, other = links.Link(ours, timeout_s=5), links.Link(theirs, timeout_s=5)
+    before = len(os.listdir("/proc/self/fd"))
+    for fds in ([theirs.fileno()], []):
+        other.send("late", fds)
+        assert one.receive() == "late"
+        assert len(os.listdir("/proc/self/fd")) == before + len(fds)
+    other.send("last", [theirs.fileno()])
+    assert one.receive() == "last"
+    one.close()
+    other.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+
+
 def test_a_message_that_comes_in_pieces_is_whole_though_the_first_wait_for_it_failed() -> None:
     ours, theirs = socket.socketpair()
     link = links.Link(ours, timeout_s=0.1)
-    data = struct.pack("!Q", 7) + b'["all"]'
+    data = struct.pack("!QQ", 7, 0) + b'["all"]'
     theirs.sendall(data[:11])
     with pytest.raises(TimeoutError):
         link.receive()
@@ -237,6 +310,34 @@ def test_a_message_that_comes_in_pieces_is_whole_though_the_first_wait_for_it_fa
     assert link.receive() == ["all"]
     theirs.close()
     link.close()
+
+
+def test_a_link_that_is_closed_is_so_though_a_child_holds_it() -> None:
+    """As workers do that a rank has forked."""
+    ours, theirs = socket.socketpair()
+    one, other = links.Link(ours, timeout_s=20), links.Link(theirs, timeout_s=20)
+    wait_for, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        held = ours.dup()
+        one.close()  # its own copy, of which the parent's is none the worse
+        other.send("closed")
+        os.read(wait_for, 1)
+        held.close()
+        os._exit(0)
+    try:
+        assert one.receive() == "closed"
+        one.send("still open")
+        assert other.receive() == "still open"
+        one.close()
+        with pytest.raises(EOFError):
+            other.receive()
+    finally:
+        os.write(go, b"x")
+        os.waitpid(child, 0)
+        for fd in (wait_for, go):
+            os.close(fd)
+        other.close()
 
 
 def test_shared_memory_has_no_name_and_no_descriptor_is_left() -> None:
