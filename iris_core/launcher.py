@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -21,9 +19,9 @@ import torch
 from . import bootstrap, interpreter
 from .errors import PeerError
 from .host_group import random_address
-from .messages import answer_of, error_as_answer, request_of
+from .messages import error_of, request_of
+from .serving import serve
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 _GRACE_S = 3.0  # between asking a rank to end and killing it
 _DYING_S = 0.5  # between a process's closing its sockets and its end
 _environment_lock = threading.Lock()
@@ -31,6 +29,10 @@ _environment_lock = threading.Lock()
 
 class RankError(Exception):
     """Where a rank's error came from: the cause of what `launch` raises, with the rank's own traceback."""
+
+
+class _Death(Exception):
+    """A rank's process has ended; a PeerError to the caller."""
 
 
 class RankPool:
@@ -49,9 +51,10 @@ class RankPool:
         device = _checked_device(world_size, device)
         self.world_size = world_size
         self.device = device
-        self._one_call = threading.Lock()
+        self._one_call = threading.RLock()
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._ends: list[int] = []  # descriptors that are ready when the rank's process has ended
         address = random_address()
         try:
             with _environment(_rank_environment(device) | (environment or {})):
@@ -79,22 +82,28 @@ class RankPool:
             try:
                 self._send(request)
                 return self._collect()
-            except BaseException:  # a keyboard interrupt too: no rank is left running
+            except BaseException as error:  # a keyboard interrupt too: no rank is left running
                 self.close(kill=True)
+                if isinstance(error, _Death):
+                    raise PeerError(str(error)) from None
                 raise
 
     def close(self, *, kill: bool = False) -> None:
-        """End the ranks: let them finish, or with `kill` do not."""
-        for pipe in self._pipes:
-            pipe.close()  # a rank that waits for its next call ends at this
-        for process in self._processes:
+        """End the ranks: let them finish, also what another thread has called, or with `kill` do not."""
+        if kill:  # such a call hears of it, and ends
+            self._kill()
+        with self._one_call:
+            for pipe in self._pipes:
+                pipe.close()  # a rank that waits for its next call ends at this
             if not kill:
-                process.join(_GRACE_S)
-            if process.is_alive():
-                process.kill()
-            process.join()
-            process.close()
-        self._processes, self._pipes = [], []
+                self._wait_for_ends()
+            self._kill()
+            for process in self._processes:
+                process.join()
+                process.close()
+            for end in self._ends:
+                os.close(end)
+            self._processes, self._pipes, self._ends = [], [], []
 
     def __enter__(self) -> RankPool:
         return self
@@ -107,33 +116,38 @@ class RankPool:
         ours, theirs = spawn.Pipe()
         by_main = threading.current_thread() is threading.main_thread()
         process = spawn.Process(
-            target=_serve, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {origin.rank}"
+            target=serve, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {origin.rank}"
         )
         process.daemon = True
         with _interrupts_held():
             process.start()
             self._processes.append(process)
             self._pipes.append(ours)
+            self._ends.append(_end_of(process))
         theirs.close()
+
+    def _wait_for_ends(self) -> None:
+        deadline, running = time.monotonic() + _GRACE_S, set(self._ends)
+        while ended := wait(list(running), max(0.0, deadline - time.monotonic())):
+            running -= set(ended)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ValueError):  # another thread has just ended it
+                process.kill()
 
     def _collect(self) -> list[Any]:
         results: dict[int, Any] = {}
-        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
-        while ranks:
-            for pipe in wait(list(ranks)):
-                assert isinstance(pipe, Connection)
-                rank = ranks.pop(pipe)
+        others = set(range(self.world_size))
+        while others:
+            for rank in self._heard(others):
+                others.remove(rank)
                 try:
-                    # Pickles, because only processes that this one started hold the pipes' other ends.
-                    succeeded, answer = pickle.loads(pipe.recv_bytes())
-                except (EOFError, ConnectionResetError):
-                    raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
-                if not succeeded:
-                    error, cause = self._failure(rank, answer)
+                    results[rank] = self._result(rank)
+                except Exception as error:
                     if _may_be_of_another(error):
-                        self._raise_what_is_behind(rank, error, cause, ranks)
-                    raise error from cause
-                results[rank] = answer
+                        self._raise_what_is_behind(rank, error, others)
+                    raise
         return [results[rank] for rank in range(self.world_size)]
 
     def _send(self, request: bytes) -> None:
@@ -141,40 +155,55 @@ class RankPool:
             try:
                 pipe.send_bytes(request)
             except OSError:
-                raise PeerError(f"rank {rank} {self._how_ended(rank)}") from None
+                raise _Death(f"rank {rank} {self._how_ended(rank)}") from None
 
-    def _failure(self, rank: int, answer: tuple[BaseException, str]) -> tuple[BaseException, RankError]:
-        return answer[0], RankError(f"rank {rank} of {self.world_size} raised:\n{answer[1]}")
+    def _heard(self, ranks: Iterable[int], timeout_s: float | None = None) -> list[int]:
+        """Return which of these ranks have answered or ended, once any has; none if the time is up before."""
+        whose: dict[Any, int] = {self._pipes[rank]: rank for rank in ranks}
+        whose |= {self._ends[rank]: rank for rank in ranks}
+        return sorted({whose[ready] for ready in wait(list(whose), timeout_s)})
 
-    def _raise_what_is_behind(
-        self, rank: int, error: BaseException, cause: RankError, others: dict[Connection, int]
-    ) -> None:
+    def _result(self, rank: int) -> Any:
+        """Return what a rank that has been heard of returned, or raise what it raised, or that it has died."""
+        pipe = self._pipes[rank]
+        try:
+            if not pipe.poll():  # the rank has ended, and its end of the pipe is a child's of its own
+                raise EOFError
+            # Pickles, because only processes that this one started hold the pipes' other ends.
+            succeeded, answer = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise _Death(f"rank {rank} {self._how_ended(rank)}") from None
+        if succeeded:
+            return answer
+        error, text = error_of(answer)
+        raise error from RankError(f"rank {rank} of {self.world_size} raised:\n{text}")
+
+    def _raise_what_is_behind(self, rank: int, error: Exception, others: set[int]) -> None:
         """Raise for the rank at fault, where what `rank` says is of a peer that has died, or raised, or soon does.
 
         A peer may hear of it before this process does.
         """
-        processes = {process.sentinel: dead for dead, process in enumerate(self._processes)}
         deadline = time.monotonic() + _DYING_S
-        while ready := wait([*processes, *others], timeout=max(0.0, deadline - time.monotonic())):
-            for one in ready:
-                if isinstance(one, Connection):
-                    with contextlib.suppress(EOFError, ConnectionResetError):  # its process ends, too
-                        succeeded, answer = pickle.loads(one.recv_bytes())
-                        other, its_cause = (error, cause) if succeeded else self._failure(others[one], answer)
-                        if not _may_be_of_another(other):
-                            raise other from its_cause
-                    del others[one]
-                elif isinstance(one, int):
-                    dead = processes[one]
-                    raise PeerError(f"rank {dead} {self._how_ended(dead)}; rank {rank}: {error}") from cause
+        while others and (heard := self._heard(others, max(0.0, deadline - time.monotonic()))):
+            for other in heard:
+                others.remove(other)
+                try:
+                    self._result(other)
+                except _Death as death:
+                    raise PeerError(f"{death}; rank {rank}: {error}") from error.__cause__
+                except Exception as its_error:
+                    if not _may_be_of_another(its_error):
+                        raise
 
     def _how_ended(self, rank: int) -> str:
-        process = self._processes[rank]
-        process.join(_GRACE_S)
-        code = process.exitcode
-        if code is not None and code < 0:
+        wait([self._ends[rank]], _GRACE_S)
+        code = self._processes[rank].exitcode
+        if code is None or code >= 0:
+            return f"ended with exit status {code}"
+        try:
             return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with exit status {code}"
+        except ValueError:  # a real-time signal, which has no name
+            return f"was killed by signal {-code}"
 
 
 def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: Sequence[Any] = ()) -> list[Any]:
@@ -233,9 +262,17 @@ def _rank_environment(device: str) -> dict[str, str]:
     return environment
 
 
-def _may_be_of_another(error: BaseException) -> bool:
+def _may_be_of_another(error: Exception) -> bool:
     """Whether what a rank raised may be another rank's fault."""
     return isinstance(error, (PeerError, TimeoutError)) or hasattr(error, "of_rank")
+
+
+def _end_of(process: Any) -> int:
+    """Return a descriptor that is ready once a process has ended, for the caller to close."""
+    try:
+        return os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # older systems: here children that hold what it held count as it
+        return os.dup(process.sentinel)
 
 
 @contextlib.contextmanager
@@ -266,40 +303,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: bool) -> None:
-    """A rank's life: take calls until the pool closes the pipe. `by_main`: the parent's main thread started it."""
-    if by_main:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-    else:  # the system's signal comes when the thread ends, of which the process need not end
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back until here
-    bootstrap.set_launched(origin)
-    with contextlib.suppress(EOFError, OSError):  # the pool is gone
-        while True:
-            request = pipe.recv_bytes()
-            try:
-                fn, args = pickle.loads(request)
-                answer = answer_of(fn(origin.rank, origin.world_size, *args))
-            except Exception as error:
-                answer = error_as_answer(error)
-            except BaseException as error:  # sys.exit() and the like, at which not the caller is to end
-                answer = error_as_answer(RuntimeError(f"rank {origin.rank} raised {error!r} in the middle of a call"))
-            sys.stdout.flush()  # what a rank printed comes before what its caller prints next
-            pipe.send_bytes(answer)
-    # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
-    # or for a process group's threads: a peer may be gone.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -48,11 +48,19 @@ def answer_of(result: Any) -> bytes:
 
 def error_as_answer(error: Exception) -> bytes:
     """Return that a call has failed, of what, and where; call this while it is handled."""
-    text = traceback.format_exc()
+    said = "".join(traceback.format_exception_only(type(error), error)).strip()
     try:
-        answer = pickle.dumps((False, (error, text)))
-        pickle.loads(answer)
+        pickled = pickle.dumps(error)
     except Exception:
-        said = text.strip().splitlines()[-1]  # its type, and what it says if it can
-        answer = pickle.dumps((False, (RuntimeError(said), text)))
-    return answer
+        pickled = b""
+    return pickle.dumps((False, (pickled, said, traceback.format_exc())))
+
+
+def error_of(answer: tuple[bytes, str, str]) -> tuple[Exception, str]:
+    """Return the error of a call that has failed, and its traceback; a RuntimeError where it cannot be rebuilt here."""
+    pickled, said, text = answer
+    try:
+        error = pickle.loads(pickled)
+    except Exception:  # its class may be one that only the rank can import
+        error = None
+    return error if isinstance(error, Exception) else RuntimeError(said), text

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -274,6 +275,117 @@ def raise_without_words(rank: int, world_size: int) -> None:
 def test_an_error_without_words_is_an_error_all_the_same() -> None:
     with pytest.raises(RuntimeError, match="SaysNothing"):
         launch(raise_without_words, 2, device="cpu")
+
+
+def raise_what_only_a_rank_knows(rank: int, world_size: int, folder: str) -> None:
+    Path(folder, "only_of_ranks.py").write_text("class Full(Exception):\n    pass\n")
+    sys.path.insert(0, folder)
+    import only_of_ranks
+
+    raise only_of_ranks.Full("the disk of\nrank 0 is full")
+
+
+def test_an_error_that_only_a_rank_can_import_keeps_its_words(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"only_of_ranks\.Full: the disk of\nrank 0 is full") as caught:
+        launch(raise_what_only_a_rank_knows, 1, device="cpu", args=(str(tmp_path),))
+    assert "in raise_what_only_a_rank_knows" in str(caught.value.__cause__)
+
+
+def spoil_output(rank: int, world_size: int, how: str) -> int:
+    if how == "closed":
+        sys.stdout.close()
+    elif how == "none":
+        sys.stdout = sys.stderr = None
+    else:
+        sys.stdout = open("/dev/full", "w")  # noqa: SIM115
+        print("what there is no room for")
+    return rank
+
+
+@pytest.mark.parametrize("how", ["closed", "none", "full"])
+def test_a_result_is_not_lost_with_what_was_printed(how: str) -> None:
+    assert launch(spoil_output, 2, device="cpu", args=(how,)) == [0, 1]
+
+
+def die_of_a_nameless_signal(rank: int, world_size: int) -> None:
+    os.kill(os.getpid(), 40)
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    with pytest.raises(PeerError, match="rank 0 was killed by signal 40"):
+        launch(die_of_a_nameless_signal, 1, device="cpu")
+
+
+def die_and_leave_a_child(rank: int, world_size: int, how: str, end: str) -> None:
+    """Rank 1 dies; a child of its own, which has what it had, lives on until there is a file `end`."""
+    if rank == 1:
+        if how == "program":
+            subprocess.Popen(
+                f"for i in $(seq 600); do test -e {end} && exit; sleep 0.1; done", shell=True, close_fds=False
+            )
+        elif os.fork() == 0:
+            wait_until(Path(end).exists)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("how", ["program", "fork"])
+def test_a_death_is_heard_of_though_a_child_lives_on(tmp_path: Path, how: str) -> None:
+    start, end = time.monotonic(), tmp_path / "end"
+    try:
+        with pytest.raises(PeerError, match="rank 1 was killed by SIGKILL"):
+            launch(die_and_leave_a_child, 2, device="cpu", args=(how, str(end)))
+        assert time.monotonic() - start < 25
+    finally:
+        end.touch()
+
+
+def say_and_wait(rank: int, world_size: int, folder: str) -> None:
+    Path(folder, f"rank{rank}").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_pool_is_closed_while_another_thread_calls(tmp_path: Path, kill: bool) -> None:
+    pool = RankPool(2, "cpu")
+    pids = pool.call(pid_of)
+    with ThreadPoolExecutor(2) as threads:
+        call = threads.submit(pool.call, say_and_wait, str(tmp_path))
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        closing = threads.submit(pool.close, kill=kill)
+        if kill:
+            with pytest.raises(PeerError, match=r"rank \d was killed by SIGKILL"):
+                call.result(30)
+        else:
+            (tmp_path / "go").touch()
+            assert call.result(30) == [None, None]
+        closing.result(30)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def do_not_end(rank: int, world_size: int) -> None:
+    os._exit = lambda code: time.sleep(600)  # type: ignore[assignment]
+
+
+def test_ranks_that_do_not_end_have_one_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=time.monotonic)
+    waits: list[float] = []
+
+    def wait(what: Any, timeout_s: float | None = None) -> Any:
+        if timeout_s is not None:
+            waits.append(timeout_s)
+            clock.monotonic = lambda: 1e9  # the limit is over
+            return []
+        return launcher_wait(what)
+
+    launcher_wait = launcher.wait
+    with RankPool(3, "cpu") as pool:
+        pool.call(do_not_end)
+        monkeypatch.setattr(launcher, "wait", wait)
+        monkeypatch.setattr(launcher, "time", clock)
+    assert waits == [pytest.approx(launcher._GRACE_S, abs=1)]
 
 
 def leave(rank: int, world_size: int) -> None:
