@@ -7,14 +7,15 @@ from typing import Any
 
 from .errors import HeapExhausted
 
+KEPT_CALLS = 100_000  # by name, since the ranks last met: what one message takes
 ALIGNMENT = 1024  # bytes: more than any vector access or tensor descriptor asks for
 
 
 class OffsetAllocator:
     """Hands out ranges of ``[0, capacity)`` bytes and takes them back.
 
-    It keeps a fingerprint of all its calls and the calls since the ranks last compared theirs, so that ranks can find
-    out whether, and where, they parted.
+    It keeps a fingerprint of all its calls and the first calls since the ranks last compared theirs, so that ranks can
+    find out whether, and where, they parted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -96,7 +97,8 @@ class OffsetAllocator:
         self.history.clear()
 
     def _record(self, event: str) -> None:
-        self.history.append(event)
+        if len(self.history) < KEPT_CALLS:
+            self.history.append(event)
         self._digest.update(event.encode() + b"\n")
 
 
@@ -122,4 +124,4 @@ def first_difference(histories: list[list[str]]) -> str:
         if len(set(calls)) > 1:
             listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
             return f"call {index + 1} differs: {listed}"
-    return "no difference"
+    return "no difference" if length < KEPT_CALLS else f"only after the first {length:,} calls, which are kept by name"

@@ -9,11 +9,14 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from . import links
+from .errors import PeerError
 from .host_group import HostGroup, random_address
 
 if TYPE_CHECKING:
@@ -130,6 +133,7 @@ def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
         ImportError: started by mpirun, and mpi4py is not installed.
         ValueError: this process is not in `group`.
         RuntimeError: rank 0 is on another host.
+        PeerError: rank 0 did not come, or has gone with torch's store.
     """
     if group is not None:
         return _from_group(group)
@@ -188,6 +192,11 @@ def _from_store(
     _stores.append(store)
     if rank == 0:
         store.set(key, f"{random_address()} {_host()}")
+    try:
+        store.wait([key], timedelta(seconds=links.CONNECT_TIMEOUT_S))
+    except RuntimeError as error:  # of torch's, of which one is that the time is over
+        late = f"rank 0 did not say within {links.CONNECT_TIMEOUT_S:.0f} s in {started_by}'s store where to meet"
+        raise PeerError(f"{late}: {error}") from None
     address, host = store.get(key).decode().split(" ", 1)
     _check_host(rank, host)
     local_rank = int(os.environ.get("LOCAL_RANK", rank if number is None else number))

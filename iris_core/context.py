@@ -49,11 +49,10 @@ class Context(HeapTensors, Meeting):
         self, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None = None
     ) -> None:
         self._origin = bootstrap.find_origin(process_group)
-        self._handled = id(sys.exc_info()[1])  # in the face of what the caller makes the context, if of anything
+        self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
         self.debug = os.environ.get("IRIS_DEBUG", "0") not in ("", "0")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
-        self._owns_distributed = False
         self.timeout_s = timeout_s
         self.group = bootstrap.connect(self._origin, timeout_s)
         with contextlib.ExitStack() as opened:
@@ -106,6 +105,7 @@ class Context(HeapTensors, Meeting):
 
     def get_heap_bases(self) -> torch.Tensor:
         """Return the address of every rank's heap as this rank sees it, uint64 of (world_size,), for the device API."""
+        self._check_open()
         return self.heap.bases
 
     def get_watchdog(self) -> torch.Tensor:
@@ -141,6 +141,7 @@ class Context(HeapTensors, Meeting):
         Raises:
             ValueError: the tensor is not on the heap.
         """
+        self._check_open()
         return self.heap.peer_view(tensor)
 
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
@@ -177,13 +178,20 @@ class Context(HeapTensors, Meeting):
             A new tensor on the context's device, not on the heap; or the value.
 
         Raises:
-            ValueError: there is no such rank.
+            ValueError: there is no such rank; or the tensor is none that copies element by element, such as a sparse
+                one; on every rank.
         """
         if not 0 <= source_rank < self.get_num_ranks():
             raise ValueError(f"source_rank {source_rank} is not one of the {self.get_num_ranks()} ranks")
         self.check()
         is_source = self.get_rank() == source_rank
         is_tensor = is_source and isinstance(value, torch.Tensor)
+        with self.together("broadcast a tensor"):
+            if is_tensor and (value.layout is not torch.strided or value.is_quantized or value.is_meta):
+                raise ValueError(
+                    f"a tensor of layout {value.layout} and dtype {value.dtype} on {value.device} cannot be broadcast; "
+                    "a dense one can, such as its to_dense()"
+                )
         said = [list(value.shape), str(value.dtype).removeprefix("torch.")] if is_tensor else value
         with self.explained():
             is_tensor, said = self.group.broadcast([is_tensor, said], source_rank)
@@ -201,18 +209,22 @@ class Context(HeapTensors, Meeting):
 
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""
+        self._check_open()
         return self.backend.make_stream(self.timeout_s, self.watchdog.stream_gave_up)
 
     def process_group(self) -> dist.ProcessGroup:
         """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call.
 
-        It is the one that the context was made of, or torch's default one, if its backend is right; else a new one.
-        A new one's collectives wait for a rank as long as the host does, twice `timeout_s`.
+        It is the one that the context was made of, or torch's default one, if its backend for the context's device is
+        right; else a new one, which ends with the context. A new one's collectives wait for a rank as long as the host
+        does, twice `timeout_s`.
         Where torch.distributed is not initialised this does it: whoever wants to do so himself must come first.
 
         Raises:
             RuntimeError: ranks share a GPU, which NCCL and RCCL do not take; or one process, under the race checker.
+            PeerError: a rank did not come to its making within the limit.
         """
+        self._check_open()
         if self._origin.node is not None:
             raise RuntimeError("the race checker's ranks are one process; torch's process groups are of several")
         if self.ranks_on_device > 1:
@@ -221,7 +233,9 @@ class Context(HeapTensors, Meeting):
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
-            self._process_group, self._owns_distributed = make_process_group(self.group, device, self._origin.group)
+            with self.explained():
+                self._process_group, leave = make_process_group(self.group, device, self._origin.group)
+            self._opened.callback(leave)
         return self._process_group
 
     def release_operators(self) -> None:
@@ -253,15 +267,14 @@ class Context(HeapTensors, Meeting):
             What `barrier` raises, if a rank fails at this; the heap is released all the same.
         """
         error = sys.exc_info()[1]
-        self._close(is_failing=error is not None and id(error) != self._handled)
+        self._close(is_failing=error is not None and error is not self._handled)
 
     def _close(self, *, is_failing: bool) -> None:
         if self.is_closed:
             return
+        self._handled = None  # whose traceback holds what its callers had
         with self._opened:
             self._opened.callback(_contexts().pop, self.get_rank(), None)
-            if self._owns_distributed:
-                self._opened.callback(_leave_distributed, self._process_group)
             try:
                 if self.watchdog.failure is None and self.group.failure is None and not is_failing:
                     self.barrier()
@@ -303,7 +316,8 @@ def iris(
         PeerError: a rank did not start.
     """
     node = bootstrap.simulated_host()
-    if _of_process if node is None else node.rank in _contexts():
+    has_one = bool(_of_process) if node is None else node.rank in node.contexts
+    if has_one:
         raise RuntimeError("this process has a context already; close() it before making another")
     bootstrap.asked_device(device)
     if not isinstance(heap_size, int) or heap_size <= 0:
@@ -318,11 +332,6 @@ def _contexts() -> dict[int, Context]:
     """Return where open contexts are kept."""
     node = bootstrap.simulated_host()
     return _of_process if node is None else node.contexts
-
-
-def _leave_distributed(own: dist.ProcessGroup | None) -> None:
-    if dist.is_initialized() and dist.group.WORLD is own:  # else its user has left, and perhaps come back
-        dist.destroy_process_group()
 
 
 def _same_device(asked: torch.device, own: torch.device) -> bool:

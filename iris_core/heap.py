@@ -31,7 +31,7 @@ class SymmetricHeap:
             self.window, self.stride = backend.open_window(group, size)
         except PeerError:
             raise
-        except (OSError, RuntimeError) as error:
+        except (OSError, OverflowError, RuntimeError) as error:
             asked = f"no heap of {size:,} bytes a rank, which iris(heap_size=...) asks for"
             raise type(error)(f"{asked}: {error}") from error
         self.base = self.window.data_ptr() + self.rank * self.stride

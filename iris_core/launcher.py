@@ -128,7 +128,7 @@ class RankPool:
 
     def _wait_for_ends(self) -> None:
         deadline, running = time.monotonic() + _GRACE_S, set(self._ends)
-        while ended := wait(list(running), max(0.0, deadline - time.monotonic())):
+        while running and (ended := wait(list(running), max(0.0, deadline - time.monotonic()))):
             running -= set(ended)
 
     def _kill(self) -> None:

@@ -5,8 +5,10 @@ It never has a name, so nothing is left behind however the ranks end, and no oth
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import sys
 
 from .host_group import HostGroup
 
@@ -18,15 +20,15 @@ def share_memory(group: HostGroup, size_bytes: int, name: str) -> mmap.mmap:
         OSError: there is no memory, or no room for it among a rank's addresses; on others as `PeerError`.
     """
     own = None
-    with group.together(f"share {size_bytes:,} bytes of host memory"):
-        if group.rank == 0:
-            own = os.memfd_create(name, os.MFD_CLOEXEC)
-            os.ftruncate(own, size_bytes)
-    (fd,) = group.exchange_fds(own)
-    try:
+    with contextlib.ExitStack() as descriptors:
+        with group.together(f"share {size_bytes:,} bytes of host memory"):
+            if size_bytes > sys.maxsize:
+                raise OSError(f"no process has {size_bytes:,} bytes of addresses")
+            if group.rank == 0:
+                own = os.memfd_create(name, os.MFD_CLOEXEC)
+                descriptors.callback(os.close, own)
+                os.ftruncate(own, size_bytes)
+        (fd,) = group.exchange_fds(own)
+        descriptors.callback(os.close, fd)
         with group.together(f"map {size_bytes:,} bytes of host memory"):
-            memory = mmap.mmap(fd, size_bytes)
-    finally:
-        for done in {fd, own} - {None}:
-            os.close(done)  # type: ignore[arg-type]
-    return memory
+            return mmap.mmap(fd, size_bytes)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_core import HeapExhausted
+from iris_core import allocator as allocator_module
 from iris_core.allocator import ALIGNMENT, OffsetAllocator, first_difference
 
 CAPACITY = 64 * ALIGNMENT
@@ -140,6 +141,19 @@ def test_an_agreed_history_is_forgotten_but_not_its_digest() -> None:
 )
 def test_the_first_difference_is_named_with_every_ranks_call(histories: list[list[str]], said: str) -> None:
     assert first_difference(histories) == said
+
+
+def test_what_is_kept_of_a_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator_module, "KEPT_CALLS", 3)
+    one, other = OffsetAllocator(CAPACITY), OffsetAllocator(CAPACITY)
+    for number in range(5):
+        one.allocate(1, f"buffer {number}")
+        other.allocate(1, f"buffer {number % 4}")
+    assert one.digest != other.digest
+    assert len(one.history) == 3
+    said = first_difference([one.history, other.history])
+    assert said == "only after the first 3 calls, which are kept by name"
+    assert "call 2 differs" in first_difference([one.history, other.history[:1]])
 
 
 def test_what_lies_where_survives_calls_that_are_undone() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from iris_core import bootstrap
+from iris_core import PeerError, bootstrap, links
 
 PROGRAMS = Path(__file__).parent / "programs"
 # What a shell would not have, but the ranks of a pool, or of the tests' own launcher, do.
@@ -75,6 +75,13 @@ def test_a_rank_of_another_host_hears_that_it_is(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(RuntimeError, match=r"rank 1 is on another host than rank 0.*group=") as caught:
             bootstrap._from_store(store, 1, 2, "a test", str(world_size))
         print(caught.value)
+
+
+def test_a_rank_0_that_does_not_come_is_named_within_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's store would wait for half an hour."""
+    monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", 0.2)
+    with pytest.raises(PeerError, match="rank 0 did not say within 0 s in torchrun's store where to meet"):
+        bootstrap._from_store(torch.distributed.HashStore(), 1, 2, "torchrun", "a test of late ranks")
 
 
 def test_mpirun() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import mmap
+import os
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from limits import short_limit
 from ranks import Ranks, close_context, context, raised
 
 from iris_core import iris
@@ -37,6 +43,10 @@ def close_twice(rank: int, world_size: int, users_group: bool) -> list[tuple[str
         (ctx.agree, "this", 1),
         (operator, torch.ones(4, 4), torch.ones(4, 4)),
         (ctx.release_operators,),
+        (ctx.process_group,),
+        (ctx.peer_view, tensor),
+        (ctx.make_stream,),
+        (ctx.get_heap_bases,),
     ]
     return [raised(*use) for use in uses]
 
@@ -46,7 +56,7 @@ def test_a_closed_context_says_that_it_is(ranks: Callable[[int], Ranks], users_g
     pool = ranks(2)
     for errors in pool.call(close_twice, users_group):
         assert {kind for kind, _ in errors} == {"RuntimeError"}
-        assert all("this context is closed" in message for _, message in errors)
+        assert all("this context is closed" in message for _, message in errors), errors
     assert pool.call(open_and_close) == [4, 4]
 
 
@@ -61,15 +71,19 @@ def ask_for_nonsense(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx = context()
     errors = [raised(ctx.zeros, -1), raised(ctx.zeros, 4, dtype="float")]
     close_context()
-    return [*errors, raised(iris, 1 << 60, device="cpu")]
+    before = len(os.listdir("/proc/self/fd"))
+    errors += [raised(iris, 1 << bits, device="cpu") for bits in (60, 63, 70)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    return errors
 
 
 def test_sizes_and_dtypes_that_make_no_sense(ranks: Callable[[int], Ranks]) -> None:
-    for shape, dtype, heap in ranks(2).call(ask_for_nonsense):
+    for shape, dtype, *heaps in ranks(2).call(ask_for_nonsense):
         assert shape == ("ValueError", "shape is (-1,); no length may be negative")
         assert dtype[0] == "ValueError"
         assert "'float'" in dtype[1]
-        assert f"{1 << 60:,} bytes a rank, which iris(heap_size=...)" in heap[1]
+        for bits, (_, message) in zip((60, 63, 70), heaps, strict=True):
+            assert f"{1 << bits:,} bytes a rank, which iris(heap_size=...)" in message
 
 
 def run_out_of_addresses(rank: int, world_size: int) -> list[tuple[str, str]]:
@@ -92,3 +106,86 @@ def test_memory_that_one_rank_cannot_map_is_every_ranks_error(ranks: Callable[[i
         assert "rank 1 failed to map" in peers[1]
         assert "no room for it" in peers[1]
         assert "no room for it" in own[1]
+
+
+class Optional(Exception):
+    """Something that a program does without."""
+
+
+def make_while_handling(rank: int, world_size: int) -> list[bool]:
+    """A freed error's place in memory may be the next one's: the context must not take that for what it knows."""
+    close_context()
+    try:
+        raise Optional
+    except Optional as error:
+        handled = weakref.ref(error)
+        ctx = iris(1 << 20)
+    gc.collect()
+    is_known = handled() is not None
+    ctx.close()
+    gc.collect()
+    return [is_known, handled() is not None]
+
+
+def test_what_is_handled_is_known_as_long_as_the_context_is_open(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(make_while_handling) == [[True, False]] * 2
+
+
+def make_groups(rank: int, world_size: int, file: str, backend: str | None) -> tuple[list[bool], list[int]]:
+    """Make contexts where torch has a group of the user's; return whether it served them, and how many were left."""
+    close_context()
+    dist.init_process_group(backend, store=dist.FileStore(file, world_size), rank=rank, world_size=world_size)
+    pair = dist.new_group([0, 1], backend="gloo")
+    served, left = [], []
+    for serves in (True, False):
+        other = mock.patch("iris_core.process_group._serves", return_value=False)
+        with iris(1 << 20) as ctx, contextlib.nullcontext() if serves else other:
+            group = ctx.process_group()
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)
+            assert total.item() == world_size
+            served.append(group is dist.group.WORLD)
+        left.append(len(dist.distributed_c10d._world.pg_map))
+    assert dist.get_process_group_ranks(pair) == [0, 1]
+    dist.destroy_process_group()
+    return served, left
+
+
+@pytest.mark.parametrize("backend", [None, "gloo"])
+def test_a_group_of_the_users_serves_and_one_that_is_made_ends(
+    ranks: Callable[[int], Ranks], tmp_path: Path, backend: str | None
+) -> None:
+    assert ranks(2).call(make_groups, str(tmp_path / "store"), backend) == [([True, False], [2, 2])] * 2
+
+
+def make_a_group_alone(rank: int, world_size: int) -> tuple[str, str] | None:
+    close_context()
+    ctx = iris(1 << 20)
+    error = None
+    if rank == 1:
+        with short_limit(ctx, 0.2):
+            error = raised(ctx.process_group)
+    ctx.reset()
+    ctx.close()
+    return error
+
+
+def test_a_group_that_a_rank_does_not_come_to_make_says_what_mends_that(ranks: Callable[[int], Ranks]) -> None:
+    kind, message = ranks(2).call(make_a_group_alone)[1]
+    assert kind == "PeerError"
+    assert "reset()" in message
+
+
+def broadcast_what_cannot_be(rank: int, world_size: int) -> list[tuple[str, str]]:
+    ctx = context()
+    kinds = [torch.eye(3).to_sparse(), torch.empty(3, device="meta")]
+    errors = [raised(ctx.broadcast, value if rank == 1 else None, 1) for value in kinds]
+    assert ctx.broadcast(rank, 1) == 1  # usable at once
+    return errors
+
+
+def test_a_tensor_that_cannot_be_broadcast_is_refused_on_every_rank(ranks: Callable[[int], Ranks]) -> None:
+    for errors in ranks(2).call(broadcast_what_cannot_be):
+        for kind, message in errors:
+            assert kind == "ValueError"
+            assert "cannot be broadcast; a dense one can" in message
