@@ -24,6 +24,7 @@ from .serving import serve
 
 _GRACE_S = 3.0  # between asking a rank to end and killing it
 _DYING_S = 0.5  # between a process's closing its sockets and its end
+_OF_A_BAD_ADDRESS = " (a kernel may have used a pointer that is not of the heap for one to a peer)"
 _environment_lock = threading.Lock()
 
 
@@ -200,8 +201,9 @@ class RankPool:
         code = self._processes[rank].exitcode
         if code is None or code >= 0:
             return f"ended with exit status {code}"
+        hint = _OF_A_BAD_ADDRESS if -code in (signal.SIGSEGV, signal.SIGBUS) else ""
         try:
-            return f"was killed by {signal.Signals(-code).name}"
+            return f"was killed by {signal.Signals(-code).name}{hint}"
         except ValueError:  # a real-time signal, which has no name
             return f"was killed by signal {-code}"
 

@@ -307,13 +307,21 @@ def test_a_result_is_not_lost_with_what_was_printed(how: str) -> None:
     assert launch(spoil_output, 2, device="cpu", args=(how,)) == [0, 1]
 
 
-def die_of_a_nameless_signal(rank: int, world_size: int) -> None:
-    os.kill(os.getpid(), 40)
+def die_of_a_signal(rank: int, world_size: int, number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    with pytest.raises(PeerError, match="rank 0 was killed by signal 40"):
-        launch(die_of_a_nameless_signal, 1, device="cpu")
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (40, "signal 40$"),  # which has no name
+        (signal.SIGTERM, "SIGTERM$"),
+        (signal.SIGSEGV, r"SIGSEGV \(a kernel may have used a pointer that is not of the heap"),
+    ],
+)
+def test_a_signal_that_killed_a_rank_is_told(number: int, said: str) -> None:
+    with pytest.raises(PeerError, match=f"rank 0 was killed by {said}"):
+        launch(die_of_a_signal, 1, device="cpu", args=(number,))
 
 
 def die_and_leave_a_child(rank: int, world_size: int, how: str, end: str) -> None:
