@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .intrinsics import check_on_heap
+
 
 @triton.jit
 def translate(pointer, from_rank, to_rank, heap_bases):
@@ -17,12 +19,14 @@ def translate(pointer, from_rank, to_rank, heap_bases):
 
     The heaps are one window with a constant stride, so the distance is one number for a whole block of pointers and
     contiguity survives; the hint below says that alignment does too. It must stand here: applied by a caller to this
-    function's result it is lost when the call is inlined (Triton 3.6).
+    function's result it is lost when the call is inlined (Triton 3.6). In the interpreter a pointer that is not on the
+    heap is an error.
     """
     from_base = tl.load(heap_bases + from_rank)
     to_base = tl.load(heap_bases + to_rank)
     itemsize: tl.constexpr = (pointer.dtype.scalar.element_ty.primitive_bitwidth + 7) // 8  # a bool has a bit
     distance = tl.cast(to_base - from_base, tl.int64) // itemsize
+    check_on_heap(pointer, distance)
     # Heap.STRIDE_ALIGNMENT: heaps are a multiple of 2 MiB apart.
     return pointer + tl.multiple_of(distance, 4096)
 

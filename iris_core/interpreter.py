@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -22,11 +23,12 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
 from triton.runtime.jit import JITFunction
 
 from . import interpreter_kept
 from .patience import wait_a_little
+from .reach import Reach
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -67,10 +69,18 @@ def enable() -> None:
     tl.tensor.__init__ = interpreter_kept.init_tensor
     tl.block_type.__init__ = interpreter_kept.init_block_type
     triton_interpreter._get_np_dtype = interpreter_kept.get_np_dtype
+    for name, operation in _looked_up.items():
+        setattr(InterpreterBuilder, name, operation)
 
 
 class Machine(Protocol):
-    """What runs kernels in place of this module: the race checker's simulated host."""
+    """What runs kernels in place of this module: the race checker's simulated host.
+
+    Attributes:
+        reach: what its kernels may touch.
+    """
+
+    reach: Reach
 
     def launch(
         self, name: str, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], given: Any
@@ -107,6 +117,29 @@ def simulated(machine: Machine) -> Iterator[None]:
             _switched = was_switched
 
 
+def _looking_up(name: str, pointers: int, mask: int | None, doing: str) -> Callable[..., Any]:
+    """Return an operation of the interpreter's on memory that asks first whether the memory is there.
+
+    `pointers` and `mask` are their places among its arguments.
+    """
+    original = getattr(InterpreterBuilder, name)
+
+    def operate(self: InterpreterBuilder, *given: Any) -> Any:
+        runner = _machine or _running
+        if runner is not None:
+            runner.reach.check(given[pointers], None if mask is None else given[mask], doing)
+        return original(self, *given)
+
+    return operate
+
+
+_looked_up = {
+    "create_masked_load": _looking_up("create_masked_load", 0, 1, "reads"),
+    "create_masked_store": _looking_up("create_masked_store", 0, 2, "writes"),
+    "create_atomic_rmw": _looking_up("create_atomic_rmw", 1, 3, "updates a word"),
+    "create_atomic_cas": _looking_up("create_atomic_cas", 0, None, "updates a word"),
+}
+
 # What `enable` replaces.
 _REPLACED: list[tuple[Any, ...]] = [
     (JITFunction, "run", "__call__"),
@@ -115,6 +148,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
     (triton_interpreter, "_get_np_dtype"),
+    (InterpreterBuilder, *_looked_up),
 ]
 
 
@@ -139,6 +173,13 @@ def let_others_run() -> None:
         return
     if _running is not None:
         _running.next_turn()
+
+
+def check_on_heap(pointers: Any) -> None:
+    """Raise if what the running kernel wants to translate is not on the heap; see `Reach.check_on_heap`."""
+    runner = _machine or _running
+    if runner is not None:
+        runner.reach.check_on_heap(pointers)
 
 
 def _as_interpreted(kernel: JITFunction) -> InterpretedFunction:
@@ -166,9 +207,12 @@ def _call_interpreted(self: InterpretedFunction, *args: Any, **kwargs: Any) -> A
 class _Grid:
     """The programs of one launch, each a greenlet. One runs until it ends or polls; then it is the next one's turn."""
 
-    def __init__(self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], reach: Reach
+    ) -> None:
         import greenlet  # here, not above: a machine with GPUs can do without it
 
+        self.reach = reach
         self._scheduler = greenlet.getcurrent()
         self._waiting = [
             (index, greenlet.greenlet(lambda: fn(**arguments))) for index in itertools.product(*map(range, shape))
@@ -193,16 +237,22 @@ class _Grid:
 
 _running: _Grid | None = None
 _machine: Machine | None = None
+_turn = threading.RLock()  # held by the thread whose grid runs: the language is patched for all threads
 
 
 def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
-    """Stand in for `GridExecutor.__call__`: the same steps, but the programs take turns."""
-    global _running
+    """Stand in for `GridExecutor.__call__`: the same steps, but the programs take turns, and so do threads' grids."""
     kwargs = {name: value for name, value in kwargs.items() if name in self.arg_names}  # without num_warps and the like
     if _machine is not None:
         arguments, shape = _bound(self, args, kwargs)
         _machine.launch(self.fn.__name__, self.fn, arguments, shape, (args, kwargs))
         return
+    with _turn:
+        _run_on_host(self, args, kwargs)
+
+
+def _run_on_host(self: GridExecutor, args: Any, kwargs: dict[str, Any]) -> None:
+    global _running
     host_args, host_kwargs = self._init_args_hst(args, kwargs)
     for hook in self.pre_run_hooks:
         hook(*host_args, **host_kwargs)
@@ -211,7 +261,9 @@ def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
     try:
         arguments, shape = _bound(self, host_args, host_kwargs)
         triton_interpreter.interpreter_builder.set_grid_dim(*shape)
-        _running = _Grid(self.fn, arguments, shape)
+        reach = Reach.of_process()
+        reach.add_arguments((host_args, host_kwargs), f"an argument of {self.fn.__name__}")
+        _running = _Grid(self.fn, arguments, shape, reach)
         _running.run()
     except Exception as error:
         raise InterpreterError(repr(error)) from error

@@ -120,6 +120,15 @@ def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
 
 
 @_also_interpreted
+def check_on_heap(pointers: Any, distance: Any, _semantic: Any = None) -> None:
+    """Raise, in the interpreter, unless pointers that are to be moved to another rank's heap point to this rank's."""
+    if _semantic is None and distance.handle.data.any():
+        from . import interpreter
+
+        interpreter.check_on_heap(pointers.handle)
+
+
+@_also_interpreted
 def check_flags(flag_ptrs: Any, _semantic: Any = None) -> None:
     """Raise, as the kernel is compiled, unless these point to int64 words, the only ones that `load_acquire` loads."""
     element = getattr(flag_ptrs.dtype.scalar, "element_ty", None)

@@ -14,6 +14,7 @@ import torch
 
 from ..host_group import HostGroup
 from ..patience import wait_a_little
+from ..reach import Span, share, unshare
 from ..shared_memory import share_memory
 from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
 
@@ -26,13 +27,19 @@ class ShmBackend(Backend):
     name = "shm"
     device = torch.device("cpu")
 
+    def __init__(self) -> None:
+        self._shared: list[Span] = []
+
     def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         window = share_memory(group, stride * group.world_size, "iris_heap")
-        return torch.frombuffer(window, dtype=torch.uint8), stride
+        heaps = torch.frombuffer(window, dtype=torch.uint8)
+        self._shared.append(share(heaps, "the ranks' heaps", is_heaps=True))
+        return heaps, stride
 
-    def close_window(self) -> None:
-        pass  # unmapped with the last tensor
+    def close_window(self) -> None:  # it is unmapped with the last tensor
+        while self._shared:
+            unshare(self._shared.pop())
 
     def synchronize(self) -> None:
         pass
@@ -47,6 +54,7 @@ class ShmBackend(Backend):
         return "cpu"
 
     def share_with_kernels(self, memory: torch.Tensor) -> int:
+        self._shared.append(share(memory, "the reports"))
         return memory.data_ptr()
 
     def write_words(self, words: torch.Tensor, value: int) -> None:

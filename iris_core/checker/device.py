@@ -17,6 +17,7 @@ from ..backends.shm import ShmBackend
 from ..heap import address_of
 from ..host_group import HostGroup
 from ..links import Link
+from ..reach import span_of
 from .clocks import SYSTEM, Clock
 
 if TYPE_CHECKING:
@@ -156,6 +157,13 @@ class CheckedBackend(ShmBackend):
 
     def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
         return self._node.open_window(heap_size)
+
+    def close_window(self) -> None:
+        pass  # its end is the node's
+
+    def share_with_kernels(self, memory: torch.Tensor) -> int:
+        self._node.reach.add(span_of(memory, "the reports"))
+        return memory.data_ptr()
 
     def synchronize(self) -> None:
         self._node.synchronize(self._rank)

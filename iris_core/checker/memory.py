@@ -15,6 +15,7 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
 from ..heap import address_of
+from ..reach import itemsize_of, lanes_of, selected
 from .clocks import CTA, GPU, SYSTEM, WEAK
 
 if TYPE_CHECKING:
@@ -76,14 +77,14 @@ class _Operations:
         self, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: bool
     ) -> Any:
         site = self._node.detector.site()
-        addresses = _selected(ptrs, mask)
+        addresses = selected(ptrs, mask)
         if is_volatile:
             self._node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
         else:
             self._node.scheduler.at_access()
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
-        self._node.detector.access(self._agent, addresses, _itemsize(ptrs), site, write=False, strength=strength)
+        self._node.detector.access(self._agent, addresses, itemsize_of(ptrs), site, write=False, strength=strength)
         return self._original.create_masked_load(
             interpreter_builder, ptrs, mask, other, cache_modifier, eviction_policy, is_volatile
         )
@@ -91,7 +92,7 @@ class _Operations:
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, cache_modifier: Any, eviction_policy: Any) -> Any:
         self._node.scheduler.at_access()
         site = self._node.detector.site()
-        self._node.detector.access(self._agent, _selected(ptrs, mask), _itemsize(ptrs), site, write=True)
+        self._node.detector.access(self._agent, selected(ptrs, mask), itemsize_of(ptrs), site, write=True)
         return self._original.create_masked_store(
             interpreter_builder, ptrs, value, mask, cache_modifier, eviction_policy
         )
@@ -130,10 +131,10 @@ class _Operations:
         writes: Callable[[np.ndarray, np.ndarray], bool],
     ) -> Any:
         node, agent, strength = self._node, self._agent, _SCOPE_OF[scope]
-        addresses, chosen = _selected(ptr, mask), _lanes(ptr, mask)
+        addresses, chosen = selected(ptr, mask), lanes_of(ptr, mask)
         site = node.detector.site()
         node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
-        node.detector.access(agent, addresses, _itemsize(ptr), site, write=True, strength=strength)
+        node.detector.access(agent, addresses, itemsize_of(ptr), site, write=True, strength=strength)
         old = act()
         new = self._read(ptr, chosen)
         if (new != old.data)[chosen].any():
@@ -148,21 +149,6 @@ class _Operations:
     def _read(self, ptr: Any, chosen: np.ndarray) -> np.ndarray:
         lanes = TensorHandle(chosen, tl.int1)
         return self._original.create_masked_load(interpreter_builder, ptr, lanes, None, None, None, True).data
-
-
-def _selected(ptrs: Any, mask: Any) -> np.ndarray:
-    return ptrs.data[_lanes(ptrs, mask)].reshape(-1)
-
-
-def _lanes(ptrs: Any, mask: Any) -> np.ndarray:
-    """Return a mask, or none, as an array of the pointers' shape."""
-    # Block pointers come with a bare array, and what was a scalar is one of numbers.
-    lanes = True if mask is None else np.asarray(getattr(mask, "data", mask), dtype=bool)
-    return np.array(np.broadcast_to(lanes, ptrs.data.shape))
-
-
-def _itemsize(ptrs: Any) -> int:
-    return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
 
 
 class TorchWatched(TorchDispatchMode):

@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.runtime.interpreter import interpreter_builder
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..backends.base import STRIDE_ALIGNMENT, round_up
 from ..backends.shm import ShmBackend
 from ..bootstrap import Origin
 from ..host_group import HostGroup
+from ..reach import Reach, span_of
 from .clocks import Agent, Clock
 from .detector import Detector
 from .device import CheckedBackend, CheckedGroup, Queue
@@ -39,12 +40,13 @@ class Node:
         self.contexts: dict[int, Context] = {}
         self.hosts = [self.detector.clocks.add(rank, f"rank {rank}'s host") for rank in range(world_size)]
         self.queues: list[Queue] = []
+        self._thread = threading.get_ident()
         self._current = [Queue(self, rank) for rank in range(world_size)]
         self._window: torch.Tensor | None = None
         self._meetings: dict[int, dict[int, tuple[str, Clock]]] = {}
         self._met = [0] * world_size
         self._programs: dict[tuple[int, int, int], Agent] = {}
-        self._known: dict[int, tuple[torch.UntypedStorage, str]] = {}  # by address: memory that kernels touch
+        self.reach = Reach()  # held: memory that was freed and handed out again would look like the same bytes
 
     # What the ranks' contexts ask for --------------------------------------------------------------------------
 
@@ -71,6 +73,7 @@ class Node:
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         if self._window is None or self._window.numel() != stride * self.world_size:
             self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8, device="cpu")
+            self.reach.add(span_of(self._window, "the ranks' heaps", is_heaps=True))
         return self._window, stride
 
     def meet(self, rank: int, value: Any) -> list[Any]:
@@ -90,7 +93,11 @@ class Node:
         self, name: str, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], given: Any
     ) -> None:
         """Queue a grid of programs on the running rank's current stream."""
-        self._know_all(given, f"an argument of {name}")
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                f"a thread that a rank has started launches {name}; the race checker follows ranks alone"
+            )
+        self.reach.add_arguments(given, f"an argument of {name} on rank {self.rank}")
         queue = self._current[self.rank]
         queue.put(lambda: self._run_programs(queue, name, fn, arguments, shape))
 
@@ -124,8 +131,7 @@ class Node:
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Return whether kernels touch this tensor's memory."""
-        start = tensor.untyped_storage().data_ptr()
-        return self._place_in_window(start) is not None or start in self._known
+        return self.reach.find(tensor.untyped_storage().data_ptr()) is not None
 
     def describe(self, address: int) -> str:
         """Say what lies at an address."""
@@ -137,9 +143,8 @@ class Node:
             owner = self.contexts.get(rank)
             what = owner.heap.allocator.describe(within) if owner else f"byte {within}"
             return f"{what}, on rank {rank}'s heap"
-        for start, (storage, name) in self._known.items():
-            if start <= address < start + storage.nbytes():
-                return f"byte {address - start} of {name}"
+        if (span := self.reach.find(address)) is not None:
+            return f"byte {address - span.start} of {span.name}"
         return f"address {address:#x}"
 
     @contextlib.contextmanager
@@ -186,23 +191,9 @@ class Node:
         for task in tasks:
             clocks.hear(queue.agent, clocks.tell(task.agent))
 
-    def _know_all(self, value: Any, name: str) -> None:
-        if isinstance(value, torch.Tensor):
-            self._know(value, f"{tuple(value.shape)} of {value.dtype}, {name} on rank {self.rank}")
-        elif isinstance(value, TensorDescriptor):
-            self._know_all(value.base, name)
-        elif isinstance(value, (tuple, dict)):
-            for one in value.values() if isinstance(value, dict) else value:
-                self._know_all(one, name)
-
     def _place_in_window(self, address: int) -> tuple[int, int] | None:
         """Return on whose heap an address is, and how far from its start; None if it is on none."""
         if self._window is None:
             return None
         offset = address - self._window.data_ptr()
         return divmod(offset, self._window.numel() // self.world_size) if 0 <= offset < self._window.numel() else None
-
-    def _know(self, tensor: torch.Tensor, name: str) -> None:
-        # Held: memory that was freed and handed out again would look like the same bytes.
-        storage = tensor.untyped_storage()
-        self._known.setdefault(storage.data_ptr(), (storage, name))

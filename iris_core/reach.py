@@ -1,0 +1,170 @@
+"""The memory that interpreted kernels may touch: a pointer to anywhere else is an error, and would end the process.
+
+It is the heaps, what the host shares with kernels, what a kernel is given, and any other tensor of the process, whose
+address a kernel may have read from memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_NEAR_BYTES = 1 << 20  # what is further from any memory is not said to be past its end
+
+
+class Span(NamedTuple):
+    """A range of addresses.
+
+    Args:
+        start, stop: its bounds.
+        name: what lies there.
+        owner: what keeps it there.
+        is_heaps: whether these are the heaps.
+    """
+
+    start: int
+    stop: int
+    name: str
+    owner: object
+    is_heaps: bool = False
+
+
+_of_process: list[Span] = []  # what `share` was given
+
+
+def share(memory: torch.Tensor, name: str, *, is_heaps: bool = False) -> Span:
+    """Let all kernels of this process touch a tensor's memory, until `unshare`; see `Span`."""
+    span = span_of(memory, name, is_heaps=is_heaps)
+    _of_process.append(span)
+    return span
+
+
+def unshare(span: Span) -> None:
+    """End what `share` has begun."""
+    _of_process[:] = [one for one in _of_process if one is not span]
+
+
+def span_of(memory: torch.Tensor, name: str, *, is_heaps: bool = False) -> Span:
+    """Return the whole storage of a tensor."""
+    storage = memory.untyped_storage()
+    return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name, storage, is_heaps)
+
+
+class Reach:
+    """The memory that some kernels may touch."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []  # none lies in another: starts and stops both grow
+        self._starts: list[int] = []
+
+    @classmethod
+    def of_process(cls) -> Reach:
+        """Return what every kernel of this process may touch."""
+        reach = cls()
+        for span in _of_process:
+            reach.add(span)
+        return reach
+
+    def add(self, span: Span) -> None:
+        """Let them touch this, too."""
+        if span.start == span.stop or self.find(span.start, span.stop - span.start):
+            return
+        kept = [one for one in self._spans if not span.start <= one.start <= one.stop <= span.stop]
+        self._spans = sorted([*kept, span], key=lambda one: one.start)
+        self._starts = [one.start for one in self._spans]
+
+    def add_arguments(self, value: Any, name: str) -> None:
+        """Let them touch the tensors of an argument, or of a tuple or the values of a dictionary of such."""
+        if isinstance(value, (tuple, list)):
+            for one in value:
+                self.add_arguments(one, name)
+        elif isinstance(value, dict):
+            self.add_arguments(tuple(value.values()), name)
+        elif not isinstance(value, torch.Tensor):
+            if isinstance(base := getattr(value, "base", None), torch.Tensor):  # a descriptor, or of another dtype
+                self.add_arguments(base, name)
+        else:
+            self.add(span_of(value, f"{tuple(value.shape)} of {value.dtype}, {name}"))
+
+    def find(self, address: int, size: int = 1) -> Span | None:
+        """Return the memory that holds so many bytes from an address on."""
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place >= 0 and address + size <= self._spans[place].stop:
+            return self._spans[place]
+        return None
+
+    def check(self, pointers: Any, mask: Any, doing: str) -> None:
+        """Raise unless all that the interpreter's pointers point to, where the mask is set, is such memory.
+
+        Raises:
+            ValueError: says what lies near.
+        """
+        addresses, itemsize = pointers.data, itemsize_of(pointers)
+        low = int(addresses.min())
+        if self.find(low, int(addresses.max()) - low + itemsize):
+            return
+        rest = selected(pointers, mask)
+        while rest.size:
+            low = int(rest.min())
+            span = self.find(low, itemsize) or self._add_living(low, itemsize)
+            if span is None:
+                raise ValueError(f"a kernel {doing} where it has no memory: {self._describe(low)}")
+            rest = rest[rest > span.stop - itemsize]
+
+    def check_on_heap(self, pointers: Any) -> None:
+        """Raise if the interpreter's pointers, which are to be translated, start in memory that is not a heap's.
+
+        Raises:
+            ValueError: names what they point to.
+        """
+        span = self.find(int(pointers.data.min()))  # lanes behind the first may be masked, and point past an end
+        if span is not None and not span.is_heaps:
+            raise ValueError(
+                f"a kernel reaches for a peer's copy of {span.name}, which is not on the symmetric heap; allocate it "
+                "with the context (ctx.zeros, ctx.empty, ...)"
+            )
+
+    def _add_living(self, address: int, size: int) -> Span | None:
+        """Look through all tensors of the process."""
+        for one in gc.get_objects():
+            if not issubclass(type(one), torch.Tensor):
+                continue
+            try:
+                span = span_of(one, f"{tuple(one.shape)} of {one.dtype}")
+            except (RuntimeError, NotImplementedError):  # one without memory: a sparse one, or torch.compile's
+                continue
+            if span.start <= address and address + size <= span.stop:
+                self.add(span)
+                return span
+        return None
+
+    def _describe(self, address: int) -> str:
+        before = [(address - one.stop, f"after the end of {one.name}") for one in self._spans if one.stop <= address]
+        behind = [
+            (one.start - address, f"before the start of {one.name}") for one in self._spans if one.start > address
+        ]
+        distance, where = min([*before, *behind], default=(_NEAR_BYTES, ""))
+        if distance < _NEAR_BYTES:
+            return f"{distance} bytes {where}"
+        return "far from all that it was given; pointers are to be those of its arguments, plus offsets"
+
+
+def selected(pointers: Any, mask: Any) -> np.ndarray:
+    """Return the addresses that the interpreter's pointers and a mask, or none, name."""
+    return pointers.data[lanes_of(pointers, mask)].reshape(-1)
+
+
+def lanes_of(pointers: Any, mask: Any) -> np.ndarray:
+    """Return a mask, or none, as an array of the pointers' shape."""
+    # Block pointers come with a bare array, and what was a scalar is one of numbers.
+    lanes = True if mask is None else np.asarray(getattr(mask, "data", mask), dtype=bool)
+    return np.array(np.broadcast_to(lanes, pointers.data.shape))
+
+
+def itemsize_of(pointers: Any) -> int:
+    """Return how many bytes an element has that the interpreter's pointers point to."""
+    return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
