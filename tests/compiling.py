@@ -32,6 +32,8 @@ from iris_core.sync import WATCHDOG_WORDS
 from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import get_variant
 
+MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # bytes that kernels may spill with Triton 3.7
+
 
 @dataclass(frozen=True)
 class Target:

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
-from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, compile_case, make_problem
+from compiling import LOADS_OF_A_WAIT, MORE_LATER, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, compile_case, make_problem
 from families import FUSED
 
 from iris_kernels.common.shared_tiles import NONE
@@ -76,7 +75,6 @@ HANDSHAKE_FILES = {"sync.py", "handshake.py", "device.py"}
 # Bytes of a thread. Exact fp32 keeps its whole tile in registers; the assembler may park a word of the handshake.
 FEW_WORDS = 16
 ONE_WORD = 8
-MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # of those that spill any: Triton 3.7 and 3.8
 WAITING_AND_FULL = (
     "consumer_kernel",
     "sum_kernel",
