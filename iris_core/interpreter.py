@@ -124,11 +124,11 @@ def _looking_up(name: str, pointers: int, mask: int | None, doing: str) -> Calla
     """
     original = getattr(InterpreterBuilder, name)
 
-    def operate(self: InterpreterBuilder, *given: Any) -> Any:
+    def operate(self: InterpreterBuilder, *given: Any, **named: Any) -> Any:
         runner = _machine or _running
         if runner is not None:
             runner.reach.check(given[pointers], None if mask is None else given[mask], doing)
-        return original(self, *given)
+        return original(self, *given, **named)
 
     return operate
 
