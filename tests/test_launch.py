@@ -220,6 +220,10 @@ def test_a_context_knows_that_ranks_share_a_device() -> None:
         assert count == 1
 
 
+def pid_of(rank: int, world_size: int) -> int:
+    return os.getpid()
+
+
 def getenv(rank: int, world_size: int, name: str) -> str | None:
     return os.environ.get(name)
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from limits import wait_until
+from test_launch import pid_of
 
 from iris_core import PeerError, RankPool, iris, launch, launcher
 from iris_kernels.gemm_all_scatter import Problem
@@ -238,10 +239,6 @@ def test_what_cannot_be_sent_to_ranks_is_refused() -> None:
         with pytest.raises(ValueError, match="cannot be sent to the ranks"):
             pool.call(echo, threading.Lock())
         assert pool.call(echo, 3) == [3]
-
-
-def pid_of(rank: int, world_size: int) -> int:
-    return os.getpid()
 
 
 def echo(rank: int, world_size: int, value: int) -> int:
