@@ -64,14 +64,17 @@ def read_rows(path: Path) -> Rows:
     return Rows(rows, cut, read + 1)
 
 
-def append_records(path: Path, records: Sequence[Any]) -> None:
+def append_records(path: Path, records: Sequence[Any], *, replace: bool = False) -> None:
     """Add rows, dataclasses of one kind, to a file, in one write; a new file gets a header.
 
-    A last line that was cut is dropped first, with a warning: what is added would be glued to it.
+    With `replace` what is there goes first. A last line that was cut is dropped, with a warning: what is added would be
+    glued to it.
 
     Raises:
         ValueError: what is in the file is no CSV.
     """
+    if replace:
+        path.unlink(missing_ok=True)
     present = read_rows(path) if path.exists() else Rows([], b"", 1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -176,10 +176,8 @@ class Output:
         new = [record for record in records if not self._is_there_already(record)]
         self.records += new
         if self.path:
-            if self._replace:
-                self.path.unlink(missing_ok=True)
-                self._replace = False
-            append_records(self.path, new)
+            append_records(self.path, new, replace=self._replace)
+            self._replace = False
 
     def _is_there_already(self, record: Record) -> bool:
         is_implied = record.variant in {LIBRARY, *YARDSTICKS} and record.status == "ok"

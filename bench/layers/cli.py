@@ -116,9 +116,7 @@ class _Output:
 
     def add(self, records: list[LayersRecord]) -> None:
         if self.path:
-            if not self.records:
-                self.path.unlink(missing_ok=True)
-            append_records(self.path, records)
+            append_records(self.path, records, replace=not self.records)
         self.records += records
 
     def left(self) -> str:

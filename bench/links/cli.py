@@ -71,8 +71,7 @@ def links(
     records = [_record(outcome, run | common) for outcome in outcomes]
     if is_first:
         if out and records:
-            out.unlink(missing_ok=True)
-            append_records(out, records)
+            append_records(out, records, replace=True)
         print_links(report.make_console(), records)
         if ended.error:
             complain("the measurement", ended.error)
