@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +20,8 @@ def make_process_group(
 ) -> tuple[dist.ProcessGroup, Callable[[], None]]:
     """Return a process group of these ranks, and what gives it back, if it was made here; collective.
 
-    One that is made here waits as long as the ranks do on the host, where torch would wait for 10 or 30 minutes.
+    One that is made here waits as long as the ranks do on the host, where torch would wait for 10 or 30 minutes, and
+    for its own end without limit: what gives it back raises TimeoutError then.
 
     Args:
         group: the ranks.
@@ -25,14 +29,15 @@ def make_process_group(
         given: the one that they are of, which may be of another backend.
     """
     backend = "gloo" if device is None else "nccl"
-    limit: dict[str, Any] = {"timeout": timedelta(seconds=group.timeout_s)} if group.timeout_s else {}
+    limit_s = group.timeout_s
+    limit: dict[str, Any] = {"timeout": timedelta(seconds=limit_s)} if limit_s else {}
     known = given if given is not None else dist.group.WORLD
     if known is not None:
         if _serves(known, backend, device or torch.device("cpu")):
             return known, lambda: None
         ranks = dist.get_process_group_ranks(known)
         made = dist.new_group(ranks, backend=backend, use_local_synchronization=given is not None, **limit)
-        return made, lambda: _destroy(made)
+        return made, lambda: _destroy(made, device, limit_s)
     store = None
     if group.rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, group.world_size, is_master=True, wait_for_workers=False)
@@ -43,7 +48,7 @@ def make_process_group(
     )
     world = dist.group.WORLD
     assert world is not None
-    return world, lambda: _destroy(world)
+    return world, lambda: _destroy(world, device, limit_s)
 
 
 def _serves(known: dist.ProcessGroup, backend: str, device: torch.device) -> bool:
@@ -56,6 +61,28 @@ def _serves(known: dist.ProcessGroup, backend: str, device: torch.device) -> boo
         return False
 
 
-def _destroy(own: dist.ProcessGroup) -> None:
-    if own in dist.distributed_c10d._world.pg_map:  # else its user has left, and perhaps come back
-        dist.destroy_process_group(own)
+def _destroy(own: dist.ProcessGroup, device: torch.device | None, timeout_s: float) -> None:
+    """End a group that was made here, unless its user has; NCCL waits for every graph that holds one of its calls."""
+    if own not in dist.distributed_c10d._world.pg_map:  # its user has left, and perhaps come back
+        return
+    ended: Future[None] = Future()
+
+    def destroy() -> None:
+        try:
+            with torch.cuda.device(device) if device is not None else contextlib.nullcontext():
+                dist.destroy_process_group(own)
+        except BaseException as error:
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    thread = threading.Thread(target=destroy, name="end of a process group", daemon=True)
+    thread.start()
+    thread.join(timeout_s or None)
+    if thread.is_alive():
+        raise TimeoutError(
+            f"torch's process group of these ranks has not ended within {timeout_s:g} s, as NCCL waits for the CUDA "
+            "graphs that hold its collectives: before close(), drop those graphs, and torch.compiler.reset() those of "
+            'mode="reduce-overhead"'
+        )
+    ended.result()

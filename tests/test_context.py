@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import mmap
 import os
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from limits import short_limit
 from ranks import Ranks, close_context, context, raised
 
 from iris_core import iris
@@ -129,51 +126,6 @@ def make_while_handling(rank: int, world_size: int) -> list[bool]:
 
 def test_what_is_handled_is_known_as_long_as_the_context_is_open(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(make_while_handling) == [[True, False]] * 2
-
-
-def make_groups(rank: int, world_size: int, file: str, backend: str | None) -> tuple[list[bool], list[int]]:
-    """Make contexts where torch has a group of the user's; return whether it served them, and how many were left."""
-    close_context()
-    dist.init_process_group(backend, store=dist.FileStore(file, world_size), rank=rank, world_size=world_size)
-    pair = dist.new_group([0, 1], backend="gloo")
-    served, left = [], []
-    for serves in (True, False):
-        other = mock.patch("iris_core.process_group._serves", return_value=False)
-        with iris(1 << 20) as ctx, contextlib.nullcontext() if serves else other:
-            group = ctx.process_group()
-            total = torch.ones(1)
-            dist.all_reduce(total, group=group)
-            assert total.item() == world_size
-            served.append(group is dist.group.WORLD)
-        left.append(len(dist.distributed_c10d._world.pg_map))
-    assert dist.get_process_group_ranks(pair) == [0, 1]
-    dist.destroy_process_group()
-    return served, left
-
-
-@pytest.mark.parametrize("backend", [None, "gloo"])
-def test_a_group_of_the_users_serves_and_one_that_is_made_ends(
-    ranks: Callable[[int], Ranks], tmp_path: Path, backend: str | None
-) -> None:
-    assert ranks(2).call(make_groups, str(tmp_path / "store"), backend) == [([True, False], [2, 2])] * 2
-
-
-def make_a_group_alone(rank: int, world_size: int) -> tuple[str, str] | None:
-    close_context()
-    ctx = iris(1 << 20)
-    error = None
-    if rank == 1:
-        with short_limit(ctx, 0.2):
-            error = raised(ctx.process_group)
-    ctx.reset()
-    ctx.close()
-    return error
-
-
-def test_a_group_that_a_rank_does_not_come_to_make_says_what_mends_that(ranks: Callable[[int], Ranks]) -> None:
-    kind, message = ranks(2).call(make_a_group_alone)[1]
-    assert kind == "PeerError"
-    assert "reset()" in message
 
 
 def broadcast_what_cannot_be(rank: int, world_size: int) -> list[tuple[str, str]]:

@@ -290,27 +290,6 @@ def test_an_operator_that_a_rank_does_not_call_names_it(ranks: Callable[[int], R
             assert part in message
 
 
-def call_the_vendors_alone(rank: int, world_size: int) -> tuple[str, str]:
-    close_context()
-    ctx = iris_core.iris(1 << 20)
-    with short_limit(ctx):
-        ctx.process_group()
-    problem = make_problem("gemm_all_reduce", 4, 4, 4, world_size, torch.float32)
-    operator = get_variant("gemm_all_reduce", "library").build(ctx, problem)
-    a, b = torch.ones(problem.a_shape(rank)), torch.ones(problem.b_shape(rank))
-    error = raised(operator, a, b) if rank == 0 else ("", "")
-    ctx.barrier()  # where rank 1 waits with the usual limit
-    ctx.close()
-    return error
-
-
-@pytest.mark.parametrize("device", ["cpu"])
-def test_a_collective_of_the_vendors_that_a_rank_does_not_call_ends(ranks: Callable[[int], Ranks]) -> None:
-    (kind, message), _ = ranks(2).call(call_the_vendors_alone)
-    assert kind == "RuntimeError"
-    assert "Timed out waiting 1000ms" in message
-
-
 def ask_for_a_limit(rank: int, world_size: int, how: str) -> list[float]:
     """Return the limit of waits in kernels and on streams, and of the host's, where they are kept."""
     close_context()

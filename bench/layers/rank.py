@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,6 @@ class _Run:
 
     def __init__(self, job: Job) -> None:
         self.ctx, self.job, self.dtype = context(), job, getattr(torch, job.dtype)
-        torch._dynamo.reset()  # of the job before: what is compiled is of one size
         self.random = torch.Generator(self.ctx.get_device()).manual_seed(job.seed)
         up = self._draw(job.features, job.width) / job.width**0.5
         down = self._draw(job.width, job.features) / job.features**0.5
@@ -117,6 +117,8 @@ class _Run:
     def close(self) -> None:
         """Give back what the layers took; collective."""
         self.layers.clear()
+        torch.compiler.reset()  # what is compiled is of one size, and NCCL does not end before graphs of its calls
+        gc.collect()
         self.ctx.release_operators()
         if not self.ctx.is_interpreted():
             torch.cuda.empty_cache()

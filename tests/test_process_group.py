@@ -1,0 +1,158 @@
+"""torch's process group of a context's ranks: whose it is, its limit, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from families import make_problem
+from limits import short_limit
+from ranks import Ranks, close_context, raised
+
+from iris_core import iris
+from overlap_taxonomy import get_variant
+
+on_cpu = pytest.mark.parametrize("device", ["cpu"])
+
+
+def make_groups(rank: int, world_size: int, file: str, backend: str | None) -> tuple[list[bool], list[int]]:
+    """Make contexts where torch has a group of the user's; return whether it served them, and how many were left."""
+    close_context()
+    dist.init_process_group(backend, store=dist.FileStore(file, world_size), rank=rank, world_size=world_size)
+    pair = dist.new_group([0, 1], backend="gloo")
+    served, left = [], []
+    for serves in (True, False):
+        other = mock.patch("iris_core.process_group._serves", return_value=False)
+        with iris(1 << 20) as ctx, contextlib.nullcontext() if serves else other:
+            group = ctx.process_group()
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)
+            assert total.item() == world_size
+            served.append(group is dist.group.WORLD)
+        left.append(len(dist.distributed_c10d._world.pg_map))
+    assert dist.get_process_group_ranks(pair) == [0, 1]
+    dist.destroy_process_group()
+    return served, left
+
+
+@on_cpu
+@pytest.mark.parametrize("backend", [None, "gloo"])
+def test_a_group_of_the_users_serves_and_one_that_is_made_ends(
+    ranks: Callable[[int], Ranks], tmp_path: Path, backend: str | None
+) -> None:
+    assert ranks(2).call(make_groups, str(tmp_path / "store"), backend) == [([True, False], [2, 2])] * 2
+
+
+def make_a_group_alone(rank: int, world_size: int) -> tuple[str, str] | None:
+    close_context()
+    ctx = iris(1 << 20)
+    error = None
+    if rank == 1:
+        with short_limit(ctx, 0.2):
+            error = raised(ctx.process_group)
+    ctx.reset()
+    ctx.close()
+    return error
+
+
+@on_cpu
+def test_a_group_that_a_rank_does_not_come_to_make_says_what_mends_that(ranks: Callable[[int], Ranks]) -> None:
+    kind, message = ranks(2).call(make_a_group_alone)[1]
+    assert kind == "PeerError"
+    assert "reset()" in message
+
+
+def call_the_vendors_alone(rank: int, world_size: int) -> tuple[str, str]:
+    close_context()
+    ctx = iris(1 << 20)
+    with short_limit(ctx):
+        ctx.process_group()
+    problem = make_problem("gemm_all_reduce", 4, 4, 4, world_size, torch.float32)
+    operator = get_variant("gemm_all_reduce", "library").build(ctx, problem)
+    a, b = torch.ones(problem.a_shape(rank)), torch.ones(problem.b_shape(rank))
+    error = raised(operator, a, b) if rank == 0 else ("", "")
+    ctx.barrier()  # where rank 1 waits with the usual limit
+    ctx.close()
+    return error
+
+
+@on_cpu
+def test_a_collective_of_the_vendors_that_a_rank_does_not_call_ends(ranks: Callable[[int], Ranks]) -> None:
+    (kind, message), _ = ranks(2).call(call_the_vendors_alone)
+    assert kind == "RuntimeError"
+    assert "Timed out waiting 1000ms" in message
+
+
+def end_late(rank: int, world_size: int) -> tuple[tuple[str, str], bool, tuple[str, str]]:
+    """Close contexts whose group does not end within the limit, and whose group fails to."""
+    close_context()
+    may_end, destroy = threading.Event(), dist.destroy_process_group
+    ended = threading.Event()
+
+    def late(group: dist.ProcessGroup) -> None:
+        may_end.wait()
+        destroy(group)
+        ended.set()
+
+    ctx = iris(1 << 20)
+    with short_limit(ctx):
+        ctx.process_group()
+    with mock.patch("torch.distributed.destroy_process_group", late):
+        error = raised(ctx.close)
+    may_end.set()
+    ended.wait()
+    other = iris(1 << 20)  # so the first has gone
+    other.process_group()
+    with mock.patch("torch.distributed.destroy_process_group", side_effect=OSError("no end")):
+        failed = raised(other.close)
+    destroy()
+    return error, ctx.is_closed and other.is_closed, failed
+
+
+@on_cpu
+def test_a_group_that_does_not_end_is_an_error_of_close(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), are_closed, failed in ranks(2).call(end_late):
+        assert kind == "TimeoutError"
+        assert "not ended within 1 s" in message
+        assert "torch.compiler.reset()" in message
+        assert are_closed
+        assert failed == ("OSError", "no end")
+
+
+def close_under_a_graph(rank: int, world_size: int) -> tuple[tuple[str, str], float]:
+    """Close a context while a graph holds one of its group's collectives; then as one should."""
+    close_context()
+    total, errors = torch.ones(1, device=f"cuda:{rank}"), []
+    for is_dropped in (False, True):
+        ctx = iris(1 << 20, timeout_s=3)
+        group, graph = ctx.process_group(), torch.cuda.CUDAGraph()
+        dist.all_reduce(total, group=group)  # which connects the ranks
+        with torch.cuda.graph(graph):
+            dist.all_reduce(total, group=group)
+        graph.replay()
+        torch.cuda.synchronize()
+        if is_dropped:
+            graph.reset()
+            ctx.close()
+        else:
+            errors.append(raised(ctx.close))
+            graph.reset()  # so that it ends after all
+            for thread in threading.enumerate():
+                if thread.name == "end of a process group":
+                    thread.join()
+    return errors[0], total.item()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+def test_nccl_waits_for_graphs_within_the_limit(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), total in ranks(2).call(close_under_a_graph):
+        assert kind == "TimeoutError"
+        assert "not ended within 6 s, as NCCL waits for the CUDA graphs" in message
+        assert total == 2**4
