@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class Context(HeapTensors, Meeting):
         self.debug = os.environ.get("IRIS_DEBUG", "0") not in ("", "0")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
+        self._leave_group: Callable[[bool], None] = lambda is_failing: None
         self.timeout_s = timeout_s
         self.group = bootstrap.connect(self._origin, timeout_s)
         with contextlib.ExitStack() as opened:
@@ -234,8 +235,7 @@ class Context(HeapTensors, Meeting):
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
             with self.explained():
-                self._process_group, leave = make_process_group(self.group, device, self._origin.group)
-            self._opened.callback(leave)
+                self._process_group, self._leave_group = make_process_group(self.group, device, self._origin.group)
         return self._process_group
 
     def release_operators(self) -> None:
@@ -264,7 +264,8 @@ class Context(HeapTensors, Meeting):
         iris_core.iris() as ctx:``, nobody is waited for: the peers hear that this rank has left.
 
         Raises:
-            What `barrier` raises, if a rank fails at this; the heap is released all the same.
+            What `barrier` raises, if a rank fails at this, and TimeoutError, if a CUDA graph holds collectives of the
+            process group that was made here; the heap is released all the same.
         """
         error = sys.exc_info()[1]
         self._close(is_failing=error is not None and error is not self._handled)
@@ -274,6 +275,7 @@ class Context(HeapTensors, Meeting):
             return
         self._handled = None  # whose traceback holds what its callers had
         with self._opened:
+            self._opened.callback(self._leave_group, is_failing)
             self._opened.callback(_contexts().pop, self.get_rank(), None)
             try:
                 if self.watchdog.failure is None and self.group.failure is None and not is_failing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -17,11 +18,12 @@ from .host_group import HostGroup
 
 def make_process_group(
     group: HostGroup, device: torch.device | None, given: dist.ProcessGroup | None = None
-) -> tuple[dist.ProcessGroup, Callable[[], None]]:
+) -> tuple[dist.ProcessGroup, Callable[[bool], None]]:
     """Return a process group of these ranks, and what gives it back, if it was made here; collective.
 
     One that is made here waits as long as the ranks do on the host, where torch would wait for 10 or 30 minutes, and
-    for its own end without limit: what gives it back raises TimeoutError then.
+    for its own end without limit: what gives it back raises TimeoutError then, or warns, if it is told that an error is
+    on its way.
 
     Args:
         group: the ranks.
@@ -34,10 +36,10 @@ def make_process_group(
     known = given if given is not None else dist.group.WORLD
     if known is not None:
         if _serves(known, backend, device or torch.device("cpu")):
-            return known, lambda: None
+            return known, lambda is_failing: None
         ranks = dist.get_process_group_ranks(known)
         made = dist.new_group(ranks, backend=backend, use_local_synchronization=given is not None, **limit)
-        return made, lambda: _destroy(made, device, limit_s)
+        return made, lambda is_failing: _destroy(made, device, limit_s, is_failing)
     store = None
     if group.rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, group.world_size, is_master=True, wait_for_workers=False)
@@ -48,7 +50,7 @@ def make_process_group(
     )
     world = dist.group.WORLD
     assert world is not None
-    return world, lambda: _destroy(world, device, limit_s)
+    return world, lambda is_failing: _destroy(world, device, limit_s, is_failing)
 
 
 def _serves(known: dist.ProcessGroup, backend: str, device: torch.device) -> bool:
@@ -61,7 +63,7 @@ def _serves(known: dist.ProcessGroup, backend: str, device: torch.device) -> boo
         return False
 
 
-def _destroy(own: dist.ProcessGroup, device: torch.device | None, timeout_s: float) -> None:
+def _destroy(own: dist.ProcessGroup, device: torch.device | None, timeout_s: float, is_failing: bool) -> None:
     """End a group that was made here, unless its user has; NCCL waits for every graph that holds one of its calls."""
     if own not in dist.distributed_c10d._world.pg_map:  # its user has left, and perhaps come back
         return
@@ -79,10 +81,14 @@ def _destroy(own: dist.ProcessGroup, device: torch.device | None, timeout_s: flo
     thread = threading.Thread(target=destroy, name="end of a process group", daemon=True)
     thread.start()
     thread.join(timeout_s or None)
-    if thread.is_alive():
-        raise TimeoutError(
-            f"torch's process group of these ranks has not ended within {timeout_s:g} s, as NCCL waits for the CUDA "
-            "graphs that hold its collectives: before close(), drop those graphs, and torch.compiler.reset() those of "
-            'mode="reduce-overhead"'
-        )
-    ended.result()
+    if not thread.is_alive():
+        ended.result()
+        return
+    late = (
+        f"torch's process group of these ranks has not ended within {timeout_s:g} s, and NCCL waits for the CUDA "
+        "graphs that hold its collectives: before close(), drop those graphs, and torch.compiler.reset() those of "
+        'mode="reduce-overhead"'
+    )
+    if not is_failing:
+        raise TimeoutError(late)
+    warnings.warn(late, stacklevel=2)

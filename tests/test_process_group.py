@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -15,7 +16,7 @@ from families import make_problem
 from limits import short_limit
 from ranks import Ranks, close_context, raised
 
-from iris_core import iris
+from iris_core import Context, iris
 from overlap_taxonomy import get_variant
 
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
@@ -89,11 +90,17 @@ def test_a_collective_of_the_vendors_that_a_rank_does_not_call_ends(ranks: Calla
     assert "Timed out waiting 1000ms" in message
 
 
-def end_late(rank: int, world_size: int) -> tuple[tuple[str, str], bool, tuple[str, str]]:
-    """Close contexts whose group does not end within the limit, and whose group fails to."""
+def leave(ctx: Context, what: str) -> None:
+    if what != "close":
+        with ctx:
+            raise KeyError(what)
+    ctx.close()
+
+
+def end_late(rank: int, world_size: int, what: str) -> tuple[tuple[str, str], list[str], bool]:
+    """Leave a context whose group does not end within the limit; return what was raised and warned of."""
     close_context()
-    may_end, destroy = threading.Event(), dist.destroy_process_group
-    ended = threading.Event()
+    may_end, ended, destroy = threading.Event(), threading.Event(), dist.destroy_process_group
 
     def late(group: dist.ProcessGroup) -> None:
         may_end.wait()
@@ -103,33 +110,49 @@ def end_late(rank: int, world_size: int) -> tuple[tuple[str, str], bool, tuple[s
     ctx = iris(1 << 20)
     with short_limit(ctx):
         ctx.process_group()
-    with mock.patch("torch.distributed.destroy_process_group", late):
-        error = raised(ctx.close)
+    with mock.patch("torch.distributed.destroy_process_group", late), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        error = raised(leave, ctx, what)
     may_end.set()
     ended.wait()
-    other = iris(1 << 20)  # so the first has gone
-    other.process_group()
+    return error, [str(one.message) for one in caught], ctx.is_closed
+
+
+def fail_to_end(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:
+    close_context()
+    ctx = iris(1 << 20)
+    ctx.process_group()
     with mock.patch("torch.distributed.destroy_process_group", side_effect=OSError("no end")):
-        failed = raised(other.close)
-    destroy()
-    return error, ctx.is_closed and other.is_closed, failed
+        error = raised(ctx.close)
+    dist.destroy_process_group()
+    return error, ctx.is_closed
 
 
 @on_cpu
 def test_a_group_that_does_not_end_is_an_error_of_close(ranks: Callable[[int], Ranks]) -> None:
-    for (kind, message), are_closed, failed in ranks(2).call(end_late):
+    pool = ranks(2)
+    for (kind, message), warned, is_closed in pool.call(end_late, "close"):
         assert kind == "TimeoutError"
         assert "not ended within 1 s" in message
         assert "torch.compiler.reset()" in message
-        assert are_closed
-        assert failed == ("OSError", "no end")
+        assert not warned
+        assert is_closed
+    assert pool.call(fail_to_end) == [(("OSError", "no end"), True)] * 2
+
+
+@on_cpu
+def test_a_group_that_does_not_end_hides_no_error(ranks: Callable[[int], Ranks]) -> None:
+    for error, warned, is_closed in ranks(2).call(end_late, "the user's"):
+        assert error == ("KeyError", '"the user\'s"')
+        assert ["not ended within 1 s" in one for one in warned] == [True]
+        assert is_closed
 
 
 def close_under_a_graph(rank: int, world_size: int) -> tuple[tuple[str, str], float]:
-    """Close a context while a graph holds one of its group's collectives; then as one should."""
+    """Close a context whose group's collectives a graph held, and then one of which a graph still holds them."""
     close_context()
-    total, errors = torch.ones(1, device=f"cuda:{rank}"), []
-    for is_dropped in (False, True):
+    total = torch.ones(1, device=f"cuda:{rank}")
+    for is_dropped in (True, False):
         ctx = iris(1 << 20, timeout_s=3)
         group, graph = ctx.process_group(), torch.cuda.CUDAGraph()
         dist.all_reduce(total, group=group)  # which connects the ranks
@@ -140,19 +163,15 @@ def close_under_a_graph(rank: int, world_size: int) -> tuple[tuple[str, str], fl
         if is_dropped:
             graph.reset()
             ctx.close()
-        else:
-            errors.append(raised(ctx.close))
-            graph.reset()  # so that it ends after all
-            for thread in threading.enumerate():
-                if thread.name == "end of a process group":
-                    thread.join()
-    return errors[0], total.item()
+    return raised(ctx.close), total.item()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"])
 def test_nccl_waits_for_graphs_within_the_limit(ranks: Callable[[int], Ranks]) -> None:
-    for (kind, message), total in ranks(2).call(close_under_a_graph):
+    pool = ranks(2)
+    for (kind, message), total in pool.call(close_under_a_graph):
         assert kind == "TimeoutError"
-        assert "not ended within 6 s, as NCCL waits for the CUDA graphs" in message
+        assert "not ended within 6 s, and NCCL waits for the CUDA graphs" in message
         assert total == 2**4
+    pool.end()  # their group does not end any more, not without the graph either
