@@ -118,8 +118,13 @@ def read_records(path: Path, *, speak: bool = True) -> list[Record]:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each thing measured, on each kind of device, in the order of their first ones."""
-    return list({(*record.key, record.device_name): record for record in records}.values())
+    """Return the latest record of each thing measured, on each kind of device, in the order of their first ones."""
+    found: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        key = (*record.key, record.device_name)
+        if key not in found or record.timestamp >= found[key].timestamp:
+            found[key] = record
+    return list(found.values())
 
 
 def other_configurations(records: Sequence[Record]) -> int:

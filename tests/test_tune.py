@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +16,13 @@ from typer.testing import CliRunner, Result
 
 from iris_bench import cli, measure
 from iris_bench import ranks as bench_ranks
-from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
-from iris_bench.record import read_records
 from iris_bench.shapes import Shape
 from iris_bench.tune import candidates
-from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.candidates import Tuned, neighbours
-from iris_bench.tune.measured import tables
 from iris_kernels.common.config import GemmConfig, default_config
 from iris_kernels.common.hopper import operator as hopper
-from iris_kernels.common.measured import Key, shipped_table
+from iris_kernels.common.measured import Key
 from iris_kernels.common.split_k import default_split_config
 from iris_kernels.common.tuning_cache import read_cache
 from overlap_taxonomy import Variant, get_variant, list_families, list_variants
@@ -287,71 +280,3 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_anything_is_measured(
     result = invoke("tune")
     assert result.exit_code == 2
     assert "IRIS_CACHE_DIR names another folder" in result.stderr
-
-
-def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
-    names = (
-        *("h200x4", "h200x4-paper", "h200x4-large", "h200x4-decode", "h200", "h200-decode", "h200-ragged"),
-        *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
-        *("h200x2-decode", "h200x2-ragged", "h200x2-all-reduce"),
-    )
-    files = [RESULTS / f"{name}-bf16.csv" for name in names]
-    result = invoke("defaults", *files, "--out", tmp_path)
-    assert result.exit_code == 0, result.output
-    (made,) = tmp_path.iterdir()
-    text = made.read_text()
-    made.write_text("older")
-    assert invoke("defaults", *files, "--out", tmp_path, "--overwrite").exit_code == 0
-    assert made.read_text() == text
-    assert text == (tune_cli._SHIPPED / made.name).read_text()
-    # There the vendor's was found wrong.
-    assert Key("gemm_all_reduce", 257, 4099, 2055, 1, "bfloat16") not in shipped_table(GPU)
-    assert "auto" not in text
-    assert "gemm_alone" not in text
-    assert text.count("times_us") == len(shipped_table(GPU))
-
-
-def test_defaults_refuses_what_is_no_sweep(tmp_path: Path) -> None:
-    result = invoke("defaults", tmp_path / "none.csv", "--out", tmp_path)
-    assert result.exit_code == 2
-    assert "none.csv" in result.stderr
-
-
-def test_defaults_writes_no_table_of_nothing(tmp_path: Path) -> None:
-    rows = [row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.variant != "library"]
-    append_records(tmp_path / "bare.csv", rows)
-    shipped = tmp_path / "nvidia-h200.json"
-    shipped.write_text("kept")
-    result = invoke("defaults", tmp_path / "bare.csv", "--out", tmp_path)
-    assert result.exit_code == 2
-    assert "times of library and of one of ours on NVIDIA H200" in result.stderr
-    assert shipped.read_text() == "kept"
-
-
-def test_the_shipped_times_of_an_installed_package_are_written_where_it_looks(tmp_path: Path) -> None:
-    """Not beside the source: there the package that is imported has another name and place."""
-    for package, folder in (("iris_bench", "bench"), ("iris_kernels", "kernels")):
-        shutil.copytree(RESULTS.parent / folder, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    code = """
-from importlib import resources
-from pathlib import Path
-from iris_bench.tune import cli
-print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels.common") / "measured_times")
-"""
-    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    place, written, read = said.stdout.split()
-    assert place == str(tmp_path)
-    assert written == read == str(tmp_path / "iris_kernels" / "common" / "measured_times")
-
-
-def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
-    """Those that read through pointers what is copied now; the copied ones stay, also where rank 0 copies none."""
-    rows = read_records(RESULTS / "h200x2-ragged-bf16.csv")
-    with pytest.raises(ValueError, match="times of bursts of 1, 10, which are not to be compared"):
-        tables([*rows, replace(rows[0], m=rows[0].m + 1, burst=1)])
-    (table,) = tables(rows).values()
-    assert len(table) == 36
-    assert all("one_shot" in measured.times_us for measured in table.values())
-    old = [replace(row, config=row.config.replace("descriptors", "pointers").split(" copied")[0]) for row in rows]
-    (of_old,) = tables(old).values()
-    assert {(key.m, key.n, key.k) for key in of_old} == {(8182, 5120, 1024)}

@@ -10,6 +10,7 @@ from overlap_taxonomy.fit import Measurement
 
 from ..record import DTYPES, LIBRARY, YARDSTICKS, Record, latest
 
+_ONE_OF_THEM_THE_HOSTS = 1.25  # times the vendor's in another run: no GPU is so much slower than another of its kind
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -25,23 +26,41 @@ def measurements(records: Iterable[Record], machine: Machine) -> list[Measuremen
 def tables(records: Iterable[Record]) -> dict[str, Table]:
     """Return a table of times for each kind of GPU; of what was measured twice, the later time.
 
-    Problems for which the vendor's, or any of ours, is not among them are left out: there is nothing to choose by.
+    Where a problem's times are of several runs, they are as if the vendor's had taken in each what it took in the last:
+    a GPU that is cool, or another one, is faster by several percent. A run in which the vendor's took more than a
+    quarter longer or shorter is left out, as one of the two is the host's. So are problems for which the vendor's, or
+    any of ours, is not among them: there is nothing to choose by.
 
     Raises:
         ValueError: times of several bursts, which are not to be compared with each other.
     """
     delegating = {(variant.family, variant.name) for variant in list_variants() if variant.delegates}
-    found: dict[str, dict[Key, dict[str, float]]] = {}
+    found: dict[str, dict[Key, dict[str, Record]]] = {}
     for record in _timed(records):
         if (record.family, record.variant) in delegating or record.time_us is None:
             continue
         dtype = DTYPES[record.dtype]
         key = Key(record.family, record.m, record.n, record.k, record.world_size, dtype)
-        found.setdefault(record.device_name, {}).setdefault(key, {})[record.variant] = record.time_us
-    return {
-        gpu: {key: Measured(times) for key, times in table.items() if LIBRARY in times and _has_ours(key.family, times)}
-        for gpu, table in found.items()
+        found.setdefault(record.device_name, {}).setdefault(key, {})[record.variant] = record
+    made = {
+        gpu: {key: _of_one_run(rows) for key, rows in table.items() if LIBRARY in rows} for gpu, table in found.items()
     }
+    return {
+        gpu: {key: Measured(times) for key, times in table.items() if _has_ours(key.family, times)}
+        for gpu, table in made.items()
+    }
+
+
+def _of_one_run(rows: dict[str, Record]) -> dict[str, float]:
+    """Return a problem's times by variant, those of other runs than the vendor's in its measure."""
+    vendors, times = rows[LIBRARY].time_us, {}
+    assert vendors is not None
+    for name, row in rows.items():
+        assert row.time_us is not None
+        ratio = vendors / row.library_us if row.library_us else 1.0
+        if 1 / _ONE_OF_THEM_THE_HOSTS < ratio < _ONE_OF_THEM_THE_HOSTS:
+            times[name] = row.time_us * ratio
+    return times
 
 
 def _has_ours(family: str, names: Iterable[str]) -> bool:
