@@ -23,6 +23,7 @@ _COLOURS = {
     "iris_replayed": "#009e73",
 }
 _LEAST_INCHES = 7.5  # wide, for the title and the legend
+_BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # a number, where a line crosses it
 _GROUP = 0.84  # of the room of a group, that its bars take
 
 
@@ -85,7 +86,8 @@ def _draw(ax: Axes, records: Sequence[LayersRecord]) -> None:
             ax.text(x, 0, f" {said}", rotation=90, ha="center", va="bottom", fontsize=7, color="#b00020")
             continue
         ax.bar(x, height, bar * 0.92, color=_COLOURS[one.subject], label=one.subject)
-        ax.annotate(f"{height:.3g}", (x, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+        shown = f"{height:.3g}" if one.device == "cpu" else f"{height:.2f}"
+        ax.annotate(shown, (x, height), (0, 3), textcoords="offset points", ha="center", fontsize=7, bbox=_BEHIND)
     labels = [f"{tokens} tokens\n{width} to {features} and back" for tokens, width, features in groups]
     ax.set_xticks(range(len(groups)), labels, fontsize=8)
     ax.set_xlim(-0.6, len(groups) - 0.4)
