@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +18,8 @@ from .exits import complain, interrupted, leave, refuse, warn
 from .layers.cli import layers
 from .links.cli import links
 from .measure import Job
-from .options import Device, Dtype, Names, Over, Seed, Shapes, WorldSize
-from .outputs import check_different, check_outputs
+from .options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
+from .outputs import check_different, check_outputs, left_over, rows_to_go_on_from
 from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .record import LIBRARY, Record, latest, other_configurations, read_records
 from .resume import differences
@@ -72,8 +73,8 @@ def run(
         float, typer.Option(help="What a GPU can send, in GB/s, for 'ideal'; the default was measured on H200s.")
     ] = sweep.H200_LINK_GBPS,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Time what is correct, or check only.")] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep OUT's rows; measure what is not ok in it.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Check every variant on every shape, then time those that are right.
 
@@ -85,7 +86,10 @@ def run(
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
         device, world_size = choose_setting(device, world_size, launcher=launcher, timed=time)
-        done = _prepare_output(out, plot, resume=resume, overwrite=overwrite, speak=is_first)
+        if plot:
+            plots.check_path(plot)
+        read = functools.partial(read_records, speak=is_first)
+        done = rows_to_go_on_from(out, plot, read, resume=resume, overwrite=overwrite)
         plan = sweep.make_plan(
             families=family,
             variants=variant,
@@ -111,7 +115,8 @@ def run(
             ranks = start_ranks(launcher, world_size, device)
             ended_early = _run_shown(plan, ranks, output)
         except KeyboardInterrupt:
-            left = _how_to_go_on(output, len(done), instead=" in place of --overwrite" if overwrite else "")
+            count = len(output.records) - len(done)
+            left = left_over(output.path, count, is_there=output.is_there, overwrite=overwrite)
             interrupted(left, launcher=launcher, speak=is_first)
     if is_first:
         _show(output, plot, ended_early)
@@ -168,37 +173,10 @@ def main() -> None:
     app(prog_name="iris-bench")
 
 
-def _prepare_output(out: Path | None, plot: Path | None, *, resume: bool, overwrite: bool, speak: bool) -> list[Record]:
-    """Check the files' names and make their folders; return the rows to go on from."""
-    if plot:
-        plots.check_path(plot)
-    if resume and overwrite:
-        raise ValueError("--resume keeps the rows of --out and --overwrite drops them; give one of them")
-    if resume and not out:
-        raise ValueError("--resume needs --out, the file to go on with")
-    check_outputs(("--out", out), ("--plot", plot))
-    if out is None or not out.exists():
-        return []
-    if not resume and not overwrite:
-        raise ValueError(f"{out} exists already; --resume goes on with it, --overwrite replaces it")
-    return read_records(out, speak=speak) if resume else []
-
-
-def _how_to_go_on(output: sweep.Output, before: int, *, instead: str) -> str:
-    """What an interrupted sweep leaves, in words."""
-    count = len(output.records) - before
-    if output.path is None:
-        return f"{count} rows are lost; with --out they would be kept"
-    if not output.is_there:
-        return "nothing was written"
-    return f"{count} rows were written to {output.path}; the same command with --resume{instead} goes on"
-
-
 def _differences(plan: sweep.Plan, done: list[Record]) -> str:
     job = plan.jobs[0]
-    return differences(
-        done, device=plan.device, timed=job.timed, rounds=job.rounds, seed=job.seed, link_gbps=plan.link_gbps
-    )
+    of_times = {"rounds": job.rounds, "link_gbps": plan.link_gbps} if job.timed else {}
+    return differences(done, device=plan.device, timed=job.timed, seed=job.seed, **of_times)
 
 
 def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exception | None:

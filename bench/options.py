@@ -15,3 +15,4 @@ Device = Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVID
 Seed = Annotated[int, typer.Option(help="Of the random data.", min=0, max=2**63 - 1)]
 Over = Annotated[str, typer.Option(help="What speedups are over: a variant, or a yardstick, of the same run.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep the rows of --out; measure what is not ok in it.")]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+Row = TypeVar("Row")
 
 
 def check_outputs(*outputs: tuple[str, Path | None]) -> None:
@@ -27,6 +31,39 @@ def check_new(*outputs: tuple[str, Path | None], overwrite: bool) -> None:
     there = [f"{option} {path}" for option, path in outputs if path and path.exists()]
     if there and not overwrite:
         raise ValueError(f"{', '.join(there)} exists already; --overwrite replaces it")
+
+
+def rows_to_go_on_from(
+    out: Path | None, plot: Path | None, read: Callable[[Path], list[Row]], *, resume: bool, overwrite: bool
+) -> list[Row]:
+    """Check --out and --plot and make their folders; return the rows of --out that a command is to go on from."""
+    if resume and overwrite:
+        raise ValueError("--resume keeps the rows of --out and --overwrite drops them; give one of them")
+    if resume and not out:
+        raise ValueError("--resume needs --out, the file to go on with")
+    check_outputs(("--out", out), ("--plot", plot))
+    if out is None or not out.exists():
+        return []
+    if not resume and not overwrite:
+        raise ValueError(f"{out} exists already; --resume goes on with it, --overwrite replaces it")
+    return read(out) if resume else []
+
+
+def left_over(out: Path | None, count: int, *, is_there: bool, overwrite: bool) -> str:
+    """What an interrupted command leaves, in words.
+
+    Args:
+        out: the file of rows.
+        count: the rows of this run.
+        is_there: whether the file has rows, of this run or to go on from.
+        overwrite: whether the command was to replace it.
+    """
+    if out is None:
+        return f"{count} rows are lost; with --out they would be kept"
+    if not is_there:
+        return "nothing was written"
+    instead = " in place of --overwrite" if overwrite else ""
+    return f"{count} rows were written to {out}; the same command with --resume{instead} goes on"
 
 
 def check_different(*files: tuple[str, Path]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .csv_rows import as_text, read_rows
 from .layers.record import LayersRecord
@@ -96,12 +97,26 @@ class Record:
         return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
 
 
-_OTHER_COMMANDS: dict[str, type[Any]] = {"layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
+Row = TypeVar("Row", Record, LayersRecord)
+_COMMANDS: dict[str, type[Any]] = {"run": Record, "layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
 COLUMNS = tuple(column.name for column in fields(Record))
 
 
 def read_records(path: Path, *, speak: bool = True) -> list[Record]:
+    """Return the rows of a file of ``iris-bench run``; see `read_as`."""
+    return read_as(path, Record, fault=_fault, speak=speak)
+
+
+def read_as(
+    path: Path, kind: type[Row], *, fault: Callable[[Row], str] = lambda row: "", speak: bool = True
+) -> list[Row]:
     """Return a file's rows; of several processes one should speak of a last line that was cut, and is left out.
+
+    Args:
+        path: the file.
+        kind: the dataclass of a row, one of `_COMMANDS`.
+        fault: says what is wrong with a row, or nothing.
+        speak: whether to warn.
 
     Raises:
         ValueError: there is no such file, it was not written by this command, or a number in it is none that can be
@@ -110,39 +125,42 @@ def read_records(path: Path, *, speak: bool = True) -> list[Record]:
     found = read_rows(path)
     if not found.header:
         raise ValueError(f"{path} is not a CSV of iris-bench: it has no line that is whole")
-    _check_columns(path, found.header)
-    records = [_parsed(row, f"{path}, line {line}") for line, row in found.rows[1:]]
+    _check_columns(path, found.header, kind)
+    records = [_parsed(row, kind, fault, f"{path}, line {line}") for line, row in found.rows[1:]]
     if speak:
         found.warn_of_cut(path, "left out")
     return records
 
 
-def latest(records: Iterable[Record]) -> list[Record]:
+def latest(records: Iterable[Row]) -> list[Row]:
     """Return the latest record of each thing measured, on each kind of device, in the order of their first ones."""
-    found: dict[tuple[Any, ...], Record] = {}
-    for record in records:
-        key = (*record.key, record.device_name)
-        if key not in found or record.timestamp >= found[key].timestamp:
-            found[key] = record
-    return list(found.values())
+    rows = list(records)
+    newest = {_thing(row): row for row in sorted(rows, key=attrgetter("timestamp"))}
+    return [newest[thing] for thing in dict.fromkeys(map(_thing, rows))]
+
+
+def _thing(row: Record | LayersRecord) -> tuple[Any, ...]:
+    return (*row.key, row.device_name)
 
 
 def other_configurations(records: Sequence[Record]) -> int:
     """Return how many rows `latest` leaves out that were measured with another configuration than the last."""
-    shown = {(record.key, record.device_name): record.config for record in latest(records)}
-    return sum(record.config != shown[record.key, record.device_name] for record in records if record.time_us)
+    shown = {_thing(row): row.config for row in latest(records)}
+    return sum(row.config != shown[_thing(row)] for row in records if row.time_us)
 
 
-def _check_columns(path: Path, header: list[str]) -> None:
-    """Raise ValueError unless a header is ours; says whose it is, or which columns are not as they should be."""
-    for command, record in _OTHER_COMMANDS.items():
-        if header == [column.name for column in fields(record)]:
-            raise ValueError(f"{path} is a CSV of iris-bench {command}; this takes those of iris-bench run")
-    ours = [name for name in COLUMNS if name in header]
-    in_file = [name for name in dict.fromkeys(header) if name in COLUMNS]
+def _check_columns(path: Path, header: list[str], kind: type[Row]) -> None:
+    """Raise ValueError unless a header is of this kind; says whose it is, or which columns are otherwise."""
+    columns = {command: [column.name for column in fields(its)] for command, its in _COMMANDS.items()}
+    (own,) = (command for command, its in _COMMANDS.items() if its is kind)
+    for command in columns:
+        if command != own and header == columns[command]:
+            raise ValueError(f"{path} is a CSV of iris-bench {command}; this takes those of iris-bench {own}")
+    ours = [name for name in columns[own] if name in header]
+    in_file = [name for name in dict.fromkeys(header) if name in columns[own]]
     wrong = {
-        "missing": [name for name in COLUMNS if name not in header],
-        "unknown": [name for name in header if name not in COLUMNS],
+        "missing": [name for name in columns[own] if name not in header],
+        "unknown": [name for name in header if name not in columns[own]],
         "repeated": [name for name in ours if header.count(name) > 1],
         "out of order": [name for name, right in zip(in_file, ours, strict=True) if name != right],
     }
@@ -165,15 +183,16 @@ _POSITIVE = tuple(
 )
 
 
-def _parsed(row: list[str], where: str) -> Record:
-    if len(row) != len(COLUMNS):
-        raise ValueError(f"{where}: {len(row)} fields instead of {len(COLUMNS)}")
+def _parsed(row: list[str], kind: type[Row], fault: Callable[[Row], str], where: str) -> Row:
+    columns = fields(kind)
+    if len(row) != len(columns):
+        raise ValueError(f"{where}: {len(row)} fields instead of {len(columns)}")
     try:
-        record = Record(*(_PARSERS[str(column.type)](text) for column, text in zip(fields(Record), row, strict=True)))
+        record = kind(*(_PARSERS[str(column.type)](text) for column, text in zip(columns, row, strict=True)))
     except (KeyError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
-    if fault := _fault(record):
-        raise ValueError(f"{where}: {fault}")
+    if said := fault(record):
+        raise ValueError(f"{where}: {said}")
     return record
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import get_variant
 
 from . import environment
+from .layers.record import LayersRecord
 from .record import YARDSTICKS, Record
 
 
@@ -62,7 +63,7 @@ class Done:
         return environment.versions()
 
 
-def check_burst(done: Sequence[Record], *, device: str, burst: int) -> None:
+def check_burst(done: Sequence[Record] | Sequence[LayersRecord], *, device: str, burst: int) -> None:
     """Raise ValueError if rows of this kind of device were timed in other bursts: such times are another quantity."""
     others = sorted({record.burst for record in done if record.device == device and record.time_us} - {burst})
     if others:
@@ -73,12 +74,25 @@ def check_burst(done: Sequence[Record], *, device: str, burst: int) -> None:
         )
 
 
-def differences(done: Sequence[Record], *, device: str, timed: bool, rounds: int, seed: int, link_gbps: float) -> str:
-    """Return how rows of this kind of device were made otherwise than those to come, in words; nothing if alike."""
+def check_device(others: Iterable[str], name: str) -> None:
+    """Raise ValueError if there are rows of this kind of device, GPUs or processors, of another name."""
+    if found := sorted(set(others) - {name}):
+        raise ValueError(
+            f"this is {name}, and the file to go on with has rows of {', '.join(found)}, whose times these would be "
+            "compared with; give another --out"
+        )
+
+
+def differences(done: Sequence[Record] | Sequence[LayersRecord], *, device: str, timed: bool, **settings: Any) -> str:
+    """Return how rows of this kind of device were made otherwise than those to come, in words; nothing if alike.
+
+    Args:
+        done: the rows.
+        device, timed: of those to come.
+        settings: by the names of their columns, beside the versions.
+    """
     versions = environment.versions()
-    now: dict[str, Any] = {"seed": seed, **{name: versions[name] for name in ("commit", "torch", "triton")}}
-    if timed:
-        now |= {"rounds": rounds, "link_gbps": link_gbps}
+    now = settings | {name: versions[name] for name in ("commit", "torch", "triton")}
     rows = [record for record in done if record.device == device and (record.time_us or not timed)]
     said = []
     for name, value in now.items():

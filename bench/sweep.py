@@ -19,7 +19,7 @@ from .families import FAMILIES
 from .measure import Job, Outcome
 from .ranks import Ranks
 from .record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record
-from .resume import Done, check_burst
+from .resume import Done, check_burst, check_device
 from .shapes import parse_shapes
 
 H200_LINK_GBPS = 387.0  # what the copy engines of an H200 send one peer over NVLink 4
@@ -119,7 +119,7 @@ def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> 
             say so.
     """
     columns: dict[str, Any] = environment.versions() | _open_ranks(plan, ranks)
-    _check_device(plan, columns["device_name"])
+    check_device(plan.device_names, columns["device_name"])
     for job in plan.jobs:
         try:
             outcomes = ranks.call(measure.measure, job)
@@ -140,14 +140,6 @@ def _open_ranks(plan: Plan, ranks: Ranks) -> dict[str, str]:
         raise RuntimeError(
             f"{error} (the heap is for the largest problem, {largest.family} {largest.shape}; nothing was measured)"
         ) from error
-
-
-def _check_device(plan: Plan, name: str) -> None:
-    if others := sorted(plan.device_names - {name}):
-        raise ValueError(
-            f"this is {name}, and the file to go on with has rows of {', '.join(others)}, whose times these would be "
-            "compared with; give another --out"
-        )
 
 
 class Output:

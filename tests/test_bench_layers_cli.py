@@ -15,10 +15,12 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from iris_bench import cli
+from iris_bench.csv_rows import append_records
 from iris_bench.layers import rank as bench
-from iris_bench.layers.cli import heap_bytes, plan, to_records
+from iris_bench.layers.plan import heap_bytes, plan, to_records
 from iris_bench.layers.plot import plot_layers
 from iris_bench.layers.record import LayersRecord
+from iris_bench.record import read_as
 from iris_core import RankPool
 
 GIVEN: dict[str, Any] = {
@@ -80,7 +82,56 @@ def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
     assert "<svg" in picture
     again = CliRunner().invoke(cli.app, command)
     assert again.exit_code == 2
-    assert "--overwrite replaces it" in again.output
+    assert "--resume goes on with it, --overwrite replaces it" in again.output
+
+
+def test_resuming_measures_pairs_of_which_a_row_is_missing_or_failed(tmp_path: Path) -> None:
+    """Whole, as its times are of one run; and shows those that are there, too."""
+    out = tmp_path / "layers.csv"
+    command = ["layers", "--device", "cpu", "--world-size", "2", "--subject", "torch,iris", "--out", str(out)]
+    command += ["--layout", "replicated", "--phase", "forward", "--resume", "--blocks"]
+    assert CliRunner().invoke(cli.app, [*command, "8x12x16"]).exit_code == 0
+    first = out.read_text()
+    again = CliRunner().invoke(cli.app, [*command, "8x12x16", "--plot", str(tmp_path / "layers.svg")])
+    assert again.exit_code == 0, again.output
+    assert "8 tokens, 12 to 16 and back" in again.output
+    assert out.read_text() == first
+    assert "8 tokens" in (tmp_path / "layers.svg").read_text()
+    out.write_text(
+        first.replace("iris,replicated,forward,8,12,16,2,fp32,cpu", "iris,replicated,forward,8,12,18,2,fp32,cpu")
+    )
+    both = CliRunner().invoke(cli.app, [*command, "8x12x16,4x12x16", "--seed", "3"])
+    assert both.exit_code == 0, both.output
+    assert "it has seed 0 (now 3)" in both.output
+    rows = read_as(out, LayersRecord)
+    assert [(row.subject, row.tokens, row.features) for row in rows[2:]] == [
+        (subject, tokens, 16) for tokens in (8, 4) for subject in ("torch", "iris")
+    ]
+    assert "4 tokens, 12 to 16" in both.output
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "said"),
+    [
+        (("a processor", "another one"), [], "rows of another one, whose times these would be compared with"),
+        ((",1,1,0,", ",1,2,0,"), [], "--burst 1, but the file to go on with has times of bursts of 2"),
+        (("subject,", "family,"), [], "its columns differ (missing: subject; unknown: family)"),
+        (("", ""), ["--overwrite"], "--resume keeps the rows of --out and --overwrite drops them"),
+    ],
+)
+def test_what_is_not_gone_on_from(tmp_path: Path, change: tuple[str, str], given: list[str], said: str) -> None:
+    (job,) = plan(**(GIVEN | {"world_size": 1}))
+    columns = dict.fromkeys(("torch", "triton", "driver", "commit", "command"), "")
+    columns |= {"world_size": 1, "device": "cpu", "device_name": "a processor"}
+    out = tmp_path / "layers.csv"
+    append_records(out, to_records(job, [bench.Outcome("torch", "step", time_us=1.0)], columns))
+    text = out.read_text()
+    assert change[0] in text
+    out.write_text(text.replace(*change))
+    command = ["layers", "--device", "cpu", "--world-size", "1", "--out", str(out), "--resume", "--blocks", "4x4x4"]
+    done = CliRunner().invoke(cli.app, [*command, *given])
+    assert done.exit_code
+    assert said in " ".join(done.output.split())
 
 
 def test_a_picture_needs_what_it_compares_with(tmp_path: Path) -> None:

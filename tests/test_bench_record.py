@@ -7,10 +7,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from iris_bench import sweep
+from iris_bench import environment, sweep
 from iris_bench.csv_rows import append_records
 from iris_bench.measure import Outcome
 from iris_bench.record import COLUMNS, Record, latest, other_configurations, read_records
@@ -55,6 +56,7 @@ def make_plan(*, device: str = "cuda", **changes) -> sweep.Plan:
 
 
 def make_records(device: str = "cuda", shapes: str = "8192x8192x8192") -> list[Record]:
+    """Return the rows of a sweep, the same whenever they are made."""
     records = []
     plan = make_plan(device=device, shapes=shapes)
     for job in plan.jobs:
@@ -65,7 +67,8 @@ def make_records(device: str = "cuda", shapes: str = "8192x8192x8192") -> list[R
             Outcome("gemm_alone", time_us=340.0, latency_us=350.0, host_us=10.0),
             Outcome("communication_alone", time_us=300.0, latency_us=310.0, host_us=10.0),
         ]
-        records += sweep.to_records(plan, job, outcomes, ENVIRONMENT)
+        with mock.patch.object(environment, "timestamp", return_value="2026-01-01T00:00:00Z"):
+            records += sweep.to_records(plan, job, outcomes, ENVIRONMENT)
     return records
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -21,13 +21,13 @@ from .. import environment, measure, report
 from .. import plot as plots
 from ..csv_rows import append_records
 from ..exits import complain, interrupted, leave, refuse, warn
-from ..families import FAMILIES
-from ..options import Device, Overwrite, Seed, WorldSize
-from ..outputs import check_new, check_outputs
+from ..options import Device, Overwrite, Resume, Seed, WorldSize
+from ..outputs import left_over, rows_to_go_on_from
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from ..record import DTYPES
-from ..shapes import parse_sizes
+from ..record import latest, read_as
+from ..resume import check_burst, check_device, differences
 from . import rank
+from .plan import heap_bytes, plan, still_to_do, to_records
 from .plot import plot_layers
 from .record import LayersRecord
 from .subjects import LAYOUTS, SUBJECTS
@@ -37,7 +37,6 @@ _DTYPES = {"cpu": "fp32", "cuda": "bf16"}
 _ROUNDS = {"cpu": 1, "cuda": 8}
 _BURST = {"cpu": 1, "cuda": 10}
 _SHOWN = 300  # characters of a reason; the file has all of them
-_HEAP_BYTES = 64 << 20  # for the context, flags, and what is rounded
 
 
 def layers(
@@ -55,6 +54,7 @@ def layers(
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make: .png, .svg or .pdf.")] = None,
+    resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Measure pairs of tensor-parallel layers beside torch's own: the forward pass, and a step with all gradients.
@@ -68,12 +68,13 @@ def layers(
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
         device, world_size = choose_setting(device, world_size, launcher=launcher)
+        dtype = dtype or _DTYPES[device]
         jobs = plan(
             blocks=blocks or _BLOCKS[device],
             subjects=_select(subject, "--subject", tuple(SUBJECTS)),
             layouts=_select(layout, "--layout", LAYOUTS),
             phases=_select(phase, "--phase", rank.PHASES),
-            dtype=dtype or _DTYPES[device],
+            dtype=dtype,
             rounds=_ROUNDS[device] if rounds is None else rounds,
             burst=_BURST[device] if burst is None else burst,
             seed=seed,
@@ -83,24 +84,36 @@ def layers(
             plots.check_path(plot)
             if "torch" not in jobs[0].subjects:
                 raise ValueError("--plot shows speedups over torch; --subject leaves it out")
-        check_outputs(("--out", out), ("--plot", plot))
-        check_new(("--out", out), overwrite=overwrite)
+        read = functools.partial(read_as, kind=LayersRecord, speak=is_first)
+        done = rows_to_go_on_from(out, plot, read, resume=resume, overwrite=overwrite)
+        setting = {"world_size": world_size, "device": device}
+        to_do = still_to_do(jobs, done, setting)
+        if to_do:
+            check_burst(done, device=device, burst=jobs[0].burst)
     except ValueError as error:
         refuse(error, speak=is_first)
-    ranks = start_ranks(launcher, world_size, device)
-    output = _Output(out if is_first else None)
+    others = differences(done, device=device, timed=True, rounds=jobs[0].rounds, seed=seed) if to_do else ""
+    if is_first and others:
+        warn(f"{out} was not made as the rows to come are: it has {others}")
+    output = _Output(out if is_first else None, done, replace=overwrite)
     ended_early = None
-    try:
-        ended_early = _run(jobs, ranks, output, {"world_size": world_size, "device": device, **environment.versions()})
-    except KeyboardInterrupt:
-        interrupted(output.left(), launcher=launcher, speak=is_first)
+    if to_do:
+        try:
+            ranks = start_ranks(launcher, world_size, device)
+            ended_early = _run(to_do, ranks, output, setting | environment.versions())
+        except KeyboardInterrupt:
+            is_there = bool(done or output.records)
+            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
+            interrupted(left, launcher=launcher, speak=is_first)
     if is_first:
-        print_layers(report.make_console(), output.records)
+        alike = {"dtype": dtype, **setting}
+        shown = [row for row in latest(done + output.records) if all(getattr(row, k) == v for k, v in alike.items())]
+        print_layers(report.make_console(), shown)
         if ended_early:
             complain("the measurement", ended_early)
         if plot:
             try:
-                plot_layers(output.records, plot)
+                plot_layers(shown, plot)
             except ValueError as error:
                 warn(f"there is no {plot}: {error}")
     failed = any(record.status in ("wrong", "error") for record in output.records)
@@ -109,22 +122,17 @@ def layers(
 
 @dataclass
 class _Output:
-    """The rows so far, and the file that they are added to; it is replaced when there are some."""
+    """The file that rows are added to, and those of this run; what is there is replaced, if so, when there are some."""
 
     path: Path | None
+    done: Sequence[LayersRecord]
+    replace: bool
     records: list[LayersRecord] = field(default_factory=list)
 
     def add(self, records: list[LayersRecord]) -> None:
         if self.path:
-            append_records(self.path, records, replace=not self.records)
+            append_records(self.path, records, replace=self.replace and not self.records)
         self.records += records
-
-    def left(self) -> str:
-        """What an interrupted run leaves, in words."""
-        count = len(self.records)
-        if not self.path:
-            return f"{count} rows are lost; with --out they would be kept"
-        return f"{count} rows were written to {self.path}" if count else "nothing was written"
 
 
 def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[str, Any]) -> Exception | None:
@@ -134,6 +142,9 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
     with ending(ranks) as ended:
         needed = max(heap_bytes(job, columns["world_size"]) for job in jobs)
         columns |= ranks.call(measure.open_rank, needed, columns["device"])
+        check_device(
+            [row.device_name for row in output.done if row.device == columns["device"]], columns["device_name"]
+        )
         with report.make_progress(console) as progress:
             for number, job in enumerate(progress.track(jobs, description="pairs"), 1):
                 try:
@@ -155,95 +166,12 @@ def _describe(record: LayersRecord) -> str:
     return f"{record.tokens} tokens, {record.width} to {record.features} and back, {record.layout}"
 
 
-def plan(
-    *,
-    blocks: str,
-    subjects: Sequence[str],
-    layouts: Sequence[str],
-    phases: Sequence[str],
-    dtype: str,
-    rounds: int,
-    burst: int,
-    seed: int,
-    world_size: int,
-) -> list[rank.Job]:
-    """Return what is to be measured.
-
-    Raises:
-        ValueError: something given is unknown or makes no sense; names it, and what would work.
-    """
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
-    for name, value in (("--rounds", rounds), ("--burst", burst)):
-        if value < 1:
-            raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
-    jobs = []
-    names = dict.fromkeys(block.strip() for block in blocks.split(","))
-    for block, layout in itertools.product(names, layouts):
-        sizes = parse_sizes(block)
-        if sizes is None:
-            raise ValueError(
-                f"unknown block {block!r}; it takes TOKENSxWIDTHxFEATURES, three positive integers, "
-                "e.g. 8192x8192x28672"
-            )
-        tokens, width, features = sizes
-        cut = {"width": width, "features": features} | ({"tokens": tokens} if layout == "sequence" else {})
-        for name, size in cut.items():
-            if size % world_size:
-                raise ValueError(f"block {block}: its {name}, {size}, must be a multiple of the {world_size} ranks")
-        job = rank.Job(
-            tokens=tokens,
-            width=width,
-            features=features,
-            layout=layout,
-            phases=tuple(phases),
-            subjects=tuple(subjects),
-            dtype=DTYPES[dtype],
-            rounds=rounds,
-            burst=burst,
-            seed=seed,
-        )
-        jobs.append(job)
-    return jobs
-
-
 def _select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = known if text == "all" else tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in known:
             raise ValueError(f"unknown {option} {name!r}; it takes 'all', or some of {', '.join(known)}")
     return tuple(name for name in known if name in names)
-
-
-def heap_bytes(job: rank.Job, world_size: int) -> int:
-    """Return what the operators of a job hold of a rank's heap, at most; all subjects share them."""
-    sizes = {"m": job.tokens, "world_size": world_size, "dtype": getattr(torch, job.dtype)}
-    out_of = {"n": job.width, "k": job.features} | sizes
-    if job.layout == "replicated":
-        needed = FAMILIES["gemm_all_reduce"].heap_bytes(FAMILIES["gemm_all_reduce"].problem(**out_of))
-    else:
-        into = FAMILIES["all_gather_gemm"].problem(n=job.features, k=job.width, **sizes)
-        scattered = FAMILIES["gemm_reduce_scatter"].problem(**out_of)
-        # Forwards without what was gathered, and with it; backwards the same.
-        needed = 2 * FAMILIES["all_gather_gemm"].heap_bytes(into)
-        needed += FAMILIES["gemm_reduce_scatter"].heap_bytes(scattered)
-    return needed + _HEAP_BYTES
-
-
-def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[str, Any]) -> list[LayersRecord]:
-    """Return a job's rows. Interpreted times are compared with nothing."""
-    is_cpu = columns["device"] == "cpu"
-    by_torch = {one.phase: one.time_us for one in outcomes if one.subject == "torch" and not is_cpu}
-    names = {long: short for short, long in DTYPES.items()}
-    common = {key: getattr(job, key) for key in ("tokens", "width", "features", "layout", "rounds", "burst", "seed")}
-    common |= columns | {"dtype": names[job.dtype], "timestamp": environment.timestamp()}
-    records = []
-    for one in outcomes:
-        torch_us = by_torch.get(one.phase)
-        speedup = torch_us / one.time_us if torch_us and one.time_us else None
-        values = asdict(one) | ({"host_us": None} if is_cpu else {})
-        records.append(LayersRecord(**values, **common, speedup_vs_torch=speedup))
-    return records
 
 
 def print_layers(console: Console, records: Sequence[LayersRecord]) -> None:

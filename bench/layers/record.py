@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,14 @@ class LayersRecord:
     timestamp: str
     command: str
     reason: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells measurements of different things apart."""
+        return (self.subject, self.phase, *self.pair_key)
+
+    @property
+    def pair_key(self) -> tuple[Any, ...]:
+        """What all rows of a pair of layers in one layout have in common."""
+        sizes = (self.tokens, self.width, self.features)
+        return (self.layout, *sizes, self.world_size, self.dtype, self.device)
