@@ -45,7 +45,7 @@ def rows_to_go_on_from(
     if out is None or not out.exists():
         return []
     if not resume and not overwrite:
-        raise ValueError(f"{out} exists already; --resume goes on with it, --overwrite replaces it")
+        raise ValueError(f"--out {out} exists already; --resume goes on with it, --overwrite replaces it")
     return read(out) if resume else []
 
 
