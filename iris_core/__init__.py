@@ -5,7 +5,7 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 """
 
 from .bootstrap import Origin
-from .context import Context, iris
+from .context import Context
 from .device import (
     atomic_add,
     atomic_and,
@@ -33,6 +33,7 @@ from .intrinsics import (
     wait_for_earlier_kernels,
 )
 from .launcher import RankError, RankPool, launch
+from .opening import iris
 from .sync import barrier, signal, signal_each, wait, wait_each
 
 __all__ = [

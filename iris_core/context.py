@@ -23,10 +23,6 @@ from .modes import plain_tensors
 from .process_group import make_process_group
 from .watchdog import Watchdog
 
-DEFAULT_HEAP_SIZE = 1 << 30
-
-_of_process: dict[int, Context] = {}  # this process's context, by rank; a simulated host keeps its ranks' own
-
 
 class Context(HeapTensors, Meeting):
     """One rank's handle on the heap, its peers, and what they do together. Make it with `iris_core.iris`.
@@ -46,7 +42,12 @@ class Context(HeapTensors, Meeting):
     """
 
     def __init__(
-        self, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None = None
+        self,
+        heap_size: int,
+        device: str,
+        timeout_s: float,
+        process_group: dist.ProcessGroup | None,
+        open_contexts: dict[int, Context],
     ) -> None:
         self._origin = bootstrap.find_origin(process_group)
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
@@ -61,6 +62,8 @@ class Context(HeapTensors, Meeting):
             with plain_tensors():
                 self._open(heap_size, device, opened)
             self._opened = opened.pop_all()
+        open_contexts[self.get_rank()] = self
+        self._opened.callback(open_contexts.pop, self.get_rank(), None)
 
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
         with self.group.together("choose a device"):
@@ -276,7 +279,6 @@ class Context(HeapTensors, Meeting):
         self._handled = None  # whose traceback holds what its callers had
         with self._opened:
             self._opened.callback(self._leave_group, is_failing)
-            self._opened.callback(_contexts().pop, self.get_rank(), None)
             try:
                 if self.watchdog.failure is None and self.group.failure is None and not is_failing:
                     self.barrier()
@@ -284,56 +286,6 @@ class Context(HeapTensors, Meeting):
                     self.watchdog.abort()
             finally:
                 self.is_closed = True
-
-
-def iris(
-    heap_size: int = DEFAULT_HEAP_SIZE,
-    device: str = "auto",
-    *,
-    timeout_s: float | None = None,
-    group: dist.ProcessGroup | None = None,
-) -> Context:
-    """Make this process's context; collective over all ranks.
-
-    The ranks are those of `group`, or of whatever started the process: `iris_core.launch`, an initialised
-    ``torch.distributed``, ``torchrun``, ``mpirun``; alone, a world of one.
-
-    Args:
-        heap_size: bytes of symmetric heap a rank.
-        device: "cuda" (NVIDIA or AMD GPUs), "cpu" (shared memory, kernels interpreted), or "auto": the GPUs if there
-            are any and Triton is not told to interpret.
-        timeout_s: limit of a wait in a kernel, in seconds; ranks wait for each other on the host twice as long. 0 for
-            none; None for ``IRIS_TIMEOUT_S``, or 30.
-        group: a process group of torch's, of ranks of one host, such as those of a replica of the model,
-            ``mesh["tp"].get_group()``; each process gives the one that it is in. None for all ranks.
-
-    Returns:
-        The context. `Context.close` ends it; a process has one at a time.
-
-    Raises:
-        RuntimeError: this process has a context already, the machine lacks what the device needs, or the ranks are of
-            several hosts.
-        ValueError: the device, the heap size or the limit makes no sense or is not the same on all ranks, there are
-            more ranks than GPUs, or this process is not in `group`.
-        PeerError: a rank did not start.
-    """
-    node = bootstrap.simulated_host()
-    has_one = bool(_of_process) if node is None else node.rank in node.contexts
-    if has_one:
-        raise RuntimeError("this process has a context already; close() it before making another")
-    bootstrap.asked_device(device)
-    if not isinstance(heap_size, int) or heap_size <= 0:
-        raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
-    # On a simulated host nothing waits by the clock: it sees when nobody can go on.
-    context = Context(heap_size, device, bootstrap.timeout_s(timeout_s) if node is None else 0.0, group)
-    _contexts()[context.get_rank()] = context
-    return context
-
-
-def _contexts() -> dict[int, Context]:
-    """Return where open contexts are kept."""
-    node = bootstrap.simulated_host()
-    return _of_process if node is None else node.contexts
 
 
 def _same_device(asked: torch.device, own: torch.device) -> bool:
