@@ -68,7 +68,7 @@ def test_nor_where_all_peers_are_told_at_once(family: str, world_size: int) -> N
         assert report.ok, report
         for left_out in (handshake._wait_for_all, handshake._tell_all):
             with replaced(left_out, wait_for_nobody):
-                assert run_case(case, schedules=4, seed=0).found_ordering_fault
+                assert any(run_case(case, schedules=some, seed=0).found_ordering_fault for some in (1, 4))
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)

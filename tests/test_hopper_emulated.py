@@ -241,8 +241,10 @@ def test_output_is_right_where_a_rank_is_late(family: str, name: str, case: Case
     run_case(family, name, case, 0, late=late)
 
 
-@pytest.mark.parametrize("late", ["", "copies", "copies1", "copies1 0"])
-@pytest.mark.parametrize("keep_gathered", [False, True])
+@pytest.mark.parametrize(
+    ("keep_gathered", "late"),
+    [(False, ""), (False, "copies"), (False, "copies1"), (False, "copies1 0"), (True, ""), (True, "copies1 0")],
+)
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
 def test_output_is_right_where_the_last_shard_comes_in_chunks(
     case: Case, keep_gathered: bool, late: str, monkeypatch: pytest.MonkeyPatch

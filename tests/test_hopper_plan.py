@@ -273,10 +273,10 @@ def test_narrow_outputs_get_narrow_tiles() -> None:
     assert quickest_cut(8192, 8192, 8192, num_programs=132, peers=0, teams=TEAMS).block_n == 256
 
 
-def made_for(family: str, m: int, n: int, k: int) -> Any:
-    """Return rank 0's operator of `warp_specialized` on four H200s, in its default configuration."""
-    problem = make_problem(family, m, n, k, 4, torch.bfloat16)
-    case = compiling.Case("warp_specialized", "sm_90", family=family)
+def made_for(family: str, m: int, n: int, k: int, world_size: int = 4) -> Any:
+    """Return rank 0's operator of `warp_specialized` on so many H200s, in its default configuration."""
+    problem = make_problem(family, m, n, k, world_size, torch.bfloat16)
+    case = compiling.Case("warp_specialized", "sm_90", family=family, world_size=world_size)
     with mock.patch.object(operator, "machine_reason", return_value=None):
         return get_variant(family, "warp_specialized").build(compiling.StubContext(case), problem)
 
@@ -302,3 +302,9 @@ def test_tiles_of_a_default_configuration_are_counted_by_shards(family: str, blo
     """Where shards of few rows have tiles of their own, 64 columns are more of them than programs."""
     work = (256, 4096, 14336) if family == "gemm_reduce_scatter" else (256, 14336, 4096)
     assert made_for(family, *work).config.block_n == block_n
+
+
+@pytest.mark.parametrize(("world_size", "block_n", "senders"), [(1, 256, 0), (2, 128, 16)])
+def test_whoever_is_alone_has_the_widest_tiles_and_sends_nothing(world_size: int, block_n: int, senders: int) -> None:
+    made = made_for("all_gather_gemm", 8192, 8192 * world_size, 8192, world_size)
+    assert (made.config.block_n, made._shard.senders) == (block_n, senders)

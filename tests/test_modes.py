@@ -86,8 +86,15 @@ class Identity(torch.autograd.Function):
         return grads[0], None, None
 
 
+def collect_since() -> None:
+    """Collect what was made since `gc.freeze`; what torch has made before takes half a second."""
+    gc.collect()
+    gc.unfreeze()
+
+
 def write_on_the_output(rank: int, world_size: int, family: str, variant: str) -> tuple[list[str | None], list[bool]]:
     """Have autograd write on the tensor that a call returns; return what is wrong with the next, and what is kept."""
+    gc.freeze()
     ctx = context()
     problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
     operator = get_variant(family, variant).build(ctx, problem)
@@ -104,7 +111,7 @@ def write_on_the_output(rank: int, world_size: int, family: str, variant: str) -
             output = operator(data.a, data.b)
             wrong.append(fault(operator.as_matrix(output), data, DTYPE))
             has_history.append(output.requires_grad)
-    gc.collect()
+    collect_since()
     has_history.append(graph() is not None)
     operator.close()
     return wrong, has_history
@@ -118,6 +125,7 @@ def test_what_autograd_writes_on_one_output_is_not_on_the_next(ranks: Callable[[
 
 def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[tuple[str, str]], int]:
     """Call with operands that are refused; return the errors, and how many graphs of gradients are kept."""
+    gc.freeze()
     ctx = context()
     problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
     operator = get_variant(family, variant).build(ctx, problem)
@@ -137,7 +145,7 @@ def refuse(rank: int, world_size: int, family: str, variant: str) -> tuple[list[
     operator(wanted.detach(), data.b)
     graph = weakref.ref(wanted)
     del wanted
-    gc.collect()
+    collect_since()
     operator.close()
     return errors, int(graph() is not None)
 

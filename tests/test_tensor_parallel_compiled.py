@@ -9,7 +9,7 @@ import pytest
 import torch
 from layers import SIZES, cut_pair, draw, far, parameters, released, whole_pair
 from ranks import Ranks, context, raised
-from test_compiled import compiled, each_backend
+from test_compiled import compiled, if_it_compiles
 from torch import nn
 
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
@@ -59,11 +59,16 @@ def train(
 
 
 @on_cpu
-@each_backend
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_layers_are_part_of_a_whole_graph(ranks: Callable[[int], Ranks], backend: str, sequence_parallel: bool) -> None:
+def test_layers_are_part_of_a_whole_graph(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
     """A graph for each number of tokens, with gradients and without; none again for one that came before."""
-    assert ranks(2).call(train, backend, sequence_parallel) == [([], [2, 4, 4])] * 2
+    assert ranks(2).call(train, "aot_eager", sequence_parallel) == [([], [2, 4, 4])] * 2
+
+
+@on_cpu
+@if_it_compiles
+def test_a_graph_of_layers_is_right_where_steps_are_merged(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(train, "inductor", True, TOKENS[:1]) == [([], [2])] * 2
 
 
 @pytest.mark.gpu

@@ -35,7 +35,7 @@ class Consignment(NamedTuple):
 
     `rows` are this rank's, `k` the columns. A group has `group_rows`, a chunk `chunk_columns`. There are `parts`,
     `chunks` of each group, and `pieces` are counted for each, those past the shard's end too. `senders` programs send
-    them.
+    them, none where there is nobody to send to.
     """
 
     counts_ptr: Any
@@ -111,7 +111,7 @@ def count_parts(herald, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
 def _num_pieces(shard):
     """Return how many pieces are this program's."""
     left = gl.maximum(shard.parts * shard.pieces - gl.program_id(0), 0)
-    return gl.where(gl.program_id(0) < shard.senders, gl.cdiv(left, shard.senders), 0)
+    return gl.where(gl.program_id(0) < shard.senders, gl.cdiv(left, gl.maximum(shard.senders, 1)), 0)
 
 
 @gluon.jit

@@ -198,6 +198,8 @@ class WarpSpecialized(StoresShards):
         # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
         # Half the senders, and groups twice as large, take 109 us in place of 132 for 4096x4096x4096.
         config = super().default_config()
+        if self.problem.world_size == 1:
+            return config
         if config.block_n == 256:
             config = replace(config, block_n=128, num_stages=STAGES[128])
         shard_bytes = self.problem.wire_bytes // max(1, self.problem.world_size - 1)
@@ -235,7 +237,7 @@ class WarpSpecialized(StoresShards):
             chunks=chunks,
             parts=groups * chunks,
             pieces=group_rows // config.block_m * steps,
-            senders=config.comm_sms,
+            senders=config.comm_sms if problem.world_size > 1 else 0,
         )
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
