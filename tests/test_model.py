@@ -67,6 +67,13 @@ def test_the_model_of_two_is_close_to_their_sweeps() -> None:
     assert statistics.median(errors) < 0.10
 
 
+def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
+    machine = machine_for("NVIDIA H200", 1)
+    assert machine
+    few = [one for one in measured([RESULTS / "h200-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
+    assert median_errors(machine, few)["all_gather_gemm", "warp_specialized"] < 0.08
+
+
 def test_constants_that_are_kept_stay_as_they_are() -> None:
     faster = replace(H200, boost_tflops=H200.boost_tflops * 1.2)
     few = measured()[:20]

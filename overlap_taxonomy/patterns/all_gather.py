@@ -39,9 +39,11 @@ def _split_gather(machine: Machine, work: Work, variant: str) -> float:
 
 
 def _warp_gather(machine: Machine, work: Work) -> float:
-    sms = comm_sms(machine, work, "warp_specialized")
+    sms = comm_sms(machine, work, "warp_specialized") if work.peers else 0
     rows = rows_in_tiles(work)
     own = gemm(machine, work, rows, work.share(work.n), work.k, sms=machine.num_sms - sms, kind="specialized")
+    if not work.peers:
+        return own.us + ends(machine, kernels=1)
     push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms)
     return max(own.us / GATED_RATE, push + own.wave_us / CHUNKS) + ends(machine, kernels=1)
 
