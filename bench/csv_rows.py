@@ -37,6 +37,11 @@ class Rows(NamedTuple):
             warn(f"{path}, line {self.end} is cut off, as its writing was interrupted; it is {what}")
 
 
+def in_a_line(error: BaseException) -> str:
+    """Return what a row says of an error: its kind and its words, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def read_rows(path: Path) -> Rows:
     """Return a file's rows. One is whole once its newline is there: without it the last column may be cut.
 

@@ -14,7 +14,7 @@ from iris_core import PeerError
 from overlap_taxonomy import get_variant, list_families, list_variants
 
 from . import environment, measure
-from .csv_rows import append_records
+from .csv_rows import append_records, in_a_line
 from .families import FAMILIES
 from .measure import Job, Outcome
 from .ranks import Ranks
@@ -261,7 +261,7 @@ def _names(text: str) -> list[str]:
 
 def _ended(job: Job, error: Exception) -> list[Outcome]:
     """Every variant's outcome where the ranks are no more: which of them is to blame, the error alone can say."""
-    reason = " ".join(f"the sweep ended in this problem: {type(error).__name__}: {error}".split())
+    reason = f"the sweep ended in this problem: {in_a_line(error)}"
     return [Outcome(variant, status="error", reason=reason) for variant in job.variants]
 
 

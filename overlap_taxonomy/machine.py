@@ -98,7 +98,7 @@ class Machine:
 
     def has(self, device_name: str) -> bool:
         """Return whether its GPUs are of that name: a GH200, an H200 NVL or a part of an H200 is no H200."""
-        return device_name.split()[-1:] == [self.gpu]
+        return f" {device_name}".endswith(f" {self.gpu}")
 
     def has_descriptors(self, element_bytes: int) -> bool:
         """Return whether our kernels read elements of that size by tensor descriptors; fp32 goes through pointers."""
@@ -185,6 +185,20 @@ H200X2 = replace(
 # The same GPUs behind the same switch. Nothing was measured on eight.
 H200X8 = replace(H200X4, name="h200x8", world_size=8, is_measured=False)
 
+# The same chip and links (SXM), beside memory that data sheets have at 3.35 TB/s, not 4.8. Nothing was measured on it.
+H100X2, H100X4, H100X8 = (
+    replace(
+        one,
+        name=one.name.replace("h200", "h100"),
+        gpu="H100 80GB HBM3",
+        is_measured=False,
+        memory_gbps=one.memory_gbps * 3.35 / 4.8,
+        layout_gbps=one.layout_gbps * 3.35 / 4.8,
+        align_gbps=one.align_gbps * 3.35 / 4.8,
+    )
+    for one in (H200X2, H200X4, H200X8)
+)
+
 # From data sheets and public figures: 304 compute units; a link of its own to each of seven peers, of which a copy
 # engine or a kernel that stores to one peer uses one. What no data sheet tells is taken from the H200.
 MI300X8 = replace(
@@ -209,7 +223,7 @@ MI300X8 = replace(
     tile_rates={(128, 128): 1.0, (64, 128): 0.7, (64, 64): 0.45},
 )
 
-MACHINES = {machine.name: machine for machine in (H200X2, H200X4, H200X8, MI300X8)}
+MACHINES = {machine.name: machine for machine in (H200X2, H200X4, H200X8, H100X2, H100X4, H100X8, MI300X8)}
 
 
 def machine_for(device_name: str, world_size: int) -> Machine | None:

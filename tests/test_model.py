@@ -156,7 +156,9 @@ def test_machines_are_found_by_the_drivers_name() -> None:
     assert machine_for("NVIDIA H200", 4) is H200
     assert machine_for("NVIDIA H200", 8) is MACHINES["h200x8"]
     assert machine_for("AMD Instinct MI300X", 8) is MACHINES["mi300xx8"]
-    for other in ("NVIDIA GeForce 256", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H200 MIG 1g.18gb", ""):
+    assert machine_for("NVIDIA H100 80GB HBM3", 4) is MACHINES["h100x4"]
+    others = ["NVIDIA GeForce 256", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H200 MIG 1g.18gb", ""]
+    for other in (*others, "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
         assert machine_for(other, 4) is None
     assert machine_for("NVIDIA H200", 2) is MACHINES["h200x2"]
     three = machine_for("NVIDIA H200", 3)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from .. import environment, measure, report
 from .. import plot as plots
-from ..csv_rows import append_records
+from ..csv_rows import append_records, in_a_line
 from ..exits import complain, interrupted, leave, refuse, warn
 from ..options import Device, Overwrite, Resume, Seed, WorldSize
 from ..outputs import left_over, rows_to_go_on_from
@@ -150,8 +150,8 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
                 try:
                     outcomes = ranks.call(rank.measure, job)
                 except Exception as error:
-                    reason = f"the measurement ended here: {type(error).__name__}: {error}"
-                    output.add(to_records(job, rank.not_begun(job, " ".join(reason.split())), columns))
+                    reason = f"the measurement ended here: {in_a_line(error)}"
+                    output.add(to_records(job, rank.not_begun(job, reason), columns))
                     raise
                 records = to_records(job, outcomes, columns)
                 output.add(records)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import environment, report
-from ..csv_rows import append_records
+from ..csv_rows import append_records, in_a_line
 from ..exits import interrupted, leave, refuse
 from ..options import Device, Names, OurNames, WorldSize
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
@@ -151,7 +151,7 @@ class _Run:
                         self._keep(ranks.call(rank.call_often, count))
                     ranks.call(rank.close_rank)
                 if ended.error:
-                    self.error = " ".join(f"{type(ended.error).__name__}: {ended.error}".split())
+                    self.error = in_a_line(ended.error)
             except KeyboardInterrupt:
                 self.error, self.is_interrupted = "interrupted", True
             if not self._is_warm:
