@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from typing import NoReturn
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import typer
 
@@ -41,6 +45,22 @@ def interrupted(left: str, *, launcher: Launcher | None, speak: bool) -> NoRetur
     if launcher:
         _end_at_once(INTERRUPTED)
     raise typer.Exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until the end, where Python would swallow it: in what a collection of garbage calls."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def leave(*, failed: bool, lost: bool, launcher: Launcher | None) -> NoReturn:

@@ -42,7 +42,7 @@ def rows_to_go_on_from(
     if resume and not out:
         raise ValueError("--resume needs --out, the file to go on with")
     check_outputs(("--out", out), ("--plot", plot))
-    if out is None or not out.exists():
+    if out is None or not out.exists() or (resume and out.stat().st_size == 0):
         return []
     if not resume and not overwrite:
         raise ValueError(f"--out {out} exists already; --resume goes on with it, --overwrite replaces it")

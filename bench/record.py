@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -104,18 +104,15 @@ COLUMNS = tuple(column.name for column in fields(Record))
 
 def read_records(path: Path, *, speak: bool = True) -> list[Record]:
     """Return the rows of a file of ``iris-bench run``; see `read_as`."""
-    return read_as(path, Record, fault=_fault, speak=speak)
+    return read_as(path, Record, speak=speak)
 
 
-def read_as(
-    path: Path, kind: type[Row], *, fault: Callable[[Row], str] = lambda row: "", speak: bool = True
-) -> list[Row]:
+def read_as(path: Path, kind: type[Row], *, speak: bool = True) -> list[Row]:
     """Return a file's rows; of several processes one should speak of a last line that was cut, and is left out.
 
     Args:
         path: the file.
         kind: the dataclass of a row, one of `_COMMANDS`.
-        fault: says what is wrong with a row, or nothing.
         speak: whether to warn.
 
     Raises:
@@ -126,7 +123,7 @@ def read_as(
     if not found.header:
         raise ValueError(f"{path} is not a CSV of iris-bench: it has no line that is whole")
     _check_columns(path, found.header, kind)
-    records = [_parsed(row, kind, fault, f"{path}, line {line}") for line, row in found.rows[1:]]
+    records = [_parsed(row, kind, f"{path}, line {line}") for line, row in found.rows[1:]]
     if speak:
         found.warn_of_cut(path, "left out")
     return records
@@ -177,13 +174,10 @@ _PARSERS: dict[str, Any] = {
 }
 
 
-_AT_LEAST_ONE = ("m", "n", "k", "world_size", "rounds", "burst")
-_POSITIVE = tuple(
-    column.name for column in fields(Record) if str(column.type) == "float | None" and column.name != "error"
-)
+_AT_LEAST_ONE = ("m", "n", "k", "tokens", "width", "features", "world_size", "rounds", "burst")
 
 
-def _parsed(row: list[str], kind: type[Row], fault: Callable[[Row], str], where: str) -> Row:
+def _parsed(row: list[str], kind: type[Row], where: str) -> Row:
     columns = fields(kind)
     if len(row) != len(columns):
         raise ValueError(f"{where}: {len(row)} fields instead of {len(columns)}")
@@ -191,26 +185,25 @@ def _parsed(row: list[str], kind: type[Row], fault: Callable[[Row], str], where:
         record = kind(*(_PARSERS[str(column.type)](text) for column, text in zip(columns, row, strict=True)))
     except (KeyError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
-    if said := fault(record):
+    if said := _fault(record):
         raise ValueError(f"{where}: {said}")
     return record
 
 
-def _fault(record: Record) -> str:
+def _fault(record: Record | LayersRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, value, known in (("dtype", record.dtype, DTYPES), ("status", record.status, STATUSES)):
         if value not in known:
             return f"unknown {name} {value!r}; it is one of {', '.join(known)}"
-    for name in _AT_LEAST_ONE:
-        if getattr(record, name) < 1:
-            return f"{name} is {getattr(record, name)}; it is at least 1"
-    for name in _POSITIVE:
-        value = getattr(record, name)
-        if value is not None and not 0 < value < math.inf:
+    for column in fields(record):
+        name, value = column.name, getattr(record, column.name)
+        if name in _AT_LEAST_ONE and value < 1:
+            return f"{name} is {value}; it is at least 1"
+        if isinstance(value, float) and name != "error" and not 0 < value < math.inf:
             return f"{name} is {value:g}; it is positive and finite, or empty"
     error = record.error
     if error is not None and not (0 <= error < math.inf or (error == math.inf and record.status == "wrong")):
         return f"error is {error:g} and status {record.status}; it is not negative, and infinite only of what is wrong"
-    if record.ideal_us is not None and record.link_gbps is None:
+    if isinstance(record, Record) and record.ideal_us is not None and record.link_gbps is None:
         return "ideal_us without the link_gbps that it is for"
     return ""

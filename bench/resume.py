@@ -11,7 +11,7 @@ from overlap_taxonomy import get_variant
 
 from . import environment
 from .layers.record import LayersRecord
-from .record import YARDSTICKS, Record
+from .record import YARDSTICKS, Record, latest
 
 
 class Done:
@@ -23,7 +23,7 @@ class Done:
     """
 
     def __init__(self, records: Sequence[Record], *, timed: bool) -> None:
-        self._last = {record.key: record for record in records}
+        self._last = {record.key: record for record in latest(records)}
         self._timed = timed
 
     def is_finished(self, key: tuple[Any, ...]) -> bool:

@@ -278,12 +278,15 @@ class Context(HeapTensors, Meeting):
             return
         self._handled = None  # whose traceback holds what its callers had
         with self._opened:
-            self._opened.callback(self._leave_group, is_failing)
+            self._opened.callback(lambda: self._leave_group(is_failing))
             try:
                 if self.watchdog.failure is None and self.group.failure is None and not is_failing:
                     self.barrier()
                 else:
                     self.watchdog.abort()
+            except BaseException:
+                is_failing = True
+                raise
             finally:
                 self.is_closed = True
 

@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from .host_group import HostGroup
 
+_ending: set[dist.ProcessGroup] = set()  # whose end was begun here, and has not come
+
 
 def make_process_group(
     group: HostGroup, device: torch.device | None, given: dist.ProcessGroup | None = None
@@ -22,18 +24,28 @@ def make_process_group(
     """Return a process group of these ranks, and what gives it back, if it was made here; collective.
 
     One that is made here waits as long as the ranks do on the host, where torch would wait for 10 or 30 minutes, and
-    for its own end without limit: what gives it back raises TimeoutError then, or warns, if it is told that an error is
-    on its way.
+    for its own end without limit: what gives it back raises TimeoutError then. If it is told that an error is on its
+    way, it warns of whatever goes wrong.
 
     Args:
         group: the ranks.
         device: the GPU of this rank, for NCCL or RCCL; None for gloo.
         given: the one that they are of, which may be of another backend.
+
+    Raises:
+        RuntimeError: torch's group of a rank is one that was made here and has not ended; on every rank.
+        PeerError: a rank did not come.
     """
     backend = "gloo" if device is None else "nccl"
     limit_s = group.timeout_s
     limit: dict[str, Any] = {"timeout": timedelta(seconds=limit_s)} if limit_s else {}
     known = given if given is not None else dist.group.WORLD
+    with group.together("look for a process group"):
+        if known in _ending:
+            raise RuntimeError(
+                "torch's process group of this process is one of a context that was closed, and has not ended: CUDA "
+                "graphs hold its collectives; drop those before close(), or start the ranks again"
+            )
     if known is not None:
         if _serves(known, backend, device or torch.device("cpu")):
             return known, lambda is_failing: None
@@ -77,18 +89,22 @@ def _destroy(own: dist.ProcessGroup, device: torch.device | None, timeout_s: flo
             ended.set_exception(error)
         else:
             ended.set_result(None)
+        _ending.discard(own)
 
+    _ending.add(own)
     thread = threading.Thread(target=destroy, name="end of a process group", daemon=True)
     thread.start()
     thread.join(timeout_s or None)
-    if not thread.is_alive():
+    try:
+        if thread.is_alive():
+            raise TimeoutError(
+                f"torch's process group of these ranks has not ended within {timeout_s:g} s, and NCCL waits for the "
+                "CUDA graphs that hold its collectives: before close(), drop those graphs, and torch.compiler.reset() "
+                'those of mode="reduce-overhead"'
+            )
         ended.result()
-        return
-    late = (
-        f"torch's process group of these ranks has not ended within {timeout_s:g} s, and NCCL waits for the CUDA "
-        "graphs that hold its collectives: before close(), drop those graphs, and torch.compiler.reset() those of "
-        'mode="reduce-overhead"'
-    )
-    if not is_failing:
-        raise TimeoutError(late)
-    warnings.warn(late, stacklevel=2)
+    except Exception as error:
+        if not is_failing:
+            raise
+        with contextlib.suppress(Warning):  # where these are errors, it would hide the one on its way
+            warnings.warn(f"{type(error).__name__}: {error}", stacklevel=2)

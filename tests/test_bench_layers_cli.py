@@ -12,12 +12,14 @@ from unittest import mock
 import pytest
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from rich.console import Console
 from typer.testing import CliRunner
 
-from iris_bench import cli
+from iris_bench import cli, environment
 from iris_bench.csv_rows import append_records
 from iris_bench.layers import rank as bench
-from iris_bench.layers.plan import heap_bytes, plan, to_records
+from iris_bench.layers.cli import print_layers
+from iris_bench.layers.plan import heap_bytes, plan, still_to_do, to_records
 from iris_bench.layers.plot import plot_layers
 from iris_bench.layers.record import LayersRecord
 from iris_bench.record import read_as
@@ -88,6 +90,7 @@ def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
 def test_resuming_measures_pairs_of_which_a_row_is_missing_or_failed(tmp_path: Path) -> None:
     """Whole, as its times are of one run; and shows those that are there, too."""
     out = tmp_path / "layers.csv"
+    out.touch()  # as an interrupt may leave it
     command = ["layers", "--device", "cpu", "--world-size", "2", "--subject", "torch,iris", "--out", str(out)]
     command += ["--layout", "replicated", "--phase", "forward", "--resume", "--blocks"]
     assert CliRunner().invoke(cli.app, [*command, "8x12x16"]).exit_code == 0
@@ -98,7 +101,7 @@ def test_resuming_measures_pairs_of_which_a_row_is_missing_or_failed(tmp_path: P
     assert out.read_text() == first
     assert "8 tokens" in (tmp_path / "layers.svg").read_text()
     out.write_text(
-        first.replace("iris,replicated,forward,8,12,16,2,fp32,cpu", "iris,replicated,forward,8,12,18,2,fp32,cpu")
+        first.replace("iris,replicated,forward,8,12,16,2,fp32,cpu", "iris,replicated,forward,8,12,16,4,fp32,cpu")
     )
     both = CliRunner().invoke(cli.app, [*command, "8x12x16,4x12x16", "--seed", "3"])
     assert both.exit_code == 0, both.output
@@ -108,6 +111,52 @@ def test_resuming_measures_pairs_of_which_a_row_is_missing_or_failed(tmp_path: P
         (subject, tokens, 16) for tokens in (8, 4) for subject in ("torch", "iris")
     ]
     assert "4 tokens, 12 to 16" in both.output
+    assert "fp32, 4 x" not in both.output
+
+
+SETTING = {"world_size": 4, "device": "cuda"}
+ROW = {"device_name": "a GPU", "driver": "", "commit": "", "command": "", **SETTING, **environment.versions()}
+
+
+def rows_of(subject: str, phase: str, **changes: Any) -> list[LayersRecord]:
+    (job,) = plan(**GIVEN)
+    outcome = bench.Outcome(subject, phase, time_us=1.0)
+    return [replace(row, **changes) for row in to_records(job, [outcome], ROW)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_done"),
+    [
+        ({}, True),
+        ({"time_us": None}, False),
+        ({"status": "error", "time_us": None}, False),
+        ({"status": "wrong", "time_us": None}, False),
+        ({"status": "unsupported", "time_us": None}, True),
+        ({"status": "unsupported", "time_us": None, "torch": "2.11.0"}, False),
+        ({"dtype": "bf16"}, False),
+        ({"world_size": 2}, False),
+    ],
+)
+def test_what_is_done_of_a_pair(changes: dict[str, Any], is_done: bool) -> None:
+    jobs = plan(**GIVEN)
+    assert still_to_do(jobs, rows_of("torch", "step", **changes), SETTING) == ([] if is_done else jobs)
+
+
+def test_a_phase_is_measured_with_all_subjects_that_it_has() -> None:
+    """So that its speedups are of one run; a phase that is finished is left alone."""
+    done = [*rows_of("torch", "step"), *rows_of("iris", "forward"), *rows_of("async_tp", "forward")]
+    (job,) = plan(**(GIVEN | {"subjects": ("iris",), "phases": ("forward", "step")}))
+    (left,) = still_to_do([job], done, SETTING)
+    assert (left.phases, left.subjects) == (("step",), ("torch", "iris"))
+
+
+def test_tables_have_all_subjects_in_their_order() -> None:
+    rows = [*rows_of("iris", "step"), *rows_of("iris", "step", tokens=4), *rows_of("torch", "step")]
+    console = Console(record=True, width=120)
+    print_layers(console, rows)
+    said = console.export_text()
+    assert said.count("12 to 16 and back") == 2
+    assert re.search(r"8 tokens.*?torch .*?iris .*?4 tokens.*?iris ", said, re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +164,8 @@ def test_resuming_measures_pairs_of_which_a_row_is_missing_or_failed(tmp_path: P
     [
         (("a processor", "another one"), [], "rows of another one, whose times these would be compared with"),
         ((",1,1,0,", ",1,2,0,"), [], "--burst 1, but the file to go on with has times of bursts of 2"),
+        ((",ok,,1,", ",ok,,nan,"), [], "time_us is nan; it is positive and finite, or empty"),
+        ((",8,12,16,", ",8,0,16,"), [], "width is 0; it is at least 1"),
         (("subject,", "family,"), [], "its columns differ (missing: subject; unknown: family)"),
         (("", ""), ["--overwrite"], "--resume keeps the rows of --out and --overwrite drops them"),
     ],

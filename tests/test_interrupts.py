@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli, measure, ranks
+from iris_bench.exits import interrupts_held
 from iris_bench.record import read_records
 from iris_bench.stress import cli as stress
 from iris_core import RankPool
@@ -125,3 +128,24 @@ def test_one_that_kept_nothing_says_so(run: Any, tmp_path: Path, monkeypatch: py
     assert "interrupted: 2 rows are lost; with --out they would be kept" in run().stderr
     monkeypatch.setattr(InterruptedRanks, "problems", 0)
     assert "interrupted: nothing was written" in run("--out", tmp_path / "rows.csv").stderr
+
+
+def test_an_interrupt_while_garbage_is_collected_is_not_swallowed() -> None:
+    """As Python does with what a weak reference's callback raises."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    watcher = weakref.ref(Cycle(), lambda _: signal.raise_signal(signal.SIGINT))
+    collected: list[bool] = []
+
+    def collect() -> None:
+        with interrupts_held():
+            gc.collect()
+            collected.append(watcher() is None)
+
+    with pytest.raises(KeyboardInterrupt):
+        collect()
+    assert collected == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -91,10 +91,14 @@ def test_a_collective_of_the_vendors_that_a_rank_does_not_call_ends(ranks: Calla
 
 
 def leave(ctx: Context, what: str) -> None:
-    if what != "close":
-        with ctx:
-            raise KeyError(what)
-    ctx.close()
+    """Close a context: "close" as it is, "barrier" where the ranks differ, else as this error is on its way."""
+    if what in ("close", "barrier"):
+        if what == "barrier" and ctx.get_rank() == 0:
+            ctx.heap.allocate((1,), torch.float32)
+        ctx.close()
+        return
+    with ctx:
+        raise KeyError(what)
 
 
 def end_late(rank: int, world_size: int, what: str) -> tuple[tuple[str, str], list[str], bool]:
@@ -118,14 +122,43 @@ def end_late(rank: int, world_size: int, what: str) -> tuple[tuple[str, str], li
     return error, [str(one.message) for one in caught], ctx.is_closed
 
 
-def fail_to_end(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:
+def fail_to_end(rank: int, world_size: int, what: str) -> tuple[tuple[str, str], bool]:
+    """Leave a context whose group's end fails, where warnings are errors."""
     close_context()
     ctx = iris(1 << 20)
     ctx.process_group()
-    with mock.patch("torch.distributed.destroy_process_group", side_effect=OSError("no end")):
-        error = raised(ctx.close)
+    ending = mock.patch("torch.distributed.destroy_process_group", side_effect=OSError("no end"))
+    with ending, warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        error = raised(leave, ctx, what)
     dist.destroy_process_group()
     return error, ctx.is_closed
+
+
+def make_another_meanwhile(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:
+    """Ask for a group while that of a context before is still ending, and once more."""
+    close_context()
+    may_end, destroy = threading.Event(), dist.destroy_process_group
+
+    def late(group: dist.ProcessGroup) -> None:
+        may_end.wait()
+        destroy(group)
+
+    ctx = iris(1 << 20)
+    with short_limit(ctx):
+        ctx.process_group()
+    with mock.patch("torch.distributed.destroy_process_group", late):
+        raised(ctx.close)
+    with iris(1 << 20) as another:
+        error = raised(another.process_group)
+        may_end.set()
+        for thread in threading.enumerate():
+            if thread.name == "end of a process group":
+                thread.join()
+        another.reset()
+        total = torch.ones(1)
+        dist.all_reduce(total, group=another.process_group())
+    return error, total.item() == world_size
 
 
 @on_cpu
@@ -137,15 +170,25 @@ def test_a_group_that_does_not_end_is_an_error_of_close(ranks: Callable[[int], R
         assert "torch.compiler.reset()" in message
         assert not warned
         assert is_closed
-    assert pool.call(fail_to_end) == [(("OSError", "no end"), True)] * 2
+    assert pool.call(fail_to_end, "close") == [(("OSError", "no end"), True)] * 2
 
 
 @on_cpu
 def test_a_group_that_does_not_end_hides_no_error(ranks: Callable[[int], Ranks]) -> None:
-    for error, warned, is_closed in ranks(2).call(end_late, "the user's"):
-        assert error == ("KeyError", '"the user\'s"')
+    pool = ranks(2)
+    for (kind, message), warned, is_closed in [*pool.call(end_late, "user's"), *pool.call(end_late, "barrier")]:
+        assert (kind, message) == ("KeyError", '"user\'s"') or "allocated differently" in message
         assert ["not ended within 1 s" in one for one in warned] == [True]
         assert is_closed
+    assert pool.call(fail_to_end, "users") == [(("KeyError", "'users'"), True)] * 2
+
+
+@on_cpu
+def test_a_group_that_is_still_ending_serves_nobody(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), is_right in ranks(2).call(make_another_meanwhile):
+        assert kind == "RuntimeError"
+        assert "has not ended: CUDA graphs hold its collectives" in message
+        assert is_right
 
 
 def close_under_a_graph(rank: int, world_size: int) -> tuple[tuple[str, str], float]:

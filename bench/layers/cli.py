@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -175,9 +173,13 @@ def _select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def print_layers(console: Console, records: Sequence[LayersRecord]) -> None:
-    """Print a table for each pair and phase."""
-    for _, group in itertools.groupby(records, attrgetter("tokens", "width", "features", "layout", "phase")):
-        rows = list(group)
+    """Print a table for each pair, phase and device, of all its subjects."""
+    places = {name: number for number, name in enumerate(SUBJECTS)}
+    groups: dict[Any, list[LayersRecord]] = {}
+    for record in records:
+        groups.setdefault((*record.pair_key, record.device_name, record.phase), []).append(record)
+    for group in groups.values():
+        rows = sorted(group, key=lambda one: places.get(one.subject, len(places)))
         first = rows[0]
         where = f"{first.dtype}, {first.world_size} x {first.device_name}"
         if first.device == "cpu":

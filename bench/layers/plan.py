@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..record import DTYPES, latest
 from ..shapes import parse_sizes
 from . import rank
 from .record import LayersRecord
+from .subjects import SUBJECTS
 
 _SHORT = {long: short for short, long in DTYPES.items()}
 _HEAP_BYTES = 64 << 20  # for the context, flags, and what is rounded
@@ -73,22 +74,36 @@ def plan(
 
 
 def still_to_do(jobs: Sequence[rank.Job], done: Sequence[LayersRecord], setting: dict[str, Any]) -> list[rank.Job]:
-    """Return the jobs of which a row is missing, failed or was wrong: pairs are measured whole, beside each other.
+    """Return what of the jobs is missing, failed or was wrong.
+
+    A phase of a pair is measured whole, beside each other, with the subjects that it has rows of: its speedups are of
+    one run. What was unsupported stays so with the same versions of torch and Triton.
 
     Args:
         jobs: what is asked for.
         done: the rows that are there.
         setting: "world_size" and "device" of those to come.
     """
-    finished = {one.key for one in latest(done) if one.status == "unsupported" or (one.status == "ok" and one.time_us)}
-    where = (setting["world_size"], setting["device"])
-    return [job for job in jobs if not finished.issuperset(_keys(job, *where))]
+    rows = {one.key: one for one in latest(done)}
+    finished = {key for key, one in rows.items() if _is_finished(one)}
+    to_do = []
+    for job in jobs:
+        setup = (setting["world_size"], _SHORT[job.dtype], setting["device"])
+        pair = (job.layout, job.tokens, job.width, job.features, *setup)
+        asked = {phase: {(subject, phase, *pair) for subject in job.subjects} for phase in job.phases}
+        phases = tuple(phase for phase in job.phases if not finished >= asked[phase])
+        there = {subject for subject in SUBJECTS for phase in phases if (subject, phase, *pair) in rows}
+        if phases:
+            subjects = tuple(subject for subject in SUBJECTS if subject in there.union(job.subjects))
+            to_do.append(replace(job, phases=phases, subjects=subjects))
+    return to_do
 
 
-def _keys(job: rank.Job, world_size: int, device: str) -> Iterator[tuple[Any, ...]]:
-    """Return those of a job's rows, `LayersRecord.key`."""
-    pair = (job.layout, job.tokens, job.width, job.features, world_size, _SHORT[job.dtype], device)
-    return ((subject, phase, *pair) for phase in job.phases for subject in job.subjects)
+def _is_finished(record: LayersRecord) -> bool:
+    if record.status == "unsupported":
+        now = environment.versions()
+        return all(getattr(record, name) == now[name] for name in ("torch", "triton"))
+    return record.status == "ok" and bool(record.time_us)
 
 
 def heap_bytes(job: rank.Job, world_size: int) -> int:

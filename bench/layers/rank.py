@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from iris_kernels.common.problem import shard_bounds
 
 from .. import timing
+from ..exits import interrupts_held
 from ..measure import Judged, attempt, context
 from . import subjects
 from .subjects import ALONE, Pair
@@ -117,8 +118,9 @@ class _Run:
     def close(self) -> None:
         """Give back what the layers took; collective."""
         self.layers.clear()
-        torch.compiler.reset()  # what is compiled is of one size, and NCCL does not end before graphs of its calls
-        gc.collect()
+        with interrupts_held():
+            torch.compiler.reset()  # what is compiled is of one size, and NCCL does not end before graphs of its calls
+            gc.collect()
         self.ctx.release_operators()
         if not self.ctx.is_interpreted():
             torch.cuda.empty_cache()

@@ -18,10 +18,8 @@ from overlap_taxonomy import Agent, Variant, get_variant
 from .. import measure
 from ..measure import Job, Outcome
 from ..record import LIBRARY, YARDSTICKS
+from .measured import CLOCKS_DIFFER
 
-# What follows from clocks between two runs, at most: a tenth was seen (docs/measuring.md). A host that held up the
-# vendor's calls made it four times as much: 31 us in one run and 117 in another.
-_CLOCKS_DIFFER = 1.25
 TUNED = 2  # variants whose configurations are varied
 # Tiles with their warps and stages; what a variant or the device cannot do of them is left out.
 _TILES = ((128, 256, 8, 3), (128, 128, 8, 4), (128, 64, 8, 6), (64, 128, 4, 4))
@@ -102,7 +100,7 @@ def _scale(first: Mapping[str, float], outcomes: Sequence[Outcome]) -> float:
     """
     common = [outcome for outcome in outcomes if outcome.variant in (LIBRARY, *YARDSTICKS)]
     ratios = [first[one.variant] / one.time_us for one in common if one.time_us and one.variant in first]
-    plausible = [ratio for ratio in ratios if 1 / _CLOCKS_DIFFER <= ratio <= _CLOCKS_DIFFER]
+    plausible = [ratio for ratio in ratios if 1 / CLOCKS_DIFFER <= ratio <= CLOCKS_DIFFER]
     return statistics.median(plausible) if plausible else 1.0
 
 
@@ -135,7 +133,7 @@ def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator
         yield {"pingpong": not config.pingpong, "block_n": 128, "num_stages": STAGES[128], "team": 1}
         for team in (1, 2, 4):
             yield {"team": team, "pingpong": False}
-    if variant.agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS):
+    if variant.agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS) and problem.world_size > 1:
         yield {"comm_sms": max(1, config.comm_sms * 2 // 3)}
         yield {"comm_sms": config.comm_sms * 3 // 2}
     if variant.agent is Agent.COPY_ENGINES:
