@@ -119,3 +119,10 @@ def test_a_vendors_time_that_was_the_hosts_is_not_the_measure(hosts_day: int) ->
     ((measured,),) = (table.values() for table in tables(runs).values())
     later = {1: 95.0, 3: 96.0}[hosts_day]
     assert measured.times_us == {"library": 100.0, "one_shot": later, "copy_engine": 99.0}
+
+
+def test_what_was_wrong_since_has_no_time() -> None:
+    runs = run_of(100.0, 1, one_shot=80.0, copy_engine=90.0)
+    wrong = replace(runs[1], status="wrong", time_us=None, timestamp="2026-01-02T00:00:00Z")
+    ((measured,),) = (table.values() for table in tables([wrong, *runs]).values())
+    assert measured.times_us == {"library": 100.0, "copy_engine": 90.0}

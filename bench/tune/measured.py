@@ -83,12 +83,14 @@ def _has_ours(family: str, names: Iterable[str]) -> bool:
 
 
 def _timed(records: Iterable[Record]) -> list[Record]:
-    """Return the rows with a time of a GPU's that stands for what the variant is today."""
+    """Return the rows with a time of a GPU's that stands for what the variant is today; none of what failed since."""
+    rows = list(records)
+    failed = {(*record.key, record.device_name) for record in latest(rows) if record.status != "ok"}
     timed = [
         record
-        for record in records
+        for record in rows
         if record.device == "cuda" and record.status == "ok" and record.time_us and record.variant not in YARDSTICKS
-        if not _is_outdated(record)
+        if (*record.key, record.device_name) not in failed and not _is_outdated(record)
     ]
     if len(bursts := sorted({record.burst for record in timed})) > 1:
         found = ", ".join(map(str, bursts))
