@@ -132,18 +132,19 @@ def read_as(path: Path, kind: type[Row], *, speak: bool = True) -> list[Row]:
 def latest(records: Iterable[Row]) -> list[Row]:
     """Return the latest record of each thing measured, on each kind of device, in the order of their first ones."""
     rows = list(records)
-    newest = {_thing(row): row for row in sorted(rows, key=attrgetter("timestamp"))}
-    return [newest[thing] for thing in dict.fromkeys(map(_thing, rows))]
+    newest = {thing_of(row): row for row in sorted(rows, key=attrgetter("timestamp"))}
+    return [newest[thing] for thing in dict.fromkeys(map(thing_of, rows))]
 
 
-def _thing(row: Record | LayersRecord) -> tuple[Any, ...]:
+def thing_of(row: Record | LayersRecord) -> tuple[Any, ...]:
+    """Return what `latest` has one row of: what was measured, on which device."""
     return (*row.key, row.device_name)
 
 
 def other_configurations(records: Sequence[Record]) -> int:
     """Return how many rows `latest` leaves out that were measured with another configuration than the last."""
-    shown = {_thing(row): row.config for row in latest(records)}
-    return sum(row.config != shown[_thing(row)] for row in records if row.time_us)
+    shown = {thing_of(row): row.config for row in latest(records)}
+    return sum(row.config != shown[thing_of(row)] for row in records if row.time_us)
 
 
 def _check_columns(path: Path, header: list[str], kind: type[Row]) -> None:

@@ -85,23 +85,23 @@ def still_to_do(jobs: Sequence[rank.Job], done: Sequence[LayersRecord], setting:
         setting: "world_size" and "device" of those to come.
     """
     rows = {one.key: one for one in latest(done)}
-    finished = {key for key, one in rows.items() if _is_finished(one)}
+    now = environment.versions()
+    finished = {key for key, one in rows.items() if _is_finished(one, now)}
     to_do = []
     for job in jobs:
         setup = (setting["world_size"], _SHORT[job.dtype], setting["device"])
         pair = (job.layout, job.tokens, job.width, job.features, *setup)
         asked = {phase: {(subject, phase, *pair) for subject in job.subjects} for phase in job.phases}
         phases = tuple(phase for phase in job.phases if not finished >= asked[phase])
-        there = {subject for subject in SUBJECTS for phase in phases if (subject, phase, *pair) in rows}
         if phases:
+            there = {subject for subject, phase, *of in rows if phase in phases and tuple(of) == pair}
             subjects = tuple(subject for subject in SUBJECTS if subject in there.union(job.subjects))
             to_do.append(replace(job, phases=phases, subjects=subjects))
     return to_do
 
 
-def _is_finished(record: LayersRecord) -> bool:
+def _is_finished(record: LayersRecord, now: dict[str, str]) -> bool:
     if record.status == "unsupported":
-        now = environment.versions()
         return all(getattr(record, name) == now[name] for name in ("torch", "triton"))
     return record.status == "ok" and bool(record.time_us)
 

@@ -10,7 +10,7 @@ from iris_kernels.common.measured import Key, Measured, Table
 from overlap_taxonomy import Machine, Work, copies_operands, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
 
-from ..record import DTYPES, LIBRARY, YARDSTICKS, Record, latest
+from ..record import DTYPES, LIBRARY, YARDSTICKS, Record, latest, thing_of
 
 # What follows from clocks between two runs, at most: a tenth was seen (docs/measuring.md). A host that held up the
 # vendor's calls made it four times as much: 31 us in one run and 117 in another.
@@ -85,12 +85,12 @@ def _has_ours(family: str, names: Iterable[str]) -> bool:
 def _timed(records: Iterable[Record]) -> list[Record]:
     """Return the rows with a time of a GPU's that stands for what the variant is today; none of what failed since."""
     rows = list(records)
-    failed = {(*record.key, record.device_name) for record in latest(rows) if record.status != "ok"}
+    failed = {thing_of(record) for record in latest(rows) if record.status != "ok"}
     timed = [
         record
         for record in rows
         if record.device == "cuda" and record.status == "ok" and record.time_us and record.variant not in YARDSTICKS
-        if (*record.key, record.device_name) not in failed and not _is_outdated(record)
+        if thing_of(record) not in failed and not _is_outdated(record)
     ]
     if len(bursts := sorted({record.burst for record in timed})) > 1:
         found = ", ".join(map(str, bursts))

@@ -202,7 +202,7 @@ class WarpSpecialized(StoresShards):
             return config
         if config.block_n == 256:
             config = replace(config, block_n=128, num_stages=STAGES[128])
-        shard_bytes = self.problem.wire_bytes // max(1, self.problem.world_size - 1)
+        shard_bytes = self.problem.wire_bytes // (self.problem.world_size - 1)
         is_small = shard_bytes < _SMALL_SHARD_BYTES
         return replace(config, panels=2, comm_sms=8) if is_small else replace(config, panels=4, comm_sms=16)
 
