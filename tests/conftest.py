@@ -57,3 +57,10 @@ def ranks(pools: Pools, device: str) -> Callable[[int], Ranks]:
         return pools.ranks(world_size, device)
 
     return of
+
+
+@pytest.fixture
+def gpu_a_rank(device: str) -> None:
+    """Skip a test where ranks take turns on a GPU, which torch's process groups do not: NCCL and RCCL refuse."""
+    if device == "cuda" and ranks_per_gpu() > 1:
+        pytest.skip("NCCL and RCCL take one rank a GPU, and IRIS_RANKS_PER_GPU allows more")

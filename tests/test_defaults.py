@@ -16,23 +16,31 @@ from iris_bench.csv_rows import append_records
 from iris_bench.record import Record, read_records
 from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.measured import tables
-from iris_kernels.common.measured import Key, shipped_table
+from iris_kernels.common.measured import Key, file_name, shipped_table
 
 RESULTS = Path(__file__).parent.parent / "results"
 GPU = "NVIDIA H200"
-SWEEPS = (
-    *("h200x4", "h200x4-paper", "h200x4-large", "h200x4-decode", "h200", "h200-decode", "h200-ragged"),
-    *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
-    *("h200x2-all-reduce", "h200x2-decode", "h200x2-ragged"),
-)
+SWEEPS = {
+    GPU: (
+        *("h200x4", "h200x4-paper", "h200x4-large", "h200x4-decode", "h200", "h200-decode", "h200-ragged"),
+        *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
+        *("h200x2-all-reduce", "h200x2-decode", "h200x2-ragged"),
+    ),
+    "NVIDIA H100 80GB HBM3": ("h100",),
+}
 
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, list(map(str, arguments)))
 
 
-def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
-    files = [RESULTS / f"{name}-bf16.csv" for name in SWEEPS]
+def test_every_shipped_table_has_its_sweeps() -> None:
+    assert {file.name for file in tune_cli._SHIPPED.glob("*.json")} == set(map(file_name, SWEEPS))
+
+
+@pytest.mark.parametrize("gpu", SWEEPS)
+def test_the_shipped_times_are_those_of_the_sweeps(gpu: str, tmp_path: Path) -> None:
+    files = [RESULTS / f"{name}-bf16.csv" for name in SWEEPS[gpu]]
     result = invoke("defaults", *files, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     (made,) = tmp_path.iterdir()
@@ -42,10 +50,10 @@ def test_the_shipped_times_are_those_of_the_sweeps(tmp_path: Path) -> None:
     assert made.read_text() == text
     assert text == (tune_cli._SHIPPED / made.name).read_text()
     # There the vendor's was found wrong.
-    assert Key("gemm_all_reduce", 257, 4099, 2055, 1, "bfloat16") not in shipped_table(GPU)
+    assert Key("gemm_all_reduce", 257, 4099, 2055, 1, "bfloat16") not in shipped_table(gpu)
     assert "auto" not in text
     assert "gemm_alone" not in text
-    assert text.count("times_us") == len(shipped_table(GPU))
+    assert text.count("times_us") == len(shipped_table(gpu))
 
 
 def test_defaults_refuses_what_is_no_sweep(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gc
 import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -130,6 +131,15 @@ def test_one_that_kept_nothing_says_so(run: Any, tmp_path: Path, monkeypatch: py
     assert "interrupted: nothing was written" in run("--out", tmp_path / "rows.csv").stderr
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """An interrupt is heard, also where whoever started the tests ignores it, as a shell does in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_an_interrupt_while_garbage_is_collected_is_not_swallowed() -> None:
     """As Python does with what a weak reference's callback raises."""
 

@@ -210,6 +210,7 @@ def close_under_a_graph(rank: int, world_size: int) -> tuple[tuple[str, str], fl
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("gpu_a_rank")
 @pytest.mark.parametrize("device", ["cuda"])
 def test_nccl_waits_for_graphs_within_the_limit(ranks: Callable[[int], Ranks]) -> None:
     pool = ranks(2)

@@ -64,6 +64,7 @@ def follow(rank: int, world_size: int, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", PLANS)
+@pytest.mark.usefixtures("gpu_a_rank")
 def test_styles_do_what_torchs_do(ranks: Callable[[int], Ranks], name: str) -> None:
     assert ranks(2).call(follow, name) == [([], True, True)] * 2
 
@@ -112,6 +113,7 @@ def begin_on_meta(rank: int, world_size: int) -> Any:
     return far(found, expected), [one.requires_grad for one in layers.parameters()]
 
 
+@pytest.mark.usefixtures("gpu_a_rank")
 def test_a_model_may_be_cut_before_it_has_memory(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(begin_on_meta) == [([], [True, True, False, True])] * 2
 
@@ -127,6 +129,7 @@ def gather(rank: int, world_size: int) -> Any:
     return far([layer(x)], [expected]), layer.cut.gather_output, layer.cut.copy_output, str(layer.bias.placements)
 
 
+@pytest.mark.usefixtures("gpu_a_rank")
 def test_a_style_may_gather_the_output(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(gather) == [([], True, False, "(Replicate(),)")] * 2
 
