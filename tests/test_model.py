@@ -74,6 +74,16 @@ def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
     assert median_errors(machine, few)["all_gather_gemm", "warp_specialized"] < 0.08
 
 
+def test_the_model_of_two_predicts_one_h100() -> None:
+    """No constant is fitted to it."""
+    one = machine_for("NVIDIA H100 80GB HBM3", 1)
+    assert one is not None
+    rows = measured([RESULTS / "h100-bf16.csv"], one)
+    assert len(rows) == 827
+    assert statistics.median(abs(error_of(one, row) or 0) for row in rows) < 0.1
+    assert max(median_errors(one, rows).values()) < 0.2
+
+
 def test_constants_that_are_kept_stay_as_they_are() -> None:
     faster = replace(H200, boost_tflops=H200.boost_tflops * 1.2)
     few = measured()[:20]

@@ -25,14 +25,15 @@ def _bulk_reduce(machine: Machine, work: Work) -> float:
 
 def _split_reduce(machine: Machine, work: Work, variant: str) -> float:
     own, push = _split_partials(machine, work, variant)
-    return max(own.us, own.wave_us + push + own.wave_us) + _sum_us(machine, work) + ends(machine, kernels=1)
+    sent = _behind_peers_us(work, own.wave_us, push, own.wave_us)
+    return max(own.us, sent) + _sum_us(machine, work) + ends(machine, kernels=1)
 
 
 def _fused_reduce(machine: Machine, work: Work) -> float:
     own = _partial_gemm(machine, work)
     push = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work), to_one=True)
-    sent = max(own.us, own.wave_us + push + own.wave_us)
-    return sent + _sum_us(machine, work) + ends(machine, kernels=1)
+    sent = _behind_peers_us(work, own.wave_us, push, own.wave_us)
+    return max(own.us, sent) + _sum_us(machine, work) + ends(machine, kernels=1)
 
 
 def _engine_reduce(machine: Machine, work: Work) -> float:
@@ -41,14 +42,16 @@ def _engine_reduce(machine: Machine, work: Work) -> float:
     panels = num_panels(work, shard)
     copies = work.peers * panels * copy_us(machine, shard / panels, row_bytes if row_bytes % 16 else 512)
     first = own.us / (work.world_size * panels)
-    return max(own.us, first + copies + first) + _sum_us(machine, work) + ends(machine, kernels=3)
+    sent = _behind_peers_us(work, first, copies, first)
+    return max(own.us, sent) + _sum_us(machine, work) + ends(machine, kernels=3)
 
 
 def _warp_reduce(machine: Machine, work: Work) -> float:
     own = gemm(machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized")
     push = push_us(machine, _reduced(work), narrow=False, to_one=True)
     own_last = own.wave_us if own.waves > 1 else 0.0  # in a single wave they are multiplied beside the peers'
-    return max(own.us, own.wave_us + push + own_last) + _sum_us(machine, work) + ends(machine, kernels=1)
+    sent = _behind_peers_us(work, own.wave_us, push, own_last)
+    return max(own.us, sent) + _sum_us(machine, work) + ends(machine, kernels=1)
 
 
 def _warp_all_reduce(machine: Machine, work: Work) -> float:
@@ -79,7 +82,7 @@ def _bulk_all_reduce(machine: Machine, work: Work) -> float:
 def _split_all_reduce(machine: Machine, work: Work, variant: str) -> float:
     own, push = _split_partials(machine, work, variant)
     sums = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work))
-    sent = max(own.us * work.peers / work.world_size, own.wave_us + push)
+    sent = max(own.us * work.peers / work.world_size, _behind_peers_us(work, own.wave_us, push, 0.0))
     summed = max(own.us / work.world_size, own.wave_us + sums)
     return sent + summed + _sum_us(machine, work) + ends(machine, kernels=1)
 
@@ -105,6 +108,11 @@ def _split_partials(machine: Machine, work: Work, variant: str) -> tuple[Gemm, f
     own = _partial_gemm(machine, work, sms=machine.num_sms - sms)
     narrow = stores_narrow_rows(machine, work)
     return own, push_us(machine, _reduced(work), narrow=narrow, sms=sms, piece_bytes=own.tile_bytes, to_one=True)
+
+
+def _behind_peers_us(work: Work, first_us: float, sent_us: float, last_us: float) -> float:
+    """When the own tiles, multiplied last, are done behind those that are sent; alone there are none to be behind."""
+    return first_us + sent_us + last_us if work.peers else 0.0
 
 
 def _sum_us(machine: Machine, work: Work) -> float:
