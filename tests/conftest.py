@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from ranks import Pools, Ranks
+from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
 from iris_core.bootstrap import ranks_per_gpu
 
@@ -61,6 +61,6 @@ def ranks(pools: Pools, device: str) -> Callable[[int], Ranks]:
 
 @pytest.fixture
 def gpu_a_rank(device: str) -> None:
-    """Skip a test where ranks take turns on a GPU, which torch's process groups do not: NCCL and RCCL refuse."""
-    if device == "cuda" and ranks_per_gpu() > 1:
-        pytest.skip("NCCL and RCCL take one rank a GPU, and IRIS_RANKS_PER_GPU allows more")
+    """For a test whose ranks, on GPUs, are in a process group of torch's."""
+    if device == "cuda":
+        skip_where_ranks_share_a_gpu()

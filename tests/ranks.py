@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from iris_core import Context, RankPool, iris
+from iris_core.bootstrap import ranks_per_gpu
 
 HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes a rank
 
@@ -92,3 +94,9 @@ def raised(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, str]
     except Exception as error:
         return type(error).__name__, str(error)
     raise AssertionError(f"{getattr(fn, '__name__', fn)} did not raise")
+
+
+def skip_where_ranks_share_a_gpu() -> None:
+    """Skip what needs torch's process groups where ranks take turns on a GPU."""
+    if ranks_per_gpu() > 1:
+        pytest.skip("NCCL and RCCL take one rank a GPU, and IRIS_RANKS_PER_GPU allows more")

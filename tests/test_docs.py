@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import skip_where_ranks_share_a_gpu
 
 from iris_core.bootstrap import ranks_per_gpu
 from overlap_taxonomy import list_families, list_variants
@@ -94,8 +95,8 @@ def test_example_runs(example: Path) -> None:
 def test_example_runs_on_gpus(example: Path) -> None:
     if torch.cuda.device_count() * ranks_per_gpu() < 2:
         pytest.skip("needs 2 GPUs")
-    if example.name in NEEDS_A_GPU_A_RANK and ranks_per_gpu() > 1:
-        pytest.skip("NCCL and RCCL take one rank a GPU, and IRIS_RANKS_PER_GPU allows more")
+    if example.name in NEEDS_A_GPU_A_RANK:
+        skip_where_ranks_share_a_gpu()
     has_options = example.name != "first_program.py"
     _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [], os.environ)
 

@@ -70,9 +70,9 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
 def _in_one_measure(rows: dict[str, Record], is_the_gpus: Callable[[Record], bool]) -> dict[str, float]:
     """Return a problem's times by variant, those of other runs than the vendor's in its measure."""
     vendors, times = rows[LIBRARY].time_us, {}
+    assert vendors
     for name, row in rows.items():
         assert row.time_us
-        assert vendors
         ratio = vendors / row.library_us if row.library_us and is_the_gpus(row) else 1.0
         times[name] = row.time_us * ratio
     return times
