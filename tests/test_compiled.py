@@ -17,9 +17,7 @@ import pytest
 import torch
 from checking import FP32_ROUNDOFF, fault, make_data
 from families import VARIANTS, make_problem, name
-from functorch.compile import make_boxed_func
 from ranks import Ranks, context, raised
-from torch._dynamo.backends.common import aot_autograd
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.operator import Operator
@@ -137,34 +135,6 @@ def test_an_operator_may_be_called_more_than_once_in_a_graph(
     ranks: Callable[[int], Ranks], backend: str, use: str
 ) -> None:
     assert ranks(2).call(call_more_than_once, backend, use) == [[True] * 2] * 2
-
-
-def call_two(rank: int, world_size: int) -> list[Any]:
-    """Return where the second call of a graph has its order from, of two that do not depend on each other."""
-    first, second = (make_operator(family, PATTERN, world_size) for family in ("all_gather_gemm", "gemm_all_scatter"))
-    found: list[Any] = []
-
-    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        calls = [node for node in graph.graph.nodes if "iris_overlap.call" in str(node.args[:1])]
-        order = [node.kwargs["_all_bases"][-1] for node in calls]
-        found.extend([len(calls), order[0].op, order[1].args[0] is calls[0]])
-        return make_boxed_func(graph.forward)
-
-    one, other = operands(first), operands(second)
-
-    def step(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return first(*operands[:2]), second(*operands[2:])
-
-    outputs = compiled(step, aot_autograd(fw_compiler=note))(one.a, one.b, other.a, other.b)
-    found += [fault(outputs[0], one, DTYPE), fault(outputs[1], other, DTYPE)]
-    first.close()
-    second.close()
-    return found
-
-
-def test_calls_that_do_not_depend_on_each_other_keep_their_order(ranks: Callable[[int], Ranks]) -> None:
-    """Ranks that queued two calls in different orders would wait for each other for ever."""
-    assert ranks(2).call(call_two) == [[2, "placeholder", True, None, None]] * 2
 
 
 LAYERS = 12  # more than the compiler makes graphs of one code

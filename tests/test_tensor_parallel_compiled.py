@@ -71,6 +71,86 @@ def test_a_graph_of_layers_is_right_where_steps_are_merged(ranks: Callable[[int]
     assert ranks(2).call(train, "inductor", True, TOKENS[:1]) == [([], [2])] * 2
 
 
+# How a training step calls what is compiled before its backward pass; each returns the losses' terms.
+
+
+def blocks_one_by_one(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    for block in blocks:
+        x = torch.cat([x, block(x)], -1)[:, -SIZES[0] :]
+    return [x]
+
+
+def model_twice(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    return [blocks_one_by_one(blocks, x)[0] * blocks_one_by_one(blocks, x * 2 - 1)[0]]
+
+
+def inference_before_backward(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    loss = blocks_one_by_one(blocks, x)
+    with torch.no_grad():
+        blocks_one_by_one(blocks, x + 1)
+    return loss
+
+
+def microbatches(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    return [blocks_one_by_one(blocks, x * scale)[0] for scale in (1, 2, 3)]
+
+
+STEPS = {step.__name__: step for step in (blocks_one_by_one, model_twice, inference_before_backward, microbatches)}
+
+
+@released
+def train_by_blocks(
+    rank: int, world_size: int, backend: str, sequence_parallel: bool, step: str, mode: str | None = None
+) -> list[Any]:
+    """Return how far a training step of blocks, compiled one by one, is from the same step in eager mode."""
+    layers = Block(sequence_parallel).layers
+    torch._dynamo.reset()
+    options: dict[str, Any] = {"mode": mode} if mode else {"backend": backend}
+    blocks = [torch.compile(layer, fullgraph=True, **options) for layer in layers]
+    x = draw(1, 8, SIZES[0])
+    x = x.chunk(world_size)[rank] if sequence_parallel else x
+
+    def run(blocks: Any) -> list[torch.Tensor]:
+        layers.zero_grad()
+        leaf = x.clone().requires_grad_()
+        losses = STEPS[step](blocks, leaf)
+        sum(loss.square().sum() for loss in losses).backward()
+        return [one.detach().clone() for one in (*losses, leaf.grad, *(one.grad for one in parameters(layers)))]
+
+    expected = run(layers)
+    return [far(run(blocks), expected) for _ in range(2)]
+
+
+on_any = pytest.mark.parametrize("step", STEPS)
+sequence_parallel_or_not = pytest.mark.parametrize("sequence_parallel", [True, False])
+
+
+@on_cpu
+@on_any
+@sequence_parallel_or_not
+def test_calls_before_a_backward_pass_leave_it_right(
+    ranks: Callable[[int], Ranks], step: str, sequence_parallel: bool
+) -> None:
+    """Autograd keeps what a compiled call was given; a later call must not have changed it."""
+    assert ranks(2).call(train_by_blocks, "aot_eager", sequence_parallel, step) == [[[], []]] * 2
+
+
+@on_cpu
+@if_it_compiles
+def test_calls_before_a_backward_pass_leave_it_right_where_steps_are_merged(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(train_by_blocks, "inductor", True, "model_twice") == [[[], []]] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@on_any
+@sequence_parallel_or_not
+def test_calls_before_a_backward_pass_leave_it_right_on_gpus(
+    ranks: Callable[[int], Ranks], step: str, sequence_parallel: bool
+) -> None:
+    assert ranks(2).call(train_by_blocks, "inductor", sequence_parallel, step) == [[[], []]] * 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"])
 @pytest.mark.parametrize("sequence_parallel", [True, False])

@@ -1,52 +1,57 @@
-"""Operators under `torch.compile`: a call is one step of the compiled graph, a custom op.
+"""Operators under `torch.compile`: a call is one node of the compiled graph, a functional custom op.
 
-The compiler could not look into a call. The step names the operator by a tensor of its own, of which the address says
-which it is: a number would make the compiler compile layers of one class once for each operator. What it returns is new
-memory, to which the outputs are copied. The operator's own memory is overwritten where the compiler does not see it, so
-its attributes cannot be read in a graph.
+Dynamo does not trace into a call. The node names its operator by a tensor whose address says which one it is: a number
+would be a guard, and layers of one class would be compiled once for each operator. The op returns new memory, to which
+the outputs are copied; the operator's own memory is overwritten where the compiler does not see it, so its attributes
+cannot be read in a graph. With ``mode="reduce-overhead"`` calls become part of CUDA graphs; the tensor that names the
+operator is marked static, or it would be copied, and a copy names no operator.
 
-With ``mode="reduce-overhead"`` graphs of the compiler become CUDA graphs, calls in them, too. What these get from
-outside must stay where it is, or it is copied, and a copy names no operator: the two tensors are said to stay.
-
-All ranks must queue their calls in the same order, or they wait for each other for ever. The compiler may move steps
-that do not depend on each other, by sizes that are a rank's own. So every call says that it overwrites a tensor, the
-same in all calls of a context, and each depends on the one before.
+All ranks must queue their calls in the same order. The graph that AOTAutograd makes has the calls in program order, and
+backends that run it node by node keep that. Inductor's scheduler reorders nodes that do not depend on each other by
+sizes, which differ between ranks; it keeps collectives in the order of the graph (`decide_global_ordering_of_comms`).
+So calls are lowered as what inductor takes for a collective: ordered among themselves and with functional collectives
+(``torch.ops._c10d_functional``). No argument is mutated: AOTAutograd saves a mutated argument for the backward pass,
+where the next call would have changed its version.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core import Context
-
 if TYPE_CHECKING:
     from .operator import Operator
 
+_NAME_BYTES = 16  # inductor copies the inputs of CUDA graphs that do not start on a multiple of 16
+_NAMES_OF_A_BLOCK = 4096
+
 _operators: weakref.WeakValueDictionary[int, Operator[Any]] = weakref.WeakValueDictionary()  # by address of the name
-_names: list[torch.Tensor] = []  # all there were: no address means another operator later, which a graph may still call
-_orders: weakref.WeakKeyDictionary[Context, torch.Tensor] = weakref.WeakKeyDictionary()
+_blocks: dict[torch.device, list[torch.Tensor]] = {}  # the memory of all names there were, by device
+_used: dict[torch.device, int] = {}  # names in a device's last block
 
 
 def name_of(operator: Operator[Any]) -> torch.Tensor:
-    """Return a tensor by which graphs can name an operator, for as long as somebody keeps that."""
-    name = _staying(torch.zeros(1, device=operator.ctx.get_device()))
+    """Return a tensor by which graphs name an operator for as long as the operator lives.
+
+    No address is given twice: a recorded graph may still hold it.
+    """
+    device = operator.ctx.get_device()
+    if _used.get(device, _NAMES_OF_A_BLOCK) == _NAMES_OF_A_BLOCK:
+        block = torch.zeros(_NAMES_OF_A_BLOCK, _NAME_BYTES, dtype=torch.uint8, device=device)
+        _blocks.setdefault(device, []).append(block)
+        _used[device] = 0
+    name = _marked_static(_blocks[device][-1][_used[device]])
+    _used[device] += 1
     _operators[name.data_ptr()] = operator
-    _names.append(name)
     return name
 
 
-def order_in(ctx: Context) -> torch.Tensor:
-    """Return what stands for the order of a context's calls."""
-    if ctx not in _orders:
-        _orders[ctx] = _staying(torch.zeros(1, device=ctx.get_device()))
-    return _orders[ctx]
-
-
-def _staying(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, marked as one that stays where it is.
+def _marked_static(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, marked as one whose address does not change.
 
     As `torch._dynamo.mark_static_address` marks it, without the second that it takes to import the compiler.
     """
@@ -55,31 +60,48 @@ def _staying(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _call(
-    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+    a: torch.Tensor, b: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
+) -> list[torch.Tensor]:
     operator = _operators.get(name.data_ptr())
     if operator is None:
-        raise RuntimeError("a graph calls an operator that is not of this process, or that nobody has kept")
+        raise RuntimeError("a graph calls an operator that is not of this process, or that no longer exists")
     with torch.no_grad():
         operator._call(a, b)
-        output, *others = (output.clone(memory_format=torch.contiguous_format) for output in operator.outputs())
-        return output, others[0] if others else output.new_empty(0)
+        return [output.clone(memory_format=torch.contiguous_format) for output in operator.outputs()]
 
 
 def _fake_call(
-    a: torch.Tensor, b: torch.Tensor, order: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return a.new_empty(shape), a.new_empty(other)
+    a: torch.Tensor, b: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
+) -> list[torch.Tensor]:
+    if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
+        _lower_as_collective()
+    return [a.new_empty(sizes) for sizes in (shape, other) if sizes]
 
 
 # Defined by itself, not by `torch.library.custom_op`, whose way to what it runs takes the host four times as long.
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
 _LIBRARY.define(
-    "call(Tensor a, Tensor b, Tensor(a!) order, Tensor name, SymInt[] shape, SymInt[] other) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
+    "call(Tensor a, Tensor b, Tensor name, SymInt[] shape, SymInt[] other) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _LIBRARY.impl("call", _call, "CompositeExplicitAutograd")
 torch.library.register_fake("iris_overlap::call", _fake_call, lib=_LIBRARY)
+
+
+@functools.cache
+def _lower_as_collective() -> None:
+    """Have inductor lower calls to the kind of node whose order it keeps."""
+    from torch._inductor import ir, lowering
+
+    op = torch.ops.iris_overlap.call.default
+
+    def lower(*args: Any) -> list[Any]:
+        outputs: Any = ir._CollectiveKernel.create_out_of_place(op, *args)
+        return [ir.TensorBox.create(output) for output in outputs]
+
+    lowering.add_needs_realized_inputs(op)
+    lowering.add_layout_constraint(op, lowering.constrain_to_fx_strides)
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
 def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -93,8 +115,7 @@ def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> 
     if not operator.keeps_outputs or operator.is_closed or operator.gradient_reason(a, b):
         return torch.compiler.disable(operator.call)(a, b)
     shape, *others = operator.output_shapes
-    outputs = torch.ops.iris_overlap.call(a, b, operator.order, operator.name, shape, others[0] if others else [0])
-    return outputs[: len(operator.output_shapes)]
+    return tuple(torch.ops.iris_overlap.call(a, b, operator.name, shape, others[0] if others else []))
 
 
 class Overwritten:

@@ -11,7 +11,7 @@ import torch
 from iris_core import Context
 from iris_core.modes import plain_tensors
 
-from .compiled import Overwritten, call_in_graph, name_of, order_in
+from .compiled import Overwritten, call_in_graph, name_of
 from .config import GemmConfig, invalid_reason
 from .problem import Problem
 
@@ -36,7 +36,7 @@ class Operator(ABC, Generic[P]):
         keeps_outputs: whether calls return the same memory each time.
         is_closed: whether its buffers were given back; a call then raises RuntimeError.
         output: that memory. It cannot be read in a graph of `torch.compile`.
-        name, order: what names the operator, and the order of all calls, in graphs of `torch.compile`.
+        name: what names the operator in graphs of `torch.compile`.
         output_shapes: those of what a call gives; none without `keeps_outputs`.
 
     Raises:
@@ -71,7 +71,7 @@ class Operator(ABC, Generic[P]):
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.all_or_nothing(f"make {self}"), plain_tensors():
             self._open()
-            self.name, self.order = name_of(self), order_in(ctx)
+            self.name = name_of(self)
             self.output_shapes = [list(one.shape) for one in self.outputs()] if self.keeps_outputs else []
         self.ran_config = self.config
         ctx.barrier()
