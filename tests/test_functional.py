@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,8 @@ def test_operators_give_their_memory_back(ranks: Callable[[int], Ranks]) -> None
         assert kind == "HeapExhausted"
         assert f"{made} operators are kept" in message
         assert "release_operators" in message
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_functions_and_layers_take_the_fastest_unless_told(family: str, device: str) -> None:
+    assert inspect.signature(CALLS[family][0]).parameters["variant"].default == "auto"

@@ -53,7 +53,7 @@ def all_gather_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    variant: str = "copy_engine",
+    variant: str = "auto",
     config: GemmConfig | None = None,
     m: int | None = None,
     n: int | None = None,
@@ -70,8 +70,8 @@ def all_gather_gemm(
         a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (k, this rank's columns), likewise cut by columns.
-        variant: the overlap pattern; "auto" chooses the fastest.
-        config: tunables; None for the defaults.
+        variant: the overlap pattern; "auto" takes the fastest for the problem.
+        config: tunables of a variant that is named; None for the defaults.
         m, n: rows of A and columns of B of all ranks together. Needed where ranks hold as many of another m or n: by
             its own 3 of 9 a rank on four cannot tell that there are now 10.
         return_gathered: return all of A too, as training needs.

@@ -100,7 +100,7 @@ def auto_variant(
 
 def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | None:
     """Return why `auto` cannot make an operator, or None: every problem has a variant that can do it."""
-    return "it chooses the configuration too and takes no configuration of the caller's" if config else None
+    return "it takes no configuration but chooses it; name the variant that this one is for" if config else None
 
 
 def decide(ctx: Context, family: str, problem: Problem, *, vendor: str, left_out: Collection[str]) -> Choice:

@@ -43,25 +43,25 @@ def gemm_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    variant: str = "workgroup_specialized",
+    variant: str = "auto",
     config: GemmConfig | None = None,
     k: int | None = None,
     accumulation_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
 
-    Partial sums are added in fp32 in a fixed order: the same bits every time, and on every rank. The first call with a
-    set of shapes makes an operator and keeps it with the context; that is collective, so all ranks must make the same
-    calls. The output is the operator's and is overwritten by the next call with the same shapes: read it, in stream
-    order, before.
+    Partial sums are added in fp32 in a fixed order, so the bits are the same every time and on every rank; `library`,
+    which `auto` may take, adds as NCCL does. The first call with a set of shapes makes an operator and keeps it with
+    the context; that is collective, so all ranks must make the same calls. The output is the operator's and is
+    overwritten by the next call with the same shapes: read it, in stream order, before.
 
     Args:
         ctx: the context.
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
-        variant: the overlap pattern; "fused_sequential" is one-shot, for small m; "auto" chooses the fastest.
-        config: tunables; None for the defaults.
+        variant: the overlap pattern; "auto" takes the fastest for the problem.
+        config: tunables of a variant that is named; None for the defaults.
         k: what all ranks' slices of k make together. Needed where ranks hold as many of another k: by its own 3 of 9 a
             rank on four cannot tell that there are now 10.
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.

@@ -45,7 +45,7 @@ def gemm_all_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    variant: str = "fused_sequential",
+    variant: str = "auto",
     config: GemmConfig | None = None,
     n: int | None = None,
 ) -> torch.Tensor:
@@ -59,8 +59,8 @@ def gemm_all_scatter(
         ctx: the context.
         a: (m, k), the same on every rank; bf16, fp16 or fp32, on the context's device.
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
-        variant: the overlap pattern; "auto" chooses the fastest.
-        config: tunables; None for the defaults.
+        variant: the overlap pattern; "auto" takes the fastest for the problem.
+        config: tunables of a variant that is named; None for the defaults.
         n: columns of all ranks together. Needed where ranks hold as many of another n: by its own 3 of 9 a
             rank on four cannot tell that there are now 10.
 
