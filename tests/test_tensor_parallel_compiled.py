@@ -99,14 +99,10 @@ STEPS = {step.__name__: step for step in (blocks_one_by_one, model_twice, infere
 
 
 @released
-def train_by_blocks(
-    rank: int, world_size: int, backend: str, sequence_parallel: bool, step: str, mode: str | None = None
-) -> list[Any]:
+def train_by_blocks(rank: int, world_size: int, backend: str, sequence_parallel: bool, step: str) -> list[Any]:
     """Return how far a training step of blocks, compiled one by one, is from the same step in eager mode."""
     layers = Block(sequence_parallel).layers
-    torch._dynamo.reset()
-    options: dict[str, Any] = {"mode": mode} if mode else {"backend": backend}
-    blocks = [torch.compile(layer, fullgraph=True, **options) for layer in layers]
+    blocks = [compiled(layer, backend) for layer in layers]
     x = draw(1, 8, SIZES[0])
     x = x.chunk(world_size)[rank] if sequence_parallel else x
 
@@ -143,12 +139,13 @@ def test_calls_before_a_backward_pass_leave_it_right_where_steps_are_merged(rank
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("mode", ["inductor", "reduce-overhead"])
 @on_any
 @sequence_parallel_or_not
 def test_calls_before_a_backward_pass_leave_it_right_on_gpus(
-    ranks: Callable[[int], Ranks], step: str, sequence_parallel: bool
+    ranks: Callable[[int], Ranks], step: str, sequence_parallel: bool, mode: str
 ) -> None:
-    assert ranks(2).call(train_by_blocks, "inductor", sequence_parallel, step) == [[[], []]] * 2
+    assert ranks(2).call(train_by_blocks, mode, sequence_parallel, step) == [[[], []]] * 2
 
 
 @pytest.mark.gpu
