@@ -32,10 +32,10 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-gpu sweep paper check stress tune links layers memcheck lint fmt clean
+.PHONY: help setup bench test test-gpu sweep paper check stress tune links layers memcheck codegen-diff lint fmt clean
 
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 names the interpreter that .venv is made with."
 	@echo "  PY=python3 uses an interpreter as it is, without .venv: pip install --no-deps --no-build-isolation -e . first."
@@ -93,6 +93,9 @@ layers: $(READY) ## Measure pairs of tensor-parallel layers beside torch's own [
 memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(VARIANT),--variant $(VARIANT)) $(ARGS)
+
+codegen-diff: $(READY) ## Compare the machine code of all kernels with a commit's: BASE=main [ONLY=pattern]
+	$(PY) tests/golden.py diff $(or $(BASE),$(error BASE=... names the commit)) $(if $(ONLY),--only '$(ONLY)')
 
 lint: $(READY) ## Check style, format and types
 	$(PY) -m ruff check .
