@@ -18,6 +18,7 @@ import torch.distributed as dist
 from . import links
 from .errors import PeerError
 from .host_group import HostGroup, random_address
+from .owner import Owner
 
 if TYPE_CHECKING:
     from .checker.node import Node
@@ -51,7 +52,7 @@ class Origin:
     group: dist.ProcessGroup | None = None
 
 
-_launched: Origin | None = None
+_launched: tuple[Origin, Owner] | None = None
 _node: Node | None = None
 
 
@@ -69,7 +70,7 @@ def simulated(node: Node) -> Iterator[None]:
 def set_launched(origin: Origin) -> None:
     """Say that `iris_core.launch` started this process as `origin`."""
     global _launched
-    _launched = origin
+    _launched = origin, Owner()
 
 
 def simulated_host() -> Node | None:
@@ -132,7 +133,7 @@ def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
     Raises:
         ImportError: started by mpirun, and mpi4py is not installed.
         ValueError: this process is not in `group`.
-        RuntimeError: rank 0 is on another host.
+        RuntimeError: rank 0 is on another host, or this process was forked from a rank of `launch`.
         PeerError: rank 0 did not come, or has gone with torch's store.
     """
     if group is not None:
@@ -140,7 +141,9 @@ def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
     if _node is not None:
         return _node.origin()
     if _launched is not None:
-        return _launched
+        origin, owner = _launched
+        owner.check("is a rank that iris_core.launch started")
+        return origin
     if dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
         return _from_store(store, dist.get_rank(), dist.get_world_size(), "torch.distributed")

@@ -30,6 +30,9 @@ class Context(HeapTensors, Meeting):
     When a wait has failed on any rank, or a rank did not come to something collective, whatever could give wrong data
     raises the same error on every rank, until all have called `reset`.
 
+    A context is of the process that opened it. In one forked from that, such as a DataLoader's worker, its tensors may
+    be read and written, to leave or close it does nothing, and all else raises RuntimeError.
+
     Attributes:
         heap: the symmetric heap.
         watchdog: bounds every wait of this rank's kernels.
@@ -274,7 +277,7 @@ class Context(HeapTensors, Meeting):
         self._close(is_failing=error is not None and error is not self._handled)
 
     def _close(self, *, is_failing: bool) -> None:
-        if self.is_closed:
+        if self.is_closed or not self.group.is_owned:
             return
         self._handled = None  # whose traceback holds what its callers had
         with self._opened:

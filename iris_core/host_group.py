@@ -10,6 +10,7 @@ from typing import Any
 from .conversation import FDS, LONGER, REJOIN, UNSENT, Conversation, close_fds
 from .errors import AllocationMismatch, HeapExhausted, PeerError
 from .links import MESSAGE_LIMIT_BYTES, Link, accept_all, connect, random_address
+from .owner import Owner
 
 __all__ = ["HostGroup", "random_address"]
 
@@ -20,7 +21,8 @@ _SAME_TYPE = {t.__name__: t for t in (ValueError, TypeError, HeapExhausted, Allo
 class HostGroup(Conversation):
     """The ranks of one context, on one host.
 
-    After a `PeerError` every call raises the same again, until all ranks have called `rejoin`.
+    After a `PeerError` every call raises the same again, until all ranks have called `rejoin`. In a process forked from
+    the rank every call raises RuntimeError, and `close` does nothing.
 
     Args:
         rank, world_size: this rank and the number of ranks.
@@ -36,6 +38,7 @@ class HostGroup(Conversation):
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
+        self._owner = Owner()
         self._links = self._connect(address)
 
     def all_gather(self, value: Any, what: str = "gather values") -> list[Any]:
@@ -124,6 +127,7 @@ class HostGroup(Conversation):
         Raises:
             PeerError: a rank has gone, or did not call this within the limit.
         """
+        self.check_owner()
         if self.is_lost:
             self.check()
         epoch = self._epoch + 1
@@ -132,21 +136,39 @@ class HostGroup(Conversation):
 
     def give_up(self, why: str) -> None:
         """Tell the ranks, also those that wait for this one, that it will meet nobody before `rejoin`."""
+        self.check_owner()
         if self.failure is None:
             self.failure = why
             self._say_that_over(self._epoch, why)
 
     def check(self) -> None:
-        """Raise if an earlier call has failed.
+        """Raise if an earlier call has failed, or this is not the rank's own process.
 
         Raises:
             PeerError: what it failed of.
+            RuntimeError: see `check_owner`.
         """
+        self.check_owner()
         if self.failure is not None:
             raise PeerError(self.failure)
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether this process is the rank, and not one forked from it."""
+        return self._owner.is_this_process
+
+    def check_owner(self) -> None:
+        """Raise unless this process is the rank, and not one forked from it.
+
+        Raises:
+            RuntimeError: names both processes.
+        """
+        self._owner.check("opened this context")
+
     def close(self) -> None:
         """Leave the group."""
+        if not self.is_owned:
+            return
         for link in self._links.values():
             link.close()
         self._links.clear()

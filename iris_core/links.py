@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .errors import PeerError
+from .owner import Owner
 
 CONNECT_TIMEOUT_S = 180.0  # a rank imports torch before it connects, several at a time on few cores
 MESSAGE_LIMIT_BYTES = 64 << 20  # of one rank; an answer holds every rank's
@@ -64,7 +65,7 @@ class Link:
         self._limit_fds = limit_fds
         self._received = bytearray()  # of a message that has not come whole: a later call goes on
         self._fds: list[int] = []  # that came with it, or with the one before, until they are taken
-        self._owner = os.getpid()
+        self._owner = Owner()
 
     def fileno(self) -> int:
         """Return the socket's descriptor, to wait on."""
@@ -128,7 +129,7 @@ class Link:
     def close(self) -> None:
         """Close the socket, and tell the other end, though a child of this process may hold a copy of it."""
         self._close_fds()
-        if os.getpid() == self._owner:  # not in such a child
+        if self._owner.is_this_process:  # not in such a child
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

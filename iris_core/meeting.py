@@ -43,7 +43,7 @@ class Meeting:
         Raises:
             TimeoutError: the wait that failed first, on whatever rank; `reset` makes the context usable again.
             PeerError: a rank did not come to something collective, which `reset` mends; or has gone, which it cannot.
-            RuntimeError: it is closed.
+            RuntimeError: it is closed, or this process was forked from the one that opened it.
         """
         self._check_open()
         if not self.group.is_lost:
@@ -127,6 +127,7 @@ class Meeting:
             self.group.agree(what, value)
 
     def _check_open(self) -> None:
+        self.group.check_owner()
         if self.is_closed:
             raise RuntimeError("this context is closed; iris_core.iris makes another")
 

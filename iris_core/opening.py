@@ -38,12 +38,14 @@ def iris(
 
     Raises:
         RuntimeError: this process has a context already, the machine lacks what the device needs, or the ranks are of
-            several hosts.
+            several hosts; or this process was forked from a rank.
         ValueError: the device, the heap size or the limit makes no sense or is not the same on all ranks, there are
             more ranks than GPUs, or this process is not in `group`.
         PeerError: a rank did not start.
     """
     node = bootstrap.simulated_host()
+    for context in _of_process.values():
+        context.group.check_owner()
     if _of_process if node is None else node.rank in node.contexts:
         raise RuntimeError("this process has a context already; close() it before making another")
     bootstrap.asked_device(device)

@@ -10,10 +10,13 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from . import bootstrap
 from .messages import answer_of, error_as_answer
+from .owner import Owner
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -32,20 +35,43 @@ def serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: bool
     bootstrap.set_launched(origin)
     with contextlib.suppress(EOFError, OSError):  # the pool is gone
         while True:
-            request = pipe.recv_bytes()
-            try:
-                fn, args = pickle.loads(request)
-                answer = answer_of(fn(origin.rank, origin.world_size, *args))
-            except Exception as error:
-                answer = error_as_answer(error)
-            except BaseException as error:  # sys.exit() and the like, at which not the caller is to end
-                answer = error_as_answer(RuntimeError(f"rank {origin.rank} raised {error!r} in the middle of a call"))
+            answer = _answer(origin, pipe.recv_bytes())
             _flush()  # what a rank printed comes before what its caller prints next
             pipe.send_bytes(answer)
     # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
     # or for a process group's threads: a peer may be gone.
     _flush()
     os._exit(0)
+
+
+def _answer(origin: bootstrap.Origin, request: bytes) -> bytes:
+    """Make a call and return what came of it; in a process that the call has forked, end that."""
+    owner = Owner()
+    try:
+        fn, args = pickle.loads(request)
+        result = fn(origin.rank, origin.world_size, *args)
+        if not owner.is_this_process:
+            sys.exit()
+        return answer_of(result)
+    except BaseException as error:
+        if not owner.is_this_process:
+            _end_as_child(error)
+        if isinstance(error, Exception):
+            return error_as_answer(error)
+        # sys.exit() and the like, at which not the caller is to end
+        return error_as_answer(RuntimeError(f"rank {origin.rank} raised {error!r} in the middle of a call"))
+
+
+def _end_as_child(error: BaseException) -> NoReturn:
+    """End a process that a rank has forked, with the exit status that Python gives, and as little else as the rank."""
+    status = error.code if isinstance(error, SystemExit) else 1
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    _flush()
+    os._exit(status or 0)
 
 
 def _flush() -> None:
