@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import HeapExhausted
 
 KEPT_CALLS = 100_000  # by name, since the ranks last met: what one message takes
 ALIGNMENT = 1024  # bytes: more than any vector access or tensor descriptor asks for
+
+
+class Allocation(NamedTuple):
+    """A range that is handed out; one at the same place later is another object.
+
+    Args:
+        size: in bytes, rounded up to the alignment.
+        what: what it is for.
+    """
+
+    size: int
+    what: str
 
 
 class OffsetAllocator:
@@ -23,12 +35,12 @@ class OffsetAllocator:
         self.history: list[str] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._free: dict[int, int] = {0: capacity} if capacity else {}  # offset -> size, in order of offset
-        self._used: dict[int, tuple[int, str]] = {}  # offset -> size, and what it is for
+        self._used: dict[int, Allocation] = {}  # by offset
 
     @property
     def used_bytes(self) -> int:
         """What is handed out, rounded up to the alignment."""
-        return sum(size for size, _ in self._used.values())
+        return sum(allocation.size for allocation in self._used.values())
 
     @property
     def free_bytes(self) -> int:
@@ -59,9 +71,19 @@ class OffsetAllocator:
         if free > size:
             self._free[offset + size] = free - size
             self._free = dict(sorted(self._free.items()))
-        self._used[offset] = size, what
+        self._used[offset] = Allocation(size, what)
         self._record(f"allocate {what}")
         return offset
+
+    def at(self, offset: int) -> Allocation:
+        """Return the allocation that starts at `offset`.
+
+        Raises:
+            ValueError: none does.
+        """
+        if offset not in self._used:
+            raise ValueError(f"no allocation starts at heap offset {offset}; it may have been freed already")
+        return self._used[offset]
 
     def free(self, offset: int) -> int:
         """Give back the allocation at `offset`; return its size in bytes, rounded up as it was.
@@ -69,9 +91,8 @@ class OffsetAllocator:
         Raises:
             ValueError: no allocation starts there.
         """
-        if offset not in self._used:
-            raise ValueError(f"no allocation starts at heap offset {offset}; it may have been freed already")
-        size, _ = self._used.pop(offset)
+        size = self.at(offset).size
+        del self._used[offset]
         self._free[offset] = size
         self._free = _merged(self._free)
         self._record(f"free the allocation at offset {offset}")

@@ -134,7 +134,8 @@ class Context(HeapTensors, Meeting):
         """Give a buffer back to the heap; collective, like allocation. Its memory may be handed out again at once.
 
         Raises:
-            ValueError: it is not on the heap, does not start where a buffer starts, or was freed before.
+            ValueError: it is not on the heap, does not start where a buffer starts, was freed before (though another
+                buffer has its place), or is part of a `peer_view`.
             TimeoutError, PeerError: see `check`.
         """
         self.check()

@@ -24,7 +24,7 @@ class SymmetricHeap:
     """
 
     def __init__(self, group: HostGroup, backend: Backend, size: int) -> None:
-        self._has_one_storage = backend.has_one_storage
+        self._storages_are_whole = backend.storages_are_whole
         self.rank = group.rank
         self.world_size = group.world_size
         try:
@@ -43,8 +43,9 @@ class SymmetricHeap:
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a contiguous buffer with whatever is in it; every rank must make the same call.
 
-        Its storage is its own, unless the backend `has_one_storage`: what torch does to whole storages (save, deepcopy)
-        concerns it alone. It is no view, and counts its own versions.
+        Its storage is its own, and names the allocation. It is no larger, unless the backend's `storages_are_whole`:
+        what torch does to whole storages (save, deepcopy) concerns the buffer alone. It is no view, and counts its own
+        versions.
 
         Raises:
             HeapExhausted: there is no room; the message says how much was asked, is in use, and is free.
@@ -55,12 +56,16 @@ class SymmetricHeap:
         if any(length < 0 for length in shape):
             raise ValueError(f"shape is {tuple(shape)}; no length may be negative")
         size = math.prod(shape) * dtype.itemsize
-        start = self.rank * self.stride + self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
-        storage = self.window.untyped_storage()
+        offset = self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
+        start = self.rank * self.stride + offset
+        window = self.window.untyped_storage()
         # Triton's interpreter takes storages that begin at one address for one: what begins where the window does (the
-        # context's own first words, on rank 0) keeps the window's.
-        if start > 0 and not self._has_one_storage:
-            storage, start = storage[start : start + size], 0
+        # context's own first words, on rank 0) is as large.
+        if start == 0 or self._storages_are_whole:
+            storage = window[0 : window.nbytes()]
+        else:
+            storage, start = window[start : start + size], 0
+        storage.allocation = self.allocator.at(offset)
         buffer = torch.empty(0, dtype=dtype, device=self.window.device)
         return buffer.set_(storage, start // dtype.itemsize, tuple(shape), _contiguous(shape))
 
@@ -68,9 +73,17 @@ class SymmetricHeap:
         """Give a buffer back; every rank must make the same call. Returns how many bytes that are.
 
         Raises:
-            ValueError: the tensor is not on the heap, does not start where a buffer starts, or was freed before.
+            ValueError: the tensor is not on the heap, does not start where a buffer starts, was freed before, or is
+                part of a `peer_view`.
         """
-        return self.allocator.free(self.offset(buffer))
+        offset = self.offset(buffer)
+        found = self.allocator.at(offset)
+        if getattr(buffer.untyped_storage(), "allocation", None) is not found:
+            raise ValueError(
+                f"a tensor of shape {tuple(buffer.shape)} is not of the allocation at heap offset {offset}, "
+                f"{found.what}: it was freed before, or is part of a peer_view"
+            )
+        return self.allocator.free(offset)
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor's memory is this rank's part of the heap."""

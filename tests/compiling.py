@@ -167,7 +167,7 @@ class StubContext(HeapTensors):
             device=torch.device("cpu"),
             open_window=self._open_window,
             streams_need_a_unit=not TARGETS[case.target].is_nvidia,
-            has_one_storage=not TARGETS[case.target].is_nvidia and HipBackend.has_one_storage,
+            storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
         )
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))

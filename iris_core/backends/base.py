@@ -101,7 +101,7 @@ class Backend(ABC):
 
     name: str
     device: torch.device
-    has_one_storage = False  # whether tensors on the heap must be views of the window's storage
+    storages_are_whole = False  # whether the storage of each tensor on the heap must be as large as the window
     streams_need_a_unit = False  # whether what a stream does beside kernels may be a kernel: a copy, a written value
 
     @abstractmethod

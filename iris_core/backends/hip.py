@@ -63,7 +63,7 @@ class HipBackend(VmmBackend):
     streams_need_a_unit = True  # ROCm writes stream values by a kernel, and has one for copies in rows
     # Triton takes it that 32-bit offsets reach all of a storage below 2 GiB, and would cut off the distance to a peer.
     smallest_window = 1 << 31
-    has_one_storage = True
+    storages_are_whole = True
 
     def __init__(self, device_index: int) -> None:
         if torch.version.hip is None or not torch.cuda.is_available():
