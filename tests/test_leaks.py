@@ -1,0 +1,100 @@
+"""Operators and contexts that were made and closed leave nothing on the host."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from families import make_problem
+from ranks import Ranks, close_context, context
+
+from iris_core import iris
+from overlap_taxonomy import get_variant
+
+COUNT = 40
+LEFT_BYTES = 128  # each: CPython's type cache, of a limited size, keeps names of attributes
+
+
+def left_behind(make_and_close: Callable[[], object]) -> tuple[dict[str, int], float]:
+    """Return the types of which there are more objects for each that is made, and how many bytes each leaves."""
+
+    def objects() -> collections.Counter[str]:
+        gc.collect()
+        return collections.Counter(type(one).__name__ for one in gc.get_objects())
+
+    for _ in range(3):
+        make_and_close()
+    before = objects()
+    for _ in range(COUNT):
+        make_and_close()
+    more = {name: count for name, count in (objects() - before).items() if count >= COUNT}
+    tracemalloc.start()
+    try:
+        used, _ = tracemalloc.get_traced_memory()
+        for _ in range(COUNT):
+            make_and_close()
+        gc.collect()
+        left = tracemalloc.get_traced_memory()[0] - used
+    finally:
+        tracemalloc.stop()
+    return more, left / COUNT
+
+
+def make_operators(rank: int, world_size: int, family: str, variant: str) -> tuple[dict[str, int], float]:
+    ctx, problem = context(), make_problem(family, 16, 16, 16, world_size, torch.float32)
+    return left_behind(lambda: get_variant(family, variant).build(ctx, problem).close())
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        ("gemm_all_scatter", "library"),
+        ("gemm_all_scatter", "workgroup_specialized"),
+        ("all_gather_gemm", "copy_engine"),
+        ("gemm_reduce_scatter", "producer_consumer"),
+        ("gemm_all_reduce", "one_shot"),
+    ],
+)
+def test_a_closed_operator_leaves_nothing(ranks: Callable[[int], Ranks], family: str, variant: str) -> None:
+    for more, left in ranks(1).call(make_operators, family, variant):
+        assert not more
+        assert left < LEFT_BYTES
+
+
+def make_buffers(rank: int, world_size: int) -> tuple[dict[str, int], float]:
+    ctx = context()
+
+    def make_and_free() -> None:
+        flags = ctx.zeros(4, dtype=torch.int64)
+        ctx.watchdog.watch(flags, lambda word, rank: str(word))
+        stream: Any = ctx.make_stream()
+        stream.wait_for_current()
+        ctx.free(flags)
+        ctx.barrier()
+
+    return left_behind(make_and_free)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_freed_buffer_leaves_nothing(ranks: Callable[[int], Ranks]) -> None:
+    for more, left in ranks(1).call(make_buffers):
+        assert not more
+        assert left < LEFT_BYTES
+
+
+def make_contexts(rank: int, world_size: int) -> tuple[dict[str, int], float]:
+    close_context()
+    return left_behind(lambda: iris(1 << 20).close())
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_closed_context_leaves_nothing(ranks: Callable[[int], Ranks]) -> None:
+    for more, left in ranks(1).call(make_contexts):
+        assert not more
+        assert left < LEFT_BYTES
