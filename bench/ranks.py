@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from iris_core import RankPool
-from iris_core.bootstrap import ranks_per_gpu, timeout_s
+from iris_core.bootstrap import rank_of_torchrun, ranks_per_gpu, timeout_s
 
-_TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 CPU_WORLD_SIZE = 4
 DEVICES = ("auto", "cpu", "cuda")
@@ -33,10 +32,10 @@ def find_launcher() -> Launcher | None:
     """Return what started this process as a rank, or None if it is to start its own.
 
     Raises:
-        ValueError: mpirun did, and mpi4py is not installed.
+        ValueError: torchrun did, and what it has set makes no sense; or mpirun, and mpi4py is not installed.
     """
-    if os.environ.keys() >= _TORCHRUN_VARIABLES:
-        return Launcher("torchrun", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    if (found := rank_of_torchrun()) is not None:
+        return Launcher("torchrun", *found)
     if any(name in os.environ for name in _MPI_VARIABLES):
         try:
             from mpi4py import MPI

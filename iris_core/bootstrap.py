@@ -19,6 +19,7 @@ from . import links
 from .errors import PeerError
 from .host_group import HostGroup, random_address
 from .owner import Owner
+from .settings import number_in
 
 if TYPE_CHECKING:
     from .checker.node import Node
@@ -127,12 +128,30 @@ def asked_device(device: str) -> str:
     return asked
 
 
+def rank_of_torchrun() -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks, as torchrun's variables say; None where they are not set.
+
+    Raises:
+        ValueError: one makes no sense.
+    """
+    if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
+        return None
+    world_size = number_in("WORLD_SIZE", 1)
+    number_in("MASTER_PORT", 0, 65535)
+    _local_rank(0)
+    return number_in("RANK", 0, world_size - 1), world_size
+
+
+def _local_rank(default: int) -> int:
+    return number_in("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else default
+
+
 def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
     """Return this process's place: in `group`, or from `launch`, torch.distributed, torchrun, mpirun, or alone.
 
     Raises:
         ImportError: started by mpirun, and mpi4py is not installed.
-        ValueError: this process is not in `group`.
+        ValueError: this process is not in `group`, or what torchrun sets makes no sense.
         RuntimeError: rank 0 is on another host, or this process was forked from a rank of `launch`.
         PeerError: rank 0 did not come, or has gone with torch's store.
     """
@@ -147,7 +166,7 @@ def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
     if dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
         return _from_store(store, dist.get_rank(), dist.get_world_size(), "torch.distributed")
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if rank_of_torchrun() is not None:
         store, rank, world_size = next(iter(dist.rendezvous("env://")))
         return _from_store(store, rank, world_size, "torchrun")
     if any(name in os.environ for name in _MPI_SIZE_VARIABLES):
@@ -189,6 +208,7 @@ def _from_store(
     store: dist.Store, rank: int, world_size: int, started_by: str, whose: str = "all", number: int | None = None
 ) -> Origin:
     """Agree on an address through a store; `whose` tells groups apart, `number` is the process's on its host."""
+    local_rank = _local_rank(rank if number is None else number)
     # A process that makes a second context later needs a second name.
     key = f"iris_core/address/{whose}/{_contexts_made[whose]}"
     _contexts_made[whose] += 1
@@ -202,7 +222,6 @@ def _from_store(
         raise PeerError(f"{late}: {error}") from None
     address, host = store.get(key).decode().split(" ", 1)
     _check_host(rank, host)
-    local_rank = int(os.environ.get("LOCAL_RANK", rank if number is None else number))
     return Origin(rank, world_size, local_rank, address, started_by)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from .kernels import barrier_kernel
 from .meeting import Meeting
 from .modes import plain_tensors
 from .process_group import make_process_group
+from .settings import is_whole, switch_in
 from .watchdog import Watchdog
 
 
@@ -54,7 +54,7 @@ class Context(HeapTensors, Meeting):
     ) -> None:
         self._origin = bootstrap.find_origin(process_group)
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
-        self.debug = os.environ.get("IRIS_DEBUG", "0") not in ("", "0")
+        self.debug = switch_in("IRIS_DEBUG")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
         self._leave_group: Callable[[bool], None] = lambda is_failing: None
@@ -189,8 +189,8 @@ class Context(HeapTensors, Meeting):
             ValueError: there is no such rank; or the tensor is none that copies element by element, such as a sparse
                 one; on every rank.
         """
-        if not 0 <= source_rank < self.get_num_ranks():
-            raise ValueError(f"source_rank {source_rank} is not one of the {self.get_num_ranks()} ranks")
+        if not is_whole(source_rank, 0) or source_rank >= self.get_num_ranks():
+            raise ValueError(f"source_rank {source_rank!r} is not one of the {self.get_num_ranks()} ranks")
         self.check()
         is_source = self.get_rank() == source_rank
         is_tensor = is_source and isinstance(value, torch.Tensor)

@@ -21,6 +21,7 @@ from .errors import PeerError
 from .host_group import random_address
 from .messages import error_of, request_of
 from .serving import serve
+from .settings import is_whole
 
 _GRACE_S = 3.0  # between asking a rank to end and killing it
 _DYING_S = 0.5  # between a process's closing its sockets and its end
@@ -238,7 +239,7 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
 
 def _checked_device(world_size: int, device: str) -> str:
     device = bootstrap.asked_device(device)
-    if not isinstance(world_size, int) or world_size < 1:
+    if not is_whole(world_size):
         raise ValueError(f"world_size is {world_size!r}; it takes a positive number of ranks")
     gpus = torch.cuda.device_count()
     if device == "auto":

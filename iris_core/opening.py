@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from . import bootstrap
 from .context import Context
+from .settings import is_whole
 
 DEFAULT_HEAP_SIZE = 1 << 30
 
@@ -49,7 +50,7 @@ def iris(
     if _of_process if node is None else node.rank in node.contexts:
         raise RuntimeError("this process has a context already; close() it before making another")
     bootstrap.asked_device(device)
-    if not isinstance(heap_size, int) or heap_size <= 0:
+    if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
     if node is not None:  # nothing waits by the clock there: the host sees when nobody can go on
         return Context(heap_size, device, 0.0, group, node.contexts)

@@ -29,8 +29,9 @@ class Work:
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "world_size", "element_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive integer")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it takes a positive integer")
 
     @property
     def peers(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import bootstrap, interpreter
+from ..settings import is_whole
 from .detector import Race
 from .memory import TorchWatched, host_reads_watched, kernels_watched
 from .node import Node
@@ -82,8 +83,8 @@ def check(
         ValueError: no ranks or no schedules were asked for.
         RuntimeError: this process has a context, or is checking already.
     """
-    if world_size < 1 or schedules < 1:
-        raise ValueError(f"world_size is {world_size} and schedules {schedules}; both take at least 1")
+    if not is_whole(world_size) or not is_whole(schedules):
+        raise ValueError(f"world_size is {world_size!r} and schedules {schedules!r}; both take at least 1")
     report = Report()
     start = time.perf_counter()
     raised: dict[str, list[str]] = {}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import Self
 
+from iris_core.settings import is_whole
+
 from .config import DTYPES
 
 Shapes = Sequence[Sequence[int]]
@@ -31,7 +33,7 @@ class Problem(ABC):
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "world_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not is_whole(value):
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
