@@ -15,26 +15,30 @@ import numpy as np
 import triton.language as tl
 from triton.experimental.gluon.language import BlockedLayout
 from triton.experimental.gluon.language._semantic import GluonSemantic
-from triton.language.core import _unwrap_if_constexpr, builtin, inline_asm_elementwise
+from triton.language.core import _unwrap_if_constexpr, inline_asm_elementwise
+
+from .cache_key import in_cache_key
 
 _LANES_OF_A_WARP = 32  # on NVIDIA GPUs, for which there are kernels in Gluon
 
 
-def _also_interpreted(fn: Any) -> Any:
-    """Mark a function as a Triton builtin that may be called without ``_semantic``, as the interpreter does."""
+def _builtin(fn: Any) -> Any:
+    """Make a function a Triton builtin, in the cache key of what calls it, that the interpreter, too, may call.
+
+    Triton's own decorator insists on ``_semantic``, which the interpreter does not give.
+    """
     fn.__triton_builtin__ = True
-    return fn
+    return in_cache_key(fn)
 
 
-@_also_interpreted
+@_builtin
 def interpreted(_semantic: Any = None) -> tl.constexpr:
     """Return whether this kernel runs in Triton's interpreter, as a compile-time constant."""
     return tl.constexpr(_semantic is None)
 
 
-@builtin
-def _device_clock_ns(_semantic: Any = None) -> Any:
-    if _semantic.builder.options.backend_name == "hip":
+def _device_clock_ns(semantic: Any) -> Any:
+    if semantic.builder.options.backend_name == "hip":
         # A constant 100 MHz clock (gfx942 ISA, section "S_MEMREALTIME"): one tick is ten nanoseconds.
         ticks = inline_asm_elementwise(
             "s_memrealtime $0\ns_waitcnt lgkmcnt(0)",
@@ -43,22 +47,22 @@ def _device_clock_ns(_semantic: Any = None) -> Any:
             dtype=tl.int64,
             is_pure=False,
             pack=1,
-            _semantic=_semantic,
+            _semantic=semantic,
         )
-        return ticks.__mul__(10, _semantic=_semantic)
+        return ticks.__mul__(10, _semantic=semantic)
     return inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1, _semantic=_semantic
+        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1, _semantic=semantic
     )
 
 
-@_also_interpreted
+@_builtin
 def clock_ns(_semantic: Any = None) -> Any:
     """Return a clock of this device in nanoseconds, int64. Its zero differs from device to device."""
     if _semantic is None:
         from triton.runtime.interpreter import TensorHandle
 
         return tl.tensor(TensorHandle(np.array([time.monotonic_ns()], dtype=np.int64), tl.int64), tl.int64)
-    return _device_clock_ns(_semantic=_semantic)
+    return _device_clock_ns(_semantic)
 
 
 def _place_from_hopper_on(assembly: str, semantic: Any) -> None:
@@ -71,7 +75,7 @@ def _place_from_hopper_on(assembly: str, semantic: Any) -> None:
         inline_asm_elementwise(code, "=r", [], dtype=tl.int32, is_pure=False, pack=1, _semantic=semantic)
 
 
-@_also_interpreted
+@_builtin
 def fence_before_descriptor_loads(_semantic: Any = None) -> None:
     """Let later loads by tensor descriptor see what this program has acquired.
 
@@ -81,7 +85,7 @@ def fence_before_descriptor_loads(_semantic: Any = None) -> None:
     _place_from_hopper_on("fence.proxy.async.global;", _semantic)
 
 
-@_also_interpreted
+@_builtin
 def wait_for_earlier_kernels(_semantic: Any = None) -> None:
     """Wait until what is before this kernel in its stream is done, and seen, if the kernel was launched early.
 
@@ -92,7 +96,7 @@ def wait_for_earlier_kernels(_semantic: Any = None) -> None:
     _place_from_hopper_on("griddepcontrol.wait;", _semantic)
 
 
-@_also_interpreted
+@_builtin
 def let_next_kernel_start(_semantic: Any = None) -> None:
     """Let programs of the next kernel in this stream, if it may be launched early, take SMs that this one leaves.
 
@@ -101,13 +105,13 @@ def let_next_kernel_start(_semantic: Any = None) -> None:
     _place_from_hopper_on("griddepcontrol.launch_dependents;", _semantic)
 
 
-@_also_interpreted
+@_builtin
 def in_gluon(_semantic: Any = None) -> tl.constexpr:
     """Return whether this is part of a kernel in Gluon, as a compile-time constant."""
     return tl.constexpr(isinstance(_semantic, GluonSemantic))
 
 
-@_also_interpreted
+@_builtin
 def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
     """Return 0, 1, … up to a power of two, int32: Triton's ``arange``, also for the warps of a role in Gluon."""
     count = _unwrap_if_constexpr(count)
@@ -119,7 +123,7 @@ def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
     return _semantic.arange(0, count)
 
 
-@_also_interpreted
+@_builtin
 def check_on_heap(pointers: Any, distance: Any, _semantic: Any = None) -> None:
     """Raise, in the interpreter, unless pointers that are to be moved to another rank's heap point to this rank's."""
     if _semantic is None and distance.handle.data.any():
@@ -128,7 +132,7 @@ def check_on_heap(pointers: Any, distance: Any, _semantic: Any = None) -> None:
         interpreter.check_on_heap(pointers.handle)
 
 
-@_also_interpreted
+@_builtin
 def check_flags(flag_ptrs: Any, _semantic: Any = None) -> None:
     """Raise, as the kernel is compiled, unless these point to int64 words, the only ones that `load_acquire` loads."""
     element = getattr(flag_ptrs.dtype.scalar, "element_ty", None)
@@ -139,13 +143,13 @@ def check_flags(flag_ptrs: Any, _semantic: Any = None) -> None:
         )
 
 
-@_also_interpreted
+@_builtin
 def loads_acquire(_semantic: Any = None) -> tl.constexpr:
     """Return whether `load_acquire` is there, as a compile-time constant: in code for NVIDIA GPUs."""
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "cuda")
 
 
-@builtin
+@_builtin
 def load_acquire(pointer: Any, scope: tl.constexpr, mask: Any = None, _semantic: Any = None) -> Any:
     """Load an int64 word, or where `mask` is set those of a block, with acquire: one trip where an atomic takes two.
 
@@ -165,7 +169,7 @@ def load_acquire(pointer: Any, scope: tl.constexpr, mask: Any = None, _semantic:
     )
 
 
-@builtin
+@_builtin
 def store_by_each_thread(pointer: Any, value: Any, _semantic: Any = None) -> None:
     """Store an int64 word, relaxed, by every thread that comes here, where Triton's store is the first thread's alone.
 
@@ -178,7 +182,7 @@ def store_by_each_thread(pointer: Any, value: Any, _semantic: Any = None) -> Non
     )
 
 
-@_also_interpreted
+@_builtin
 def pause(_semantic: Any = None) -> None:
     """Let others run while this program polls. Compiled, it is nothing: the poll's own latency paces the loop."""
     if _semantic is None:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from iris_core import fence_before_descriptor_loads, translate, wait
+from iris_core.cache_key import in_cache_key
 
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.handshake import announce_part
@@ -33,6 +34,7 @@ class Shard(NamedTuple):
     stride_dst_m: int
 
 
+@in_cache_key
 class Arrivals(NamedTuple):
     """When a peer's shard is there: its word of those at `words_ptr`, a word a rank, is at least `expected`."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from iris_core.cache_key import in_cache_key
+
 
 class Gemm(NamedTuple):
     """The inner size and the operands' strides in elements; the operands themselves are arguments of their own."""
@@ -19,6 +21,7 @@ class Gemm(NamedTuple):
     stride_bn: int
 
 
+@in_cache_key
 class Block(NamedTuple):
     """An (m, n) matrix on the heap that this rank computes: rows `stride_cm` elements apart, columns contiguous."""
 

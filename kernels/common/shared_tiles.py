@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 
 from iris_core import let_next_kernel_start, signal, wait_each
+from iris_core.cache_key import in_cache_key
 
 from .arguments import Block
 from .config import MOST_SPLITS
@@ -55,6 +56,7 @@ class Sharing(NamedTuple):
     head: int
 
 
+@in_cache_key
 class Part(NamedTuple):
     """A part of a tile: the steps of k from `first`, without `stop`; the `place`-th of so many `parts`."""
 

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core.cache_key import in_cache_key
+
 # Turns: a tile is multiplied in one, sent in the next, announced in the third. With two, sums wait for partials, which
 # gained only where the link is slower than the multiplication: own tiles give it the time to catch up. Where sums are
 # sent, to every rank, two are better than all of them at the end.
@@ -53,6 +55,7 @@ class Shards(NamedTuple):
     behind: int
 
 
+@in_cache_key
 class Work(NamedTuple):
     """A program's tile: whose it is, by the distance to its rank, 0 for an own one; and which of the shard's."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from iris_core.cache_key import in_cache_key
+
 
 class Sizes(NamedTuple):
     """The (m, n) matrix whose tiles are counted, and the inner size."""
@@ -35,6 +37,7 @@ class WarpTile(NamedTuple):
     PINGPONG: bool
 
 
+@in_cache_key
 class Ring(NamedTuple):
     """Stages of operand tiles in shared memory, and two barriers a stage: they have come, they have been used.
 
@@ -48,6 +51,7 @@ class Ring(NamedTuple):
     batons: Any
 
 
+@in_cache_key
 class Share(NamedTuple):
     """A program's part of the tile at `position`: steps from `start` and without `stop`, `pieces` from `piece` on.
 
@@ -64,6 +68,7 @@ class Share(NamedTuple):
     round: Any
 
 
+@in_cache_key
 class Place(NamedTuple):
     """A step's stage of the ring, and the phase of the stage's barriers."""
 
@@ -71,6 +76,7 @@ class Place(NamedTuple):
     phase: Any
 
 
+@in_cache_key
 class Gate(NamedTuple):
     """What a tile's steps must wait for: one count for every `chunk_steps` of them to be `expected`, or nothing.
 
@@ -85,6 +91,7 @@ class Gate(NamedTuple):
     watchdog_ptr: Any
 
 
+@in_cache_key
 class GatedRing(NamedTuple):
     """A ring for steps that must be waited for."""
 
@@ -95,6 +102,7 @@ class GatedRing(NamedTuple):
     gate: Any
 
 
+@in_cache_key
 class Outbox(NamedTuple):
     """One finished tile in shared memory, in pieces, and two barriers: it is there, it may be overwritten."""
 
@@ -103,6 +111,7 @@ class Outbox(NamedTuple):
     emptied: Any
 
 
+@in_cache_key
 class Inbox(NamedTuple):
     """Slabs of a tile in the outbox's memory, a barrier: there is room for an own tile's partials, and two a slab: a
     peer's partial has come, it has been added.
@@ -114,6 +123,7 @@ class Inbox(NamedTuple):
     taken: Any
 
 
+@in_cache_key
 class Herald(NamedTuple):
     """Two barriers between a warp that sends and one that announces: something has been told, it has been said."""
 
@@ -121,6 +131,7 @@ class Herald(NamedTuple):
     said: Any
 
 
+@in_cache_key
 class Parcel(NamedTuple):
     """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there.
 

@@ -1,0 +1,145 @@
+"""A kernel's key in Triton's cache changes with everything of ours that the kernel is compiled from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+import triton
+from triton.experimental import gluon
+from triton.runtime.jit import DependenciesFinder, JITFunction
+
+import iris_bench
+import iris_core
+import iris_kernels
+from iris_core import intrinsics
+
+OF_THE_DEVICE = ("cache_key", "device", "intrinsics", "sync")
+BUILTINS = sorted(
+    name
+    for name, value in vars(intrinsics).items()
+    if getattr(value, "__triton_builtin__", False) and value.__module__ == intrinsics.__name__
+)
+
+# A bundle as kernels make them, and one of its instances' fields in use.
+BUNDLE = """
+from typing import NamedTuple
+import triton
+from iris_core.cache_key import in_cache_key
+
+@in_cache_key
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+@triton.jit
+def kernel(pointer):
+    pair = Pair(1, 2)
+    pair.first
+"""
+
+Copied = Callable[..., Any]
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copied]:
+    """``copied(old, new)`` imports another `iris_core.sync`, whose intrinsics.py says `new` for `old`.
+
+    Without either, too: what Triton makes a key of includes which keys it has made before.
+    """
+    names: list[str] = []
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def copy(old: str = "", new: str = "") -> ModuleType:
+        names.append(f"copy_{len(names)}_of_iris_core")
+        folder = tmp_path / names[-1]
+        folder.mkdir()
+        for name in OF_THE_DEVICE:
+            shutil.copy(Path(iris_core.__file__).parent / f"{name}.py", folder)
+        file = folder / "intrinsics.py"
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+        return importlib.import_module(f"{names[-1]}.sync")
+
+    yield copy
+    for module in [module for module in sys.modules if module.partition(".")[0] in names]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize("name", ["wait", "wait_each", "signal", "signal_each", "barrier"])
+def test_device_functions_are_compiled_again_when_a_builtin_changes(copied: Copied, name: str) -> None:
+    """An upgrade would else run the ordering of the version before."""
+    key = getattr(copied(), name).cache_key
+    assert getattr(copied(), name).cache_key == key
+    assert getattr(copied("ld.acquire", "ld.relaxed"), name).cache_key != key
+
+
+@pytest.mark.parametrize("jit", [triton.jit, gluon.jit], ids=["triton", "gluon"])
+@pytest.mark.parametrize("name", BUILTINS)
+def test_kernels_of_users_are_compiled_again_when_a_builtin_changes(copied: Copied, name: str, jit: Any) -> None:
+    def key_with(sync: ModuleType) -> str:
+        builtin = getattr(sys.modules[f"{sync.__package__}.intrinsics"], name)
+
+        def kernel(pointer):
+            builtin(pointer)
+
+        return jit(kernel).cache_key
+
+    key = key_with(copied())
+    assert key_with(copied()) == key
+    assert key_with(copied("ld.acquire", "ld.relaxed")) != key
+
+
+def test_kernels_are_compiled_again_when_fields_change_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exchanged = BUNDLE.replace("first: int\n    second: int", "second: int\n    first: int")
+    assert exchanged != BUNDLE
+    keys = []
+    for name, source in (("bundle", BUNDLE), ("same_bundle", BUNDLE), ("exchanged_bundle", exchanged)):
+        (tmp_path / f"{name}.py").write_text(source)
+        keys.append(importlib.import_module(name).kernel.cache_key)
+        monkeypatch.delitem(sys.modules, name)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def jit_functions() -> list[JITFunction]:
+    """Return all jit functions of our packages."""
+    found: dict[int, JITFunction] = {}
+    for package in (iris_core, iris_kernels, iris_bench):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                members = vars(importlib.import_module(module.name)).values()
+                found |= {id(member): member for member in members if isinstance(member, JITFunction)}
+    return list(found.values())
+
+
+def test_no_kernel_refers_to_what_its_key_leaves_out() -> None:
+    """Of what Triton's search meets, it hashes jit functions, constants and what is marked as an aggregate."""
+    left_out = set()
+    look = DependenciesFinder.record_reference
+
+    def record(self: DependenciesFinder, value: Any, *where: Any) -> None:
+        module = getattr(value, "__module__", None) or ""
+        if inspect.isfunction(value) or inspect.isclass(value):
+            if not module.startswith("triton.") and not getattr(value, "__triton_aggregate__", False):
+                left_out.add(f"{self.name} refers to {module}.{value.__qualname__}")
+        look(self, value, *where)
+
+    functions = jit_functions()
+    assert len(functions) > 200
+    with mock.patch.object(DependenciesFinder, "record_reference", record):
+        for function in functions:
+            finder = DependenciesFinder(
+                function.__name__, function.__globals__, inspect.getclosurevars(function.fn).nonlocals, function.src
+            )
+            finder.visit(function.parse())
+    assert not left_out
