@@ -23,7 +23,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
 from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core.backends.hip import HipBackend
 from iris_core.creation import HeapTensors
@@ -64,6 +66,7 @@ TARGETS = {
 NVIDIA_ACQUIRE = r"\bld\.acquire\.{}\.global"
 LOADS_OF_A_WAIT = 3
 
+DESCRIPTORS = (TensorDescriptor, GluonTensorDescriptor)
 HEAP_SIZE = 3 << 30  # bytes a rank; addresses only
 NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 
@@ -115,6 +118,7 @@ class Compiled:
         scratch_bytes: memory that a thread spills to.
         config: the operator's configuration.
         constants: the arguments that are compile-time values.
+        descriptors_on_heap: the arguments that are descriptors of memory on the heap.
     """
 
     name: str
@@ -127,6 +131,7 @@ class Compiled:
     scratch_bytes: int
     config: Any
     constants: dict[str, Any]
+    descriptors_on_heap: frozenset[str] = frozenset()
 
     def count(self, pattern: str) -> int:
         """Return how often a regular expression matches in the assembly."""
@@ -134,15 +139,26 @@ class Compiled:
 
     def stores_by_file(self) -> dict[str, Counter[int]]:
         """Return the global stores' widths in bytes and their numbers, by the source file they come from."""
-        files = dict(re.findall(r'\.file\s+(\d+)\s+.*?([^/"]+)"\n', self.code))
         found: dict[str, Counter[int]] = defaultdict(Counter)
+        for file, line in self._lines_by_file():
+            if store := _STORE.search(line):
+                found[file][_width(*store.groups())] += 1
+        return dict(found)
+
+    def files_that_load(self, kind: str) -> set[str]:
+        """Return the source files that loads of several words come from; of PTX's `kind`, such as "global.cg"."""
+        load = re.compile(rf"\bld\.{kind}\.v\d\.")
+        return {file for file, line in self._lines_by_file() if load.search(line)}
+
+    def _lines_by_file(self) -> Iterator[tuple[str, str]]:
+        """Give each line of the assembly, and the source file it comes from."""
+        files = dict(re.findall(r'\.file\s+(\d+)\s+.*?([^/"]+)"\n', self.code))
         file = ""
         for line in self.code.splitlines():
             if location := re.match(r"\s*\.loc\s+(\d+)", line):
                 file = files[location.group(1)]
-            elif store := _STORE.search(line):
-                found[file][_width(*store.groups())] += 1
-        return dict(found)
+            else:
+                yield file, line
 
 
 # PTX: st.global.v4.b32; AMD: global_store_dwordx4, buffer_store_short, ...
@@ -247,18 +263,30 @@ def compile_case(case: Case) -> list[Compiled]:
         mock.patch.object(torch, "zeros", torch.empty),  # gigabytes that nothing will read
     ):
         build = get_variant(case.family, case.variant).build
-        operator = build(StubContext(case), make_problem(case))
+        ctx = StubContext(case)
+        operator = build(ctx, make_problem(case))
         if case.pointers or case.pingpong or case.chunks > 1 or case.team > 1:
             config = replace(operator.config, descriptors=not case.pointers)
             if case.chunks > 1 or case.team > 1:
                 config = replace(config, chunks=case.chunks, team=case.team)
             if case.pingpong:
                 config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], team=1)
-            operator = build(StubContext(case), make_problem(case), config)
+            ctx = StubContext(case)
+            operator = build(ctx, make_problem(case), config)
         operator(*_operands(operator.problem, case))
     return [
-        compile_kernel(kernel, arguments, case.target, config=operator.ran_config) for kernel, arguments in launches
+        replace(
+            compile_kernel(kernel, arguments, case.target, config=operator.ran_config),
+            descriptors_on_heap=_descriptors_on(ctx.heap, arguments),
+        )
+        for kernel, arguments in launches
     ]
+
+
+def _descriptors_on(heap: SymmetricHeap, arguments: dict[str, Any]) -> frozenset[str]:
+    begin = heap.window.data_ptr()
+    found = {name: value.base.data_ptr() for name, value in arguments.items() if isinstance(value, DESCRIPTORS)}
+    return frozenset(name for name, address in found.items() if begin <= address < begin + heap.window.nbytes)
 
 
 def make_problem(case: Case) -> Any:

@@ -15,9 +15,11 @@ import pytest
 import torch
 from compiling import LOADS_OF_A_WAIT, MORE_LATER, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, compile_case, make_problem
 from families import FUSED
+from proxies import follow
 
 from iris_kernels.common.shared_tiles import NONE
 from overlap_taxonomy import Agent, Sync, Variant, get_variant
+from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 
 def cases_of(variant: Variant) -> list[Case]:
@@ -234,3 +236,31 @@ def test_handshake_is_ordered(case: Case) -> None:
         assert found["count at peer"] >= 1
     if sync is Sync.SHARD_FLAG:  # each peer's end; a tile's shard, and each, of a rank without columns
         assert found["acquire from system"] >= 2 * peers + 1
+
+
+@every_case(lambda case: TARGETS[case.target].gpu.arch in (90, 100))
+def test_a_fence_is_between_an_acquire_and_loads_by_descriptor(case: Case) -> None:
+    """Of the heap, on every path; where kernels acquire and load in one, all-gather's do."""
+    loads = 0
+    for kernel in compile_once(case):
+        found = follow(kernel.ttgir, kernel.descriptors_on_heap)
+        assert not found.unfenced, kernel.name
+        loads += len(found.loads)
+    reads_gathered = case.family == "all_gather_gemm" and case.variant != "fused_sequential"
+    assert (loads > 0) == (reads_gathered and multiplying(case)[0].config.descriptors)
+
+
+@every_case(lambda case: TARGETS[case.target].is_nvidia)
+def test_what_others_wrote_in_this_call_is_read_past_the_l1_cache(case: Case) -> None:
+    """This SM's may hold an older call's. A rank's own operands, and what earlier kernels wrote, may come from it."""
+    may = {"gemm.py"}
+    may |= {"bulk_synchronous.py"} if case.variant == "bulk_synchronous" else set()
+    may |= {"shards.py", "one_shot.py"} if case.family == "all_gather_gemm" else set()
+    past = set()
+    for kernel in compile_once(case):
+        assert kernel.files_that_load("global") <= may, kernel.name
+        past |= kernel.files_that_load(r"global\.cg")
+    if case.variant == "one_shot" and multiplying(case)[0].constants["PARTS"] != NONE.value:
+        assert "shared_tiles.py" in past
+    if case.family in SUMMING_FAMILIES and case.variant != "bulk_synchronous":
+        assert past - {"shared_tiles.py"}

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, compile_case
+from proxies import follow
 
 from iris_kernels.common.hopper.operator import SHARED_BYTES
 from iris_kernels.common.hopper.roles import LOADER_REGISTERS, MULTIPLY_REGISTERS
@@ -86,7 +87,9 @@ def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
     assert set(exchanged) <= {8}  # two columns; four neighbouring threads fill a sector
     assert bool(exchanged) == (kernel.config.team > 1)
     # Mates' sums are in the L2 cache; this SM's own may hold an older call's.
-    assert (kernel.ttgir.count("cacheModifier = cg") >= 2) == (kernel.config.team > 1)
+    loads = re.findall(r"tt\.load .*tensor<\w+x!tt\.ptr<[bf]\w+>.*", kernel.ttgir)
+    assert bool(loads) == (kernel.config.team > 1)
+    assert all("cacheModifier = cg" in load for load in loads)
     # Splitting an accumulator into slabs renames registers; through shared memory it would take 32 stores or more.
     assert kernel.count(r"st\.shared\.\S*") < 32
 
@@ -195,10 +198,13 @@ def test_what_is_announced_has_arrived(case: Case) -> None:
 
 
 @each_case
-def test_what_peers_stored_is_loaded_behind_a_proxy_fence(case: Case) -> None:
-    code = specialized(case).code
-    if case.world_size > 1 and case.family != "gemm_all_scatter":
-        assert re.search(r"fence\.proxy\.async\.global", code)
+def test_a_fence_is_between_an_acquire_and_loads_by_descriptor(case: Case) -> None:
+    """Of the heap, and between stores by descriptor and a release, in every role and on every path."""
+    kernel = specialized(case)
+    found = follow(kernel.ttgir, kernel.descriptors_on_heap)
+    assert not found.unfenced
+    if case.world_size > 1:
+        assert bool(found.loads) == (case.family != "gemm_all_scatter")
 
 
 @each_case
