@@ -146,6 +146,14 @@ def test_nothing_behind_a_wait_comes_before_every_threads_polls(target: str, ker
     assert ("bar.sync" if is_nvidia else "s_barrier") in code[acquired[-1] : cleared[-1]]
 
 
+def test_a_wait_for_a_block_of_flags_has_a_barrier_of_its_own(target: str) -> None:
+    """On AMD's GPUs, too, where Triton 3.6 hands the result of the acquiring atomic on through one."""
+    ttgir = compiled(clear_each_kernel, target, num_warps=4).ttgir
+    acquire = "ld.acquire" if TARGETS[target].is_nvidia else "tt.atomic_rmw add, acquire"
+    behind = ttgir[ttgir.rfind(acquire) :]
+    assert re.search(r"\b(?:gpu|ttg)\.barrier\b", behind[: behind.rfind("tt.store")])
+
+
 @pytest.mark.parametrize(
     "kernel",
     [signal_kernel, clear_kernel, signal_each_kernel, clear_each_kernel, barrier_kernel],
