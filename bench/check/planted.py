@@ -71,7 +71,9 @@ def wait_in_gpu(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.const
     """`wait` whatever the scope, within its GPU."""
     if tl.load(flag_ptr, volatile=True) < expected:
         sync._poll(flag_ptr, expected, watchdog_ptr, "sys")
-    tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu")
+    seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu")
+    if seen < expected:
+        sync._report(flag_ptr, seen, expected, watchdog_ptr)
 
 
 @triton.jit

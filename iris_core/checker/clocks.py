@@ -18,72 +18,107 @@ Clock = np.ndarray  # int32, a component an agent; shorter ones are as if filled
 
 @dataclass(frozen=True)
 class Agent:
-    """Something that acts in an order of its own, on one rank."""
+    """Something that acts in an order of its own, on one rank.
+
+    Args:
+        id: its component of the clocks.
+        rank, name: for reports.
+        first_thread: of a program; None for an agent that is one thread.
+    """
 
     id: int
     rank: int
     name: str
+    first_thread: Agent | None = None
 
 
 class Clocks:
     """The clocks of all agents.
 
-    A program is many threads, and an atomic on a scalar is one thread's: it releases what that thread knows, which is
-    what the whole program did before its last barrier. So a program has two clocks, and a barrier brings the second up
-    to the first.
+    A program is many threads. Blocks are accessed by all of them, scalars by the first, as Triton compiles it, and an
+    atomic on a scalar releases what the first thread knows: what all threads did before their last barrier, and what it
+    did itself. So a program is two agents, and a barrier brings each up to the other.
     """
 
     def __init__(self) -> None:
         self.agents: list[Agent] = []
         self.rank_of = np.zeros(0, dtype=np.int32)
+        self.program_of = np.zeros(0, dtype=np.int32)  # of a first thread, its program; of others, themselves
         self._clocks = np.zeros((0, 0), dtype=np.int32)
-        self._at_barrier = np.zeros((0, 0), dtype=np.int32)
+        self._now = np.zeros(0, dtype=np.int32)  # each agent's next stamp; zero is for what never happened
+        self._met = np.zeros(0, dtype=np.int32)  # its last stamp before its program's threads met last
 
     def add(self, rank: int, name: str) -> Agent:
-        """Return a new agent."""
-        agent = Agent(len(self.agents), rank, name)
+        """Return a new agent that is one thread."""
+        return self._add(Agent(len(self.agents), rank, name))
+
+    def add_program(self, rank: int, name: str) -> Agent:
+        """Return a new agent that is many threads."""
+        first = self.add(rank, name)
+        program = self._add(Agent(len(self.agents), rank, name, first))
+        self.program_of[first.id] = program.id
+        return program
+
+    def _add(self, agent: Agent) -> Agent:
         self.agents.append(agent)
         if agent.id >= len(self.rank_of):
             size = max(32, 2 * len(self.rank_of))
             grow = ((0, size - len(self.rank_of)),)
-            self.rank_of = np.pad(self.rank_of, grow)
+            for name in ("rank_of", "program_of", "_now", "_met"):
+                setattr(self, name, np.pad(getattr(self, name), grow))
             self._clocks = np.pad(self._clocks, grow * 2)
-            self._at_barrier = np.pad(self._at_barrier, grow * 2)
-        self.rank_of[agent.id] = rank
-        self._clocks[agent.id, agent.id] = 1  # zero is for what never happened
+        self.rank_of[agent.id], self.program_of[agent.id] = agent.rank, agent.id
+        self._now[agent.id] = 1
         return agent
 
-    def of(self, agent: Agent) -> Clock:
-        """Return an agent's clock, a view."""
-        return self._clocks[agent.id]
+    def stamp(self, agent: Agent) -> int:
+        """Return the stamp of what the agent does now."""
+        return int(self._now[agent.id])
 
-    def stamp(self, agent: Agent, *, by_one_thread: bool = False) -> int:
-        """Return the stamp of what the agent does now.
-
-        An atomic is done `by_one_thread`, which always releases what it did itself: it counts as done at the barrier.
-        """
-        clocks = self._at_barrier if by_one_thread else self._clocks
-        return int(clocks[agent.id, agent.id])
+    def known(self, agent: Agent) -> Clock:
+        """Return what happens before what the agent does next; of its own program, what was before its threads met."""
+        known = self._clocks[agent.id].copy()
+        program = self.agents[self.program_of[agent.id]]
+        if program.first_thread is None:
+            known[agent.id] = self._now[agent.id]
+        else:
+            for part in (program.id, program.first_thread.id):
+                known[part] = self._met[part]
+        return known
 
     def hear(self, agent: Agent, clock: Clock) -> None:
         """Order what led to `clock` before what the agent does next."""
-        for clocks in (self._clocks, self._at_barrier):
-            mine = clocks[agent.id, : len(clock)]
+        for part in _parts(agent):
+            mine = self._clocks[part.id, : len(clock)]
             np.maximum(mine, clock, out=mine)
 
     def tell(self, agent: Agent) -> Clock:
         """Return the agent's clock for another to hear; what it does from now on is later."""
-        told = self._clocks[agent.id].copy()
-        self._clocks[agent.id, agent.id] += 1
+        parts = _parts(agent)
+        told = self._clocks[[part.id for part in parts]].max(axis=0)
+        for part in parts:
+            told[part.id] = self._now[part.id]
+            self._now[part.id] += 1
         return told
 
-    def pass_barrier(self, agent: Agent) -> None:
-        """All threads of a program meet: each knows what the others did."""
-        self._at_barrier[agent.id] = self.tell(agent)
+    def release(self, agent: Agent) -> Clock:
+        """Return what one thread can release; what it does from now on is later."""
+        return self.tell(agent.first_thread or agent)
 
-    def releasable(self, agent: Agent) -> Clock:
-        """Return what one thread of a program can release."""
-        return self._at_barrier[agent.id]
+    def pass_barrier(self, program: Agent) -> None:
+        """All threads of a program meet: each knows what the others did."""
+        self.meet(program)
+        self.hear(program, self.tell(program))
+
+    def meet(self, program: Agent) -> None:
+        """All threads of a program have come this far, which is of use to themselves alone."""
+        for part in _parts(program):
+            self._met[part.id] = self._now[part.id]
+            self._now[part.id] += 1
+
+
+def _parts(agent: Agent) -> list[Agent]:
+    return [agent] if agent.first_thread is None else [agent, agent.first_thread]
 
 
 def joined(first: Clock | None, second: Clock) -> Clock:
@@ -117,7 +152,7 @@ class Releases:
         if scope < GPU:
             return
         released = self._at.setdefault(address, _Released())
-        clock = self._clocks.releasable(agent)
+        clock = self._clocks.release(agent)
         released.by_rank[agent.rank] = joined(released.by_rank.get(agent.rank), clock)
         if scope == SYSTEM:
             released.system = joined(released.system, clock)

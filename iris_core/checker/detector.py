@@ -1,8 +1,8 @@
 """Sees every access to device memory and finds pairs that nothing orders.
 
-Two accesses to one byte race if one writes, they are by different agents, neither happens before the other, and they
-are not both atomic (or volatile) in a scope that holds both. Which accesses a run makes may depend on its schedule;
-whether two that it makes are ordered does not depend on which came first.
+Two accesses to one byte race if one writes, they are by different agents or by different threads of a program, neither
+happens before the other, and they are not both atomic (or volatile) in a scope that holds both. Which accesses a run
+makes may depend on its schedule; whether two that it makes are ordered does not depend on which came first.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import triton
 
 from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases
 from .shadow import Access, Conflict, Shadow
+from .unused import Frame, result_is_unused
 
 _FRAMES_SHOWN = 4
 # Frames of these are how a kernel is run, not what it says.
@@ -34,8 +35,6 @@ _MACHINERY = tuple(
     )
 )
 _SCOPES = {WEAK: "", GPU: " in its GPU", SYSTEM: " in the system"}
-
-Frame = tuple[str, int, str]  # file, line, function
 
 
 @dataclass(frozen=True)
@@ -75,25 +74,56 @@ class Detector:
         self._sites: dict[tuple[Frame, ...], int] = {}
         self._frames: list[tuple[Frame, ...]] = []
         self._ours: dict[str, bool] = {}
+        self._unused: dict[int, bool] = {}
+        self.vain_acquires: dict[int, Agent] = {}  # by site, who first
         self.conflicts: dict[tuple[int, int], tuple[str, Conflict]] = {}  # by both sites, with what lies there
 
     def access(
-        self, agent: Agent, addresses: np.ndarray, itemsize: int, site: int, *, write: bool, strength: int = WEAK
+        self,
+        agent: Agent,
+        addresses: np.ndarray,
+        itemsize: int,
+        site: int,
+        *,
+        write: bool,
+        strength: int = WEAK,
+        lanes: np.ndarray | None = None,
+        values: np.ndarray | None = None,
     ) -> None:
-        """Record an access to items at these addresses."""
+        """Record an access to items at these addresses.
+
+        Args:
+            agent: who; for a program's first thread alone, that.
+            addresses: of the items.
+            itemsize: bytes an item.
+            site: where in the source.
+            write, strength: of which kind.
+            lanes: a program's elements that access them: the same one is the same thread's.
+            values: that are stored, where two at one address race.
+        """
         if not addresses.size:
             return
         self.accesses += 1
         in_bytes = (addresses.astype(np.int64).reshape(-1, 1) + np.arange(itemsize)).reshape(-1)
-        stamp = self.clocks.stamp(agent, by_one_thread=write and strength != WEAK)
-        access = Access(agent, stamp, site, strength, write)
+        by_byte = 0 if lanes is None else np.repeat(lanes, itemsize)
+        access = Access(agent, self.clocks.stamp(agent), site, strength, write, by_byte)
         for conflict in self._shadow.access(in_bytes, access):
-            first, second = sorted((conflict.earlier.site, conflict.later.site))
-            key = (first, second)
-            if key not in self.conflicts:
-                self.conflicts[key] = (self._describe(conflict.address), conflict)
+            self._found(conflict)
+        if values is not None and (twice := _stored_twice(addresses, values)) is not None:
+            self._found(Conflict(twice, access, access))
         if write and strength == WEAK:
             self.releases.overwritten(in_bytes)
+
+    def _found(self, conflict: Conflict) -> None:
+        first, second = sorted((conflict.earlier.site, conflict.later.site))
+        if (first, second) not in self.conflicts:
+            self.conflicts[first, second] = (self._describe(conflict.address), conflict)
+
+    def result_is_unused(self, site: int) -> bool:
+        """Return whether nothing uses the result of the atomic at a site."""
+        if site not in self._unused:
+            self._unused[site] = result_is_unused(self._frames[site])
+        return self._unused[site]
 
     def site(self) -> int:
         """Return a number for the caller's place in the source: the innermost lines that are not machinery."""
@@ -123,16 +153,34 @@ class Detector:
         ]
         return _described(frames[::-1][:_FRAMES_SHOWN])
 
-    def describe_access(self, access: Access) -> str:
-        """Return an access as text."""
+    def describe(self, conflict: Conflict) -> tuple[str, str]:
+        """Return both accesses as text."""
+        program_of = self.clocks.program_of
+        earlier, later = conflict.earlier, conflict.later
+        threads = ("a thread of ", "another thread of ")
+        if program_of[earlier.agent.id] != program_of[later.agent.id]:
+            threads = ("", "")
+        return self._describe_access(earlier, threads[0]), self._describe_access(later, threads[1])
+
+    def _describe_access(self, access: Access, thread: str) -> str:
         kind = "write" if access.is_write else "read"
         strength = f"atomic{_SCOPES.get(access.strength, '')} " if access.strength != WEAK else ""
-        return f"{strength}{kind} by {access.agent.name} at {self.describe_site(access.site)}"
+        return f"{strength}{kind} by {thread}{access.agent.name} at {self.describe_site(access.site)}"
 
     def _is_shown(self, file: str) -> bool:
         if file not in self._ours:
             self._ours[file] = not file.startswith("<frozen") and not os.path.realpath(file).startswith(_MACHINERY)
         return self._ours[file]
+
+
+def _stored_twice(addresses: np.ndarray, values: np.ndarray) -> int | None:
+    """Return an address that gets two values, if there is one."""
+    if (np.diff(addresses) > 0).all():
+        return None
+    order = np.argsort(addresses, kind="stable")
+    addresses, values = addresses[order], values[order]
+    twice = (np.diff(addresses) == 0) & (values[1:] != values[:-1])
+    return int(addresses[1:][twice][0]) if twice.any() else None
 
 
 def _described(frames: Sequence[Frame]) -> str:

@@ -92,7 +92,6 @@ class Queue:
         def write() -> None:
             node.scheduler.at_access()
             where = np.array([address], dtype=np.int64)
-            node.detector.clocks.pass_barrier(self.agent)  # it releases all that the queue has done
             node.detector.access(self.agent, where, flag.element_size(), site, write=True, strength=SYSTEM)
             node.detector.releases.overwritten(where)
             node.detector.releases.release(self.agent, address, SYSTEM)

@@ -12,11 +12,11 @@ import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 from triton._C.libtriton import ir
-from triton.runtime.interpreter import TensorHandle, interpreter_builder
+from triton.runtime.interpreter import ReduceScanOpInterface, TensorHandle, interpreter_builder
 
 from ..heap import address_of
 from ..reach import itemsize_of, lanes_of, selected
-from .clocks import CTA, GPU, SYSTEM, WEAK
+from .clocks import CTA, GPU, SYSTEM, WEAK, Agent
 
 if TYPE_CHECKING:
     from .node import Node
@@ -32,12 +32,27 @@ _TO_HOST = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "ate
 def kernels_watched(node: Node) -> Iterator[None]:
     """Send every memory operation of interpreted kernels past the checker."""
     operations = _Operations(node)
-    names = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_barrier")
+    names = (
+        "create_masked_load",
+        "create_masked_store",
+        "create_atomic_rmw",
+        "create_atomic_cas",
+        "create_barrier",
+        "create_dot",
+    )
     for name in names:  # on the instance: its class keeps the originals
         setattr(interpreter_builder, name, getattr(operations, name))
+    reduce_or_scan = ReduceScanOpInterface.apply
+
+    def apply(self: Any, given: Any) -> Any:
+        operations.meet()
+        return reduce_or_scan(self, given)
+
+    ReduceScanOpInterface.apply = apply
     try:
         yield
     finally:
+        ReduceScanOpInterface.apply = reduce_or_scan
         for name in names:
             delattr(interpreter_builder, name)
 
@@ -84,7 +99,7 @@ class _Operations:
             self._node.scheduler.at_access()
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
-        self._node.detector.access(self._agent, addresses, itemsize_of(ptrs), site, write=False, strength=strength)
+        self._access(ptrs, mask, site, write=False, strength=strength)
         return self._original.create_masked_load(
             interpreter_builder, ptrs, mask, other, cache_modifier, eviction_policy, is_volatile
         )
@@ -92,7 +107,8 @@ class _Operations:
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, cache_modifier: Any, eviction_policy: Any) -> Any:
         self._node.scheduler.at_access()
         site = self._node.detector.site()
-        self._node.detector.access(self._agent, selected(ptrs, mask), itemsize_of(ptrs), site, write=True)
+        values = np.broadcast_to(value.data, ptrs.data.shape)[lanes_of(ptrs, mask)].reshape(-1)
+        self._access(ptrs, mask, site, write=True, values=values)
         return self._original.create_masked_store(
             interpreter_builder, ptrs, value, mask, cache_modifier, eviction_policy
         )
@@ -115,11 +131,33 @@ class _Operations:
     def create_barrier(self) -> None:
         self._node.detector.clocks.pass_barrier(self._agent)
 
+    def meet(self) -> None:
+        """Elements of all threads go into one result: they have come this far."""
+        self._node.detector.clocks.meet(self._agent)
+
+    def create_dot(self, *args: Any) -> Any:
+        self.meet()
+        return self._original.create_dot(interpreter_builder, *args)
+
     @property
-    def _agent(self) -> Any:
+    def _agent(self) -> Agent:
         task = self._node.scheduler.current
         assert task is not None
         return task.agent
+
+    def _access(self, ptrs: Any, mask: Any, site: int, *, by_one: bool = False, **kind: Any) -> None:
+        """Record an access by a program's first thread, if it is to a scalar or `by_one`; by all of them otherwise."""
+        agent, count = self._agent, ptrs.data.size
+        by_first = by_one or count == 1
+        lanes = count + np.flatnonzero(lanes_of(ptrs, mask))  # as many elements are spread the same way over threads
+        self._node.detector.access(
+            agent.first_thread if by_first and agent.first_thread else agent,
+            selected(ptrs, mask),
+            itemsize_of(ptrs),
+            site,
+            lanes=lanes,
+            **kind,
+        )
 
     def _atomic(
         self,
@@ -134,16 +172,22 @@ class _Operations:
         addresses, chosen = selected(ptr, mask), lanes_of(ptr, mask)
         site = node.detector.site()
         node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
-        node.detector.access(agent, addresses, itemsize_of(ptr), site, write=True, strength=strength)
+        # What releases is in what it releases, so whichever threads these are, they count as the first.
+        self._access(ptr, mask, site, by_one=sem in _RELEASES, write=True, strength=strength)
         old = act()
         new = self._read(ptr, chosen)
         if (new != old.data)[chosen].any():
             node.scheduler.changed()
+        unused = node.detector.result_is_unused(site)
+        if unused and sem == ir.MEM_SEMANTIC.ACQUIRE:
+            node.detector.vain_acquires.setdefault(site, agent)
         for address in addresses.tolist():
             if sem in _RELEASES and writes(old.data, new):
                 node.detector.releases.release(agent, address, strength)
-            if sem in _ACQUIRES:
+            if sem in _ACQUIRES and not unused:
                 node.detector.releases.acquire(agent, address, strength)
+        if ptr.data.size == 1 and not unused:
+            node.detector.clocks.meet(agent)  # the first thread hands the result to the others
         return old
 
     def _read(self, ptr: Any, chosen: np.ndarray) -> np.ndarray:

@@ -175,7 +175,7 @@ class Node:
         for number, index in enumerate(itertools.product(*map(range, shape))):
             key = (queue.rank, queue.number, number)
             if key not in self._programs:
-                self._programs[key] = clocks.add(queue.rank, f"rank {queue.rank}, {queue.programs} {number}")
+                self._programs[key] = clocks.add_program(queue.rank, f"rank {queue.rank}, {queue.programs} {number}")
             agent = self._programs[key]
             clocks.hear(agent, start)
             clocks.pass_barrier(agent)

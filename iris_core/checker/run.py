@@ -27,7 +27,7 @@ class Report:
     Attributes:
         races: pairs of accesses that nothing orders, each once.
         deadlocks: who waits for what where no rank can go on, by schedule.
-        errors: what ranks raised, and where, each once.
+        errors: what ranks raised, and where, and acquires that compiled code has not, each once.
         schedules: how many were run.
         accesses: memory operations followed, over all of them.
         seconds: how long it took.
@@ -128,12 +128,15 @@ def _run(
             scheduler.end()
     report.schedules += 1
     report.accesses += node.detector.accesses
+    for site, agent in node.detector.vain_acquires.items():
+        said = f"an acquire whose result is unused, which compiled code has not, by {agent.name}"
+        raised.setdefault(f"{said}\n  at {node.detector.describe_site(site)}", []).append(schedule.name)
     known = {race.sites for race in report.races}
     for where, conflict in node.detector.conflicts.values():
         pair = (conflict.earlier, conflict.later)
         first, second = sorted(node.detector.describe_site(access.site) for access in pair)
         if (first, second) not in known:
-            earlier, later = map(node.detector.describe_access, pair)
+            earlier, later = node.detector.describe(conflict)
             report.races.append(Race(where, earlier, later, (first, second), schedule.name))
 
 

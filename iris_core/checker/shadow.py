@@ -6,11 +6,11 @@ Kept in pages, made as they are touched. All checks are by vector: an access of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks
+from .clocks import CTA, GPU, SYSTEM, WEAK, Agent, Clock, Clocks
 
 _PAGE_BITS = 16
 _PAGE_BYTES = 1 << _PAGE_BITS
@@ -18,13 +18,21 @@ _PAGE_BYTES = 1 << _PAGE_BITS
 
 @dataclass(frozen=True)
 class Access:
-    """One access by one agent: its stamp, where in the source, how strong."""
+    """One access by one agent: its stamp, where in the source, how strong.
+
+    `lanes` are the elements that a program's access has at each byte, or 0: each is some thread's.
+    """
 
     agent: Agent
     stamp: int
     site: int
     strength: int
     is_write: bool
+    lanes: np.ndarray | int = 0
+
+    def part(self, chosen: np.ndarray) -> Access:
+        """Return what it is of some of its bytes."""
+        return self if isinstance(self.lanes, int) else replace(self, lanes=self.lanes[chosen])
 
 
 @dataclass(frozen=True)
@@ -44,12 +52,14 @@ class _Record:
         self.stamp = np.zeros(_PAGE_BYTES, dtype=np.int32)
         self.site = np.zeros(_PAGE_BYTES, dtype=np.int32)
         self.strength = np.zeros(_PAGE_BYTES, dtype=np.int8)
+        self.lane = np.zeros(_PAGE_BYTES, dtype=np.int32)
 
     def put(self, index: np.ndarray, access: Access) -> None:
         self.agent[index] = access.agent.id
         self.stamp[index] = access.stamp
         self.site[index] = access.site
         self.strength[index] = access.strength
+        self.lane[index] = access.lanes
 
 
 class _Page:
@@ -67,37 +77,42 @@ class Shadow:
 
     def access(self, addresses: np.ndarray, access: Access) -> Iterator[Conflict]:
         """Record an access to bytes at these addresses; yield a conflict for each access it races with."""
+        known = self._clocks.known(access.agent)
         pages = addresses >> _PAGE_BITS
         first = int(pages[0])
         if (pages == first).all():
-            yield from self._access_page(first, addresses & (_PAGE_BYTES - 1), access)
+            yield from self._access_page(first, addresses & (_PAGE_BYTES - 1), access, known)
             return
         for page in np.unique(pages):
-            yield from self._access_page(int(page), addresses[pages == page] & (_PAGE_BYTES - 1), access)
+            here = pages == page
+            yield from self._access_page(int(page), addresses[here] & (_PAGE_BYTES - 1), access.part(here), known)
 
-    def _access_page(self, number: int, index: np.ndarray, access: Access) -> Iterator[Conflict]:
+    def _access_page(self, number: int, index: np.ndarray, access: Access, known: Clock) -> Iterator[Conflict]:
         page = self._pages.get(number)
         if page is None:
             page = self._pages[number] = _Page()
         base = number << _PAGE_BITS
-        yield from self._conflicts(page.write, True, base, index, access)
+        yield from self._conflicts(page.write, True, base, index, access, known)
         if access.is_write:
             for record in page.reads:
-                yield from self._conflicts(record, False, base, index, access)
+                yield from self._conflicts(record, False, base, index, access, known)
                 record.stamp[index] = 0
             page.write.put(index, access)
         else:
-            self._add_read(page, index, access)
+            self._add_read(page, index, access, known)
 
     def _conflicts(
-        self, record: _Record, is_write: bool, base: int, index: np.ndarray, access: Access
+        self, record: _Record, is_write: bool, base: int, index: np.ndarray, access: Access, known: Clock
     ) -> Iterator[Conflict]:
         agents = record.agent[index]
-        races = (record.stamp[index] > self._clocks.of(access.agent)[agents]) & (agents != access.agent.id)
+        races = record.stamp[index] > known[agents]
         if not races.any():
             return
+        same_program = self._clocks.program_of[agents] == self._clocks.program_of[access.agent.id]
+        races &= ~same_program | (record.lane[index] != access.lanes)
         if access.strength != WEAK:
             needed = np.where(self._clocks.rank_of[agents] == access.agent.rank, GPU, SYSTEM)
+            needed[same_program] = CTA
             races &= np.minimum(record.strength[index], access.strength) < needed
         for site in np.unique(record.site[index[races]]):
             at = int(index[races & (record.site[index] == site)][0])
@@ -110,17 +125,16 @@ class Shadow:
             )
             yield Conflict(base + at, earlier, access)
 
-    def _add_read(self, page: _Page, index: np.ndarray, access: Access) -> None:
+    def _add_read(self, page: _Page, index: np.ndarray, access: Access, known: Clock) -> None:
         """Keep a read where nothing is kept, or in place of one that happens before it.
 
         A write that races with the older read and not with the newer one cannot be.
         """
-        clock = self._clocks.of(access.agent)
         for record in page.reads:
             agents = record.agent[index]
-            free = (record.stamp[index] <= clock[agents]) | (agents == access.agent.id)
-            record.put(index[free], access)
-            index = index[~free]
+            free = (record.stamp[index] <= known[agents]) | (agents == access.agent.id)
+            record.put(index[free], access.part(free))
+            index, access = index[~free], access.part(~free)
             if not index.size:
                 return
         page.reads.append(_Record())
