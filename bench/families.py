@@ -69,6 +69,14 @@ class Family(ABC):
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
         """Return a function that queues the vendor's collective of this family alone; collective."""
 
+    def auxiliary_options(self, variant: str) -> dict[str, Any]:
+        """Return what a variant is built with so that it gives auxiliary outputs; nothing if it has none."""
+        return {}
+
+    def auxiliary(self, problem: Any, draw: Draw) -> tuple[torch.Tensor, ...]:
+        """Return the auxiliary outputs of an operator that is built with these; the same on every rank."""
+        return ()
+
     def _a(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
         return draw.normal(f"A{rank}", problem.a_shape(rank))
 
@@ -108,6 +116,12 @@ class _AllGatherGemm(Family):
 
     def heap_bytes(self, problem: Any) -> int:
         return 2 * problem.m * problem.k * problem.dtype.itemsize  # two buffers of all of A
+
+    def auxiliary_options(self, variant: str) -> dict[str, Any]:
+        return {} if variant == "fused_sequential" else {"keep_gathered": True}  # which never gathers A
+
+    def auxiliary(self, problem: Any, draw: Draw) -> tuple[torch.Tensor, ...]:
+        return (torch.cat([self._a(problem, peer, draw) for peer in range(problem.world_size)]),)
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
         return problem.m, problem.b_shape(rank)[1]

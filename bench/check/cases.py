@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from iris_core import iris
+from iris_core import Context, iris
 from iris_core.checker import Report, check
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import Variant, get_variant
@@ -85,7 +85,7 @@ def make_cases(
 
     Args:
         families, variants, dtype: as given; the first two are "all" or names separated by commas.
-        shapes: shape sets and MxNxK, separated by commas; nothing for a small ragged one.
+        shapes: shape sets and MxNxK, separated by commas; nothing for small ones.
 
     Raises:
         ValueError: a name, a dtype or a size that is unknown or makes no sense.
@@ -102,15 +102,22 @@ def make_cases(
     ours = [variant for variant in chosen if variant.has_kernels]
     if not ours:
         raise ValueError(f"--variant {variants}: only our kernels can be checked, and those are behind other names")
-    # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
-    small = f"{20 * world_size + 5}x{20 * world_size + 2}x{17 * world_size}"
     return [
         Case(variant, shape, world_size, DTYPES[dtype], descriptors)
         for variant in ours
-        for shape in parse_shapes(
-            shapes or small, collective=FAMILIES[variant.family].collective, world_size=world_size
-        )
+        for shape in _shapes_of(variant.family, shapes, world_size)
     ]
+
+
+def _shapes_of(family: str, shapes: str, world_size: int) -> list[Shape]:
+    """Return what the command line names, or two small problems."""
+    collective = FAMILIES[family].collective
+    # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
+    ragged = f"{20 * world_size + 5}x{20 * world_size + 2}x{17 * world_size}"
+    # Of what is cut over the ranks, fewer than ranks; a tile a program at most, which a call then begins and ends with.
+    few = max(world_size - 1, 1)
+    fewer = f"20x{few}x{8 * world_size}" if collective == "all_gather" else f"{few}x20x{8 * world_size}"
+    return parse_shapes(shapes or f"{ragged},{fewer}", collective=collective, world_size=world_size)
 
 
 def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Report:
@@ -121,21 +128,35 @@ def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Re
 def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> None:
     """Call an operator several times on fresh data over poisoned outputs, with nothing between the calls.
 
+    One that can give auxiliary outputs is made twice, without and with them.
+
     Raises:
         AssertionError: an output is wrong.
     """
     ctx = iris(case.heap_bytes(), "cpu")
-    family, problem = FAMILIES[case.variant.family], case.problem()
-    operator = case.variant.build(ctx, problem, case.config())
+    more = FAMILIES[case.variant.family].auxiliary_options(case.variant.name)
+    for options in ({}, more) if more else ({},):
+        _call_and_compare(ctx, case, options, calls, seed)
+    ctx.close()
+
+
+def _call_and_compare(ctx: Context, case: Case, options: dict[str, Any], calls: int, seed: int) -> None:
+    family, problem, rank = FAMILIES[case.variant.family], case.problem(), ctx.get_rank()
+    operator = case.variant.build(ctx, problem, case.config(), **options)
     outputs = []
     for call in range(calls):
         operator.output.fill_(float("nan"))
         operands = family.operands(problem, rank, Draw(seed, problem, call, ctx.get_device()))
-        outputs.append(operator(*operands).clone())
-    for call, output in enumerate(outputs):
-        blocks = family.blocks(problem, rank, Draw(seed, problem, call, ctx.get_device()))
+        outputs.append([output.clone() for output in operator.call(*operands)])
+    for call, (output, *auxiliary) in enumerate(outputs):
+        draw = Draw(seed, problem, call, ctx.get_device())
+        blocks = family.blocks(problem, rank, draw)
         expectation = Expectation(blocks, shape=family.output_shape(problem, rank), dtype=problem.dtype)
         verdict = expectation.judge(output)
         assert verdict.correct, f"{operator}, call {call + 1}, rank {rank}: {verdict.reason}"
+        for one, expected in zip(auxiliary, family.auxiliary(problem, draw) if options else (), strict=True):
+            wrong = int((one != expected).sum())
+            assert not wrong, (
+                f"{operator}, call {call + 1}, rank {rank}: {wrong} elements of an auxiliary output are wrong"
+            )
     operator.close()
-    ctx.close()

@@ -26,7 +26,7 @@ def check(
     variant: Names = "all",
     world_size: Annotated[int, typer.Option(help="Ranks, all in this process.")] = 2,
     shapes: Annotated[
-        str, typer.Option(help="MxNxK and shape sets, by commas; interpreted, so small [default: a ragged one].")
+        str, typer.Option(help="MxNxK and shape sets, by commas; interpreted, so small [default: ragged ones].")
     ] = "",
     dtype: Dtype = "bf16",
     descriptors: Annotated[

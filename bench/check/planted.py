@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,8 @@ from iris_core import signal, sync, translate, wait
 from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
-from iris_kernels.common import handshake, shared_tiles
+from iris_kernels.all_gather_gemm import shards
+from iris_kernels.common import gemm, handshake, shared_tiles
 from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
 from iris_kernels.gemm_all_scatter import tiles
 from overlap_taxonomy import get_variant
@@ -29,6 +31,9 @@ from ..shapes import Shape
 from .cases import Case, run_case
 
 WORLD_SIZE = 2
+_RAGGED = Shape(45, 42, 34)
+# What bugs call though they take its place: `replaced` looks through modules alone.
+_ours = SimpleNamespace(multiply_shards=shards.multiply_shards, part_offsets=gemm.part_offsets)
 
 
 @triton.jit
@@ -74,6 +79,14 @@ def wait_in_gpu(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.const
     seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu")
     if seen < expected:
         sync._report(flag_ptr, seen, expected, watchdog_ptr)
+
+
+@triton.jit
+def wait_by_unused(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
+    """`wait` by an acquire whose result nothing uses."""
+    if tl.load(flag_ptr, volatile=True) < expected:
+        sync._poll(flag_ptr, expected, watchdog_ptr, "sys")
+    tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
 
 
 @triton.jit
@@ -172,6 +185,51 @@ def leave_unordered(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
 
 
 @triton.jit
+def leave_by_atomics(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
+    """`leave_part` by a block of atomics, which all threads do, without the barrier before the flag."""
+    sharer = tl.program_id(0)
+    sum_ptrs = (sharing.sums_ptr + shared_tiles._sum_offsets(sharer, TILE.BLOCK_N, TILE)).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(sum_ptrs, acc.to(tl.int32, bitcast=True), sem="relaxed")
+    tl.atomic_xchg(sharing.flags_ptr + sharer, epoch, sem="release", scope="gpu")
+
+
+@triton.jit
+def overlapping_offsets(block, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """`part_offsets` that puts two columns in one place."""
+    offsets, mask = _ours.part_offsets(block, row, col, ROWS, COLS)
+    return offsets - tl.arange(0, COLS)[None, :] % 2, mask
+
+
+@triton.jit
+def multiply_if_any(
+    first,
+    step,
+    a,
+    b,
+    gemm,
+    gathered,
+    gathered_gemm,
+    block,
+    shard_rows,
+    peers,
+    arrivals,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`multiply_shards` that on a rank without columns does not wait for the shards."""
+    if block.n > 0:
+        _ours.multiply_shards(
+            first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
+        )
+
+
+@triton.jit
+def every_other_turn(epoch, BUFFERS: tl.constexpr):
+    """`turn_of_call` that gives two calls in a row one buffer."""
+    return epoch // 2 % BUFFERS
+
+
+@triton.jit
 def always_the_first(epoch, BUFFERS: tl.constexpr):
     """`turn_of_call` that knows one buffer."""
     return epoch * 0
@@ -193,7 +251,8 @@ class Planted:
     Args:
         name: what is wrong.
         original, bug: what is replaced, by what; a function of ours, or a method's name on `CheckedStream`.
-        family, variant: the operator that is run with it.
+        family, variant: the operator that is run with it,
+        shape: on this problem.
     """
 
     name: str
@@ -201,21 +260,25 @@ class Planted:
     bug: Any
     family: str = "gemm_all_scatter"
     variant: str = "fused_sequential"
+    shape: Shape = _RAGGED
 
     def run(self, *, schedules: int, seed: int) -> Report:
         """Return what the checker says of the operator with the bug."""
-        case = Case(get_variant(self.family, self.variant), Shape(45, 42, 34), WORLD_SIZE, "bfloat16")
+        case = Case(get_variant(self.family, self.variant), self.shape, WORLD_SIZE, "bfloat16")
         with _planted(self.original, self.bug):
             return run_case(case, schedules=schedules, seed=seed)
 
 
 _COPIES = ("all_gather_gemm", "copy_engine")
+_ONE_SHOT_REDUCE = ("gemm_all_reduce", "one_shot", Shape(1, 20, 16))  # a tile a program
+_RANK_WITHOUT_COLUMNS = Shape(20, 1, 16)
 
 PLANTED = (
     Planted("a missing release: the flag is relaxed", sync.signal, relaxed_signal),
     Planted("a missing release: the flag is a plain store", sync.signal, stored_signal),
     Planted("a release of one thread's stores alone", sync.signal, one_threads_signal, variant="producer_consumer"),
     Planted("a relaxed acquire", sync.wait, relaxed_wait),
+    Planted("an acquire whose result is unused", sync.wait, wait_by_unused),
     Planted("a flag before the data", tiles.compute_tiles, flag_before_data, variant="producer_consumer"),
     Planted("no ready signal: peers push when they like", handshake.wait_ready, no_wait_ready),
     Planted("an epoch reused", handshake.begin_call, begin_last_call),
@@ -226,7 +289,19 @@ PLANTED = (
     Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
     Planted("a call that waits for no part", handshake.wait_all_parts, all_parts_unawaited, variant="one_shot"),
     Planted("a relaxed flag of a part of a tile", shared_tiles.leave_part, leave_unordered, variant="one_shot"),
+    Planted("a release of one thread's atomics alone", shared_tiles.leave_part, leave_by_atomics, variant="one_shot"),
+    Planted("two elements of a tile in one place", gemm.part_offsets, overlapping_offsets),
     Planted("one buffer for two calls", shared_tiles.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
+    Planted("one buffer for sums of two calls", shared_tiles.turn_of_call, always_the_first, *_ONE_SHOT_REDUCE),
+    Planted("buffers that change at every other call", shared_tiles.turn_of_call, every_other_turn, *_ONE_SHOT_REDUCE),
+    Planted(
+        "a gathered A that a rank without columns does not wait for",
+        shards.multiply_shards,
+        multiply_if_any,
+        "all_gather_gemm",
+        "producer_consumer",
+        _RANK_WITHOUT_COLUMNS,
+    ),
     Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),
     Planted("flags of copies that nothing zeroes", handshake.finish_and_clear, finish_uncleared, *_COPIES),
     Planted("a flag of a copy without a release", "write_value", _store, *_COPIES),
