@@ -126,6 +126,39 @@ def read_a_sum(rank: int, world_size: int, reads: bool) -> None:
     ctx.close()
 
 
+@triton.jit
+def count_in_kernel(data_ptr, count_ptr, rank, peer, heap_bases, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    iris_core.store(data_ptr + offsets, 1.0, rank, peer, heap_bases)
+    tl.debug_barrier()
+    iris_core.atomic_add(count_ptr, 1, rank, peer, heap_bases, sem="release")
+
+
+@triton.jit
+def read_when_counted_kernel(data_ptr, count_ptr, out_ptr, expected, watchdog_ptr, BLOCK: tl.constexpr):
+    iris_core.wait(count_ptr, expected, watchdog_ptr)
+    tl.store(out_ptr + tl.arange(0, BLOCK), tl.load(data_ptr + tl.arange(0, BLOCK)))
+
+
+def wait_for_some_programs(rank: int, world_size: int, expected: int, reader: int) -> None:
+    ctx = iris_core.iris(HEAP_BYTES)
+    data, out, count = ctx.zeros(64), ctx.zeros(64), ctx.zeros(1, dtype=torch.int64)
+    ctx.barrier()
+    if rank == reader:
+        read_when_counted_kernel[(1,)](data, count, out, expected, ctx.get_watchdog(), 64)
+    else:
+        count_in_kernel[(4,)](data, count, rank, reader, ctx.get_heap_bases(), 16)
+    ctx.barrier()
+    ctx.close()
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize("expected", [3, 4])
+def test_a_wait_for_too_few_ends_as_soon_as_it_can(expected: int, reader: int) -> None:
+    report = check(wait_for_some_programs, 2, args=(expected, reader), schedules=2)
+    assert bool(report.races) == (expected < 4), report
+
+
 @pytest.mark.parametrize("program", [wait_for_many, add_to_some, announce_between])
 def test_what_is_right_is_not_reported(program: Callable[..., None]) -> None:
     report = check(program, 2, schedules=4)

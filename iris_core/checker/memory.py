@@ -176,8 +176,6 @@ class _Operations:
         self._access(ptr, mask, site, by_one=sem in _RELEASES, write=True, strength=strength)
         old = act()
         new = self._read(ptr, chosen)
-        if (new != old.data)[chosen].any():
-            node.scheduler.changed()
         unused = node.detector.result_is_unused(site)
         if unused and sem == ir.MEM_SEMANTIC.ACQUIRE:
             node.detector.vain_acquires.setdefault(site, agent)
@@ -188,6 +186,8 @@ class _Operations:
                 node.detector.releases.acquire(agent, address, strength)
         if ptr.data.size == 1 and not unused:
             node.detector.clocks.meet(agent)  # the first thread hands the result to the others
+        if (new != old.data)[chosen].any():
+            node.scheduler.changed_words(addresses.tolist())
         return old
 
     def _read(self, ptr: Any, chosen: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +26,22 @@ class Schedule:
         order: "first": tasks made first go first; "last": the other way round; "random".
         change: probability that a task falls behind all others at an atomic or a poll; a tenth of it at other accesses.
         seed: of all that is random.
+        eager: whether a task that polls a word goes on as soon as it changes; it may be too soon.
     """
 
     name: str
     order: str
     change: float
     seed: int
+    eager: bool = False
 
 
 def make_schedules(count: int, seed: int) -> list[Schedule]:
     """Return this many schedules: in order, reversed, then random ones, coarse and fine."""
-    fixed = [Schedule("in order", "first", 0.0, seed), Schedule("reversed", "last", 0.0, seed)]
+    fixed = [
+        Schedule("in order", "first", 0.0, seed, eager=True),
+        Schedule("reversed", "last", 0.0, seed, eager=True),
+    ]
     drawn = [
         Schedule(f"random, seed {seed + index}", "random", (0.02, 0.3)[index % 2], seed + index)
         for index in range(count - len(fixed))
@@ -76,7 +81,7 @@ class Scheduler:
         self._schedule = schedule
         self._random = random.Random(schedule.seed)
         self._main = greenlet.getcurrent()
-        self._lowest = 0.0
+        self._lowest = self._highest = 0.0
         self._changes = 0
         self._failure: BaseException | None = None
         self.failed: Task | None = None  # the first task that raised
@@ -98,6 +103,7 @@ class Scheduler:
 
         count = len(self.tasks)
         priority = {"first": -count, "last": count, "random": self._random.random()}[self._schedule.order]
+        self._highest = max(self._highest, priority)
         task = Task(agent, name, run, self._main, float(priority))
         self.tasks.append(task)
         return task
@@ -139,6 +145,17 @@ class Scheduler:
     def changed(self) -> None:
         """Say that something changed that others may wait for."""
         self._changes += 1
+
+    def changed_words(self, addresses: Sequence[int]) -> None:
+        """Say that words have changed; an eager schedule lets those who poll one go first."""
+        self.changed()
+        others = [task for task in self.tasks if task is not self.current]
+        polling = [task for task in others if task.polls and task.last_look and task.last_look[0] in addresses]
+        if self._schedule.eager and polling:
+            self._highest += 1.0
+            for task in polling:
+                task.priority = self._highest
+            self._give_turn()
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Hold the current task until `ready()`, for `what` in words."""
