@@ -21,6 +21,7 @@ from iris_bench.ranks import Ranks as BenchRanks
 from iris_bench.stress import ledger
 from iris_bench.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
 from iris_bench.stress.record import COLUMNS
+from iris_kernels.all_gather_gemm.bulk_synchronous import BulkSynchronous
 from iris_kernels.gemm_all_scatter.fused_sequential import FusedSequential
 
 
@@ -189,6 +190,34 @@ def test_a_planted_fault_is_found(pooled: Ranks, tmp_path: Path, fault: str) -> 
         assert float(found[5]) == pytest.approx(float(found[6]) + 1, abs=0.01)
     else:
         assert int(row["mismatches"]) > 1
+
+
+def plant_beside_the_output(rank: int, world_size: int) -> None:
+    """On rank 1, the gathered A lacks its first element wherever somebody reads it."""
+
+    def broken(self: BulkSynchronous, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        output = RIGHT_GATHER(self, a, b)
+        if rank == 1 and self.keep_gathered:
+            self.gathered[0, 0] += 1
+        return output
+
+    BulkSynchronous._launch = broken  # type: ignore[method-assign]
+
+
+RIGHT_GATHER = BulkSynchronous._launch
+
+
+def root_out_beside_the_output(rank: int, world_size: int) -> None:
+    BulkSynchronous._launch = RIGHT_GATHER  # type: ignore[method-assign]
+
+
+def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
+    pooled.call(plant_beside_the_output)
+    arguments = ["--world-size", 2, "--family", "all_gather_gemm", "--variant", "bulk_synchronous", "--dtype", "bf16"]
+    result = invoke(*arguments, "--calls", 10)
+    pooled.call(root_out_beside_the_output)
+    assert result.exit_code == 1
+    assert re.search(r"wrong: all_gather_gemm.*rank 1: auxiliary output 1, at row 0, column 0", result.stderr), result
 
 
 def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Ledger:
         """Queue the check of an output on the current stream.
 
         Args:
-            call: the call's number.
+            call: a number for notes.
             output: (m, n), rows contiguous.
             reference, bound: (m, n), contiguous, of one wide dtype.
         """

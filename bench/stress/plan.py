@@ -146,9 +146,10 @@ class Call(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """What is made anew between calls: a subject's operator, and one set of operands."""
+    """What is made anew between calls: a set of operands, and a subject's operator, auxiliary outputs or not."""
 
     rebuilt: int
+    auxiliary: bool
     data: int
     operands: int
 
@@ -194,7 +195,7 @@ class Decisions:
         draw = self._random
         rebuilt = draw.choice(self._indices)
         self._last.pop(rebuilt, None)
-        return Renewal(rebuilt, draw.randrange(self._num_data), draw.randrange(SETS))
+        return Renewal(rebuilt, draw.random() < 0.5, draw.randrange(self._num_data), draw.randrange(SETS))
 
 
 def _pool(device: str, once: bool) -> tuple[tuple[Size, ...], tuple[Size, ...]]:

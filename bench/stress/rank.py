@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,11 +25,19 @@ from .plan import SETS, WARM_UP_SET, Call, Decisions, Plan, Subject
 
 @dataclass(frozen=True)
 class Data:
-    """One set of operands on this rank, and what a call must give."""
+    """One set of operands on this rank, and what a call must give, an output and auxiliary ones, each with a bound."""
 
     operands: Operands
-    reference: torch.Tensor
-    bound: torch.Tensor
+    expected: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class _Checked(NamedTuple):
+    """An output of a call that was checked."""
+
+    subject: Subject
+    call: int
+    name: str  # for reports; "" is the output
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,8 @@ class _Run:
         self._num_drawn = 0
         self._calls = [0] * len(plan.subjects)
         self._number = 0  # of the last call
-        self._called: dict[int, Subject] = {}  # by call number, since the last look at the ledger
+        self._checks = 0
+        self._checked: dict[int, _Checked] = {}  # since the last look at the ledger
         self._mismatches = 0
         self._start = time.monotonic()
 
@@ -110,7 +119,7 @@ class _Run:
         subject = self.plan.subjects[index]
         if subject.data_key not in self._data:
             self._data[subject.data_key] = [self._draw(subject) for _ in range(SETS)]
-        self._operators.append(self._build(subject))
+        self._operators.append(self._build(subject, auxiliary=index % 2 == 0))
         self._call(Call(index, WARM_UP_SET, 0, 0.0, 0.0, 0.0))
         progress = self._progress()
         self._start = time.monotonic()
@@ -140,12 +149,15 @@ class _Run:
         if is_late:
             time.sleep(call.host_us * 1e-6)
             self._hold(call.before_us)
-        output = operator.as_matrix(operator(*data.operands))
+        output, *auxiliary = operator.call(*data.operands)
         if is_late:
             self._hold(call.after_us)  # the peers' next calls must not touch the output until it is read
         self._number += 1
-        self._ledger.check(self._number, output, data.reference, data.bound)
-        self._called[self._number] = subject
+        for place, (one, expected) in enumerate(zip((output, *auxiliary), data.expected, strict=False)):
+            self._checks += 1
+            self._ledger.check(self._checks, operator.as_matrix(output) if place == 0 else one, *expected)
+            name = f"auxiliary output {place}, " if place else ""
+            self._checked[self._checks] = _Checked(subject, self._number, name, expected[0].shape[1])
         self._calls[call.subject] += 1
 
     def _hold(self, us: float) -> None:
@@ -159,13 +171,15 @@ class _Run:
         """Make one operator anew, and draw a set of operands that no call has seen."""
         renewal = self._decisions.renewal()
         self._operators[renewal.rebuilt].close()
-        self._operators[renewal.rebuilt] = self._build(self.plan.subjects[renewal.rebuilt])
+        rebuilt = self.plan.subjects[renewal.rebuilt]
+        self._operators[renewal.rebuilt] = self._build(rebuilt, auxiliary=renewal.auxiliary)
         key = list(self._data)[renewal.data]
         subject = next(subject for subject in self.plan.subjects if subject.data_key == key)
         self._data[key][renewal.operands] = self._draw(subject)
 
-    def _build(self, subject: Subject) -> FusedOperator[Any]:
-        operator = get_variant(subject.family, subject.variant).build(self.ctx, subject.problem())
+    def _build(self, subject: Subject, *, auxiliary: bool) -> FusedOperator[Any]:
+        options = FAMILIES[subject.family].auxiliary_options(subject.variant) if auxiliary else {}
+        operator = get_variant(subject.family, subject.variant).build(self.ctx, subject.problem(), **options)
         assert isinstance(operator, FusedOperator)
         return operator
 
@@ -175,14 +189,16 @@ class _Run:
         self._num_drawn += 1
         shape = family.output_shape(problem, rank)
         expectation = Expectation(family.blocks(problem, rank, draw), shape=shape, dtype=problem.dtype)
-        return Data(family.operands(problem, rank, draw), *expectation.elements())
+        output = expectation.elements()
+        exact = [one.to(output[0].dtype) for one in family.auxiliary(problem, draw)]
+        return Data(family.operands(problem, rank, draw), (output, *((one, torch.zeros_like(one)) for one in exact)))
 
     def _progress(self) -> Progress:
         """Wait for the device, and add up what all ranks have found."""
         self.ctx.barrier()  # raises if a wait has failed
         wrong, notes = self._ledger.read()
         reports = [self._describe(note) for note in _first_of_each_call(notes)]
-        self._called.clear()
+        self._checked.clear()
         elapsed_s = time.monotonic() - self._start
         found = self.ctx.group.all_gather([wrong, reports, self._ledger.elements, elapsed_s])
         self._mismatches += sum(wrong for wrong, *_ in found)
@@ -195,10 +211,11 @@ class _Run:
         )
 
     def _describe(self, note: Note) -> str:
-        subject, rank = self._called[note.call], self.ctx.get_rank()
-        row, column = divmod(note.element, FAMILIES[subject.family].output_shape(subject.problem(), rank)[1])
+        checked = self._checked[note.call]
+        row, column = divmod(note.element, checked.columns)
+        where = f"{checked.name}at row {row}, column {column}"
         return (
-            f"{subject}, call {note.call}, rank {rank}: at row {row}, column {column}: {note.value:.6g} instead of "
+            f"{checked.subject}, call {checked.call}, rank {self.ctx.get_rank()}: {where}: {note.value:.6g} instead of "
             f"{note.reference:.6g} within {note.bound:.2g} ({note.wrong} wrong in its block of the output)"
         )
 
