@@ -12,21 +12,32 @@ import triton.language as tl
 
 from .intrinsics import check_on_heap
 
+_UNKNOWN = tl.constexpr("unknown")  # a mask that the caller of `translate` has, and does not give
+
 
 @triton.jit
 def translate(pointer, from_rank, to_rank, heap_bases):
     """Return where `pointer`, a pointer (or block of pointers) into `from_rank`'s heap, lies in `to_rank`'s heap.
 
     The heaps are one window with a constant stride, so the distance is one number for a whole block of pointers and
-    contiguity survives; the hint below says that alignment does too. It must stand here: applied by a caller to this
-    function's result it is lost when the call is inlined (Triton 3.6). In the interpreter a pointer that is not on the
-    heap is an error.
+    contiguity survives. In the interpreter a pointer that is not on `from_rank`'s heap is an error; of a block, whose
+    lanes may be masked where it is used, one must be.
     """
+    return _moved(pointer, from_rank, to_rank, heap_bases, _UNKNOWN)
+
+
+@triton.jit
+def _moved(pointer, from_rank, to_rank, heap_bases, mask):
+    """Translate for an access under `mask`, which is None where all lanes are used.
+
+    The hint says that alignment survives. It must stand here: applied by a caller to this function's result it is lost
+    when the call is inlined (Triton 3.6).
+    """
+    check_on_heap(pointer, from_rank, to_rank, heap_bases, mask)
     from_base = tl.load(heap_bases + from_rank)
     to_base = tl.load(heap_bases + to_rank)
     itemsize: tl.constexpr = (pointer.dtype.scalar.element_ty.primitive_bitwidth + 7) // 8  # a bool has a bit
     distance = tl.cast(to_base - from_base, tl.int64) // itemsize
-    check_on_heap(pointer, distance)
     # Heap.STRIDE_ALIGNMENT: heaps are a multiple of 2 MiB apart.
     return pointer + tl.multiple_of(distance, 4096)
 
@@ -34,19 +45,19 @@ def translate(pointer, from_rank, to_rank, heap_bases):
 @triton.jit
 def load(pointer, to_rank, from_rank, heap_bases, mask=None):
     """Load from `from_rank`'s heap, on rank `to_rank`. Unordered: see `wait` for reading what a peer announced."""
-    return tl.load(translate(pointer, to_rank, from_rank, heap_bases), mask=mask)
+    return tl.load(_moved(pointer, to_rank, from_rank, heap_bases, mask), mask=mask)
 
 
 @triton.jit
 def store(pointer, value, from_rank, to_rank, heap_bases, mask=None):
     """Store `value` into `to_rank`'s heap, from rank `from_rank`. Unordered: see `signal` for announcing it."""
-    tl.store(translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask)
+    tl.store(_moved(pointer, from_rank, to_rank, heap_bases, mask), value, mask=mask)
 
 
 @triton.jit
 def get(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
     """Copy from `from_rank`'s heap at `from_ptr` to local memory of `to_rank` at `to_ptr`."""
-    value = tl.load(translate(from_ptr, to_rank, from_rank, heap_bases), mask=mask)
+    value = tl.load(_moved(from_ptr, to_rank, from_rank, heap_bases, mask), mask=mask)
     tl.store(to_ptr, value, mask=mask)
 
 
@@ -54,14 +65,14 @@ def get(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
 def put(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
     """Copy from local memory of `from_rank` at `from_ptr` to `to_rank`'s heap at `to_ptr`."""
     value = tl.load(from_ptr, mask=mask)
-    tl.store(translate(to_ptr, from_rank, to_rank, heap_bases), value, mask=mask)
+    tl.store(_moved(to_ptr, from_rank, to_rank, heap_bases, mask), value, mask=mask)
 
 
 @triton.jit
 def copy(src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None):
     """Copy from `from_rank`'s heap to `to_rank`'s heap; `cur_rank`, which runs this, may be either or neither."""
-    value = tl.load(translate(src_ptr, cur_rank, from_rank, heap_bases), mask=mask)
-    tl.store(translate(dst_ptr, cur_rank, to_rank, heap_bases), value, mask=mask)
+    value = tl.load(_moved(src_ptr, cur_rank, from_rank, heap_bases, mask), mask=mask)
+    tl.store(_moved(dst_ptr, cur_rank, to_rank, heap_bases, mask), value, mask=mask)
 
 
 # Atomics on `to_rank`'s heap from rank `from_rank`; each returns the old value. `sem` and `scope` default to the
@@ -80,7 +91,7 @@ def atomic_add(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Add atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_add(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -96,7 +107,7 @@ def atomic_sub(
 ):
     """Subtract atomically on `to_rank`'s heap; return the old value."""
     less = -tl.cast(val, pointer.dtype.scalar.element_ty)  # which may be wider, or signed
-    return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), less, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_add(_moved(pointer, from_rank, to_rank, heap_bases, mask), less, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -113,7 +124,7 @@ def atomic_cas(
     """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
     cmp = tl.cast(cmp, pointer.dtype.scalar.element_ty)  # Triton casts neither
     val = tl.cast(val, pointer.dtype.scalar.element_ty)
-    return tl.atomic_cas(translate(pointer, from_rank, to_rank, heap_bases), cmp, val, sem=sem, scope=scope)
+    return tl.atomic_cas(_moved(pointer, from_rank, to_rank, heap_bases, None), cmp, val, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -128,7 +139,7 @@ def atomic_xchg(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Exchange on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xchg(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_xchg(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -143,7 +154,7 @@ def atomic_and(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_and(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_and(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -158,7 +169,7 @@ def atomic_or(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_or(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_or(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -173,7 +184,7 @@ def atomic_xor(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xor(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_xor(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -188,7 +199,7 @@ def atomic_min(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Take the minimum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_min(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_min(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -203,4 +214,4 @@ def atomic_max(
     scope: tl.constexpr = tl.constexpr("sys"),
 ):
     """Take the maximum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_max(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_max(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)

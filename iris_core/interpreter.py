@@ -175,11 +175,18 @@ def let_others_run() -> None:
         _running.next_turn()
 
 
-def check_on_heap(pointers: Any) -> None:
-    """Raise if what the running kernel wants to translate is not on the heap; see `Reach.check_on_heap`."""
+def check_on_heap(pointers: Any, from_rank: Any, to_rank: Any, heap_bases: Any, mask: Any) -> None:
+    """Raise if what the running kernel wants to translate is not on `from_rank`'s heap; see `Reach.check_on_heap`."""
     runner = _machine or _running
     if runner is not None:
-        runner.reach.check_on_heap(pointers)
+        ranks = _values(from_rank), _values(to_rank)
+        lanes = mask if mask is None or isinstance(mask, str) else _values(mask)
+        runner.reach.check_on_heap(pointers.handle, *ranks, heap_bases.handle, lanes)
+
+
+def _values(value: Any) -> np.ndarray:
+    """Return what a kernel has as a value, a block, a number or a constexpr."""
+    return value.handle.data if isinstance(value, tl.tensor) else np.asarray(getattr(value, "value", value))
 
 
 def _as_interpreted(kernel: JITFunction) -> InterpretedFunction:

@@ -124,12 +124,17 @@ def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
 
 
 @_builtin
-def check_on_heap(pointers: Any, distance: Any, _semantic: Any = None) -> None:
-    """Raise, in the interpreter, unless pointers that are to be moved to another rank's heap point to this rank's."""
-    if _semantic is None and distance.handle.data.any():
+def check_on_heap(
+    pointers: Any, from_rank: Any, to_rank: Any, heap_bases: Any, mask: Any, _semantic: Any = None
+) -> None:
+    """Raise, in the interpreter, unless pointers to be moved to `to_rank`'s heap point to `from_rank`'s.
+
+    `mask` is that of the access, or None for all lanes, or "unknown".
+    """
+    if _semantic is None:
         from . import interpreter
 
-        interpreter.check_on_heap(pointers.handle)
+        interpreter.check_on_heap(pointers, from_rank, to_rank, heap_bases, _unwrap_if_constexpr(mask))
 
 
 @_builtin

@@ -7,6 +7,7 @@ address a kernel may have read from memory.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import gc
 from typing import Any, NamedTuple
 
@@ -23,22 +24,27 @@ class Span(NamedTuple):
         start, stop: its bounds.
         name: what lies there.
         owner: what keeps it there.
-        is_heaps: whether these are the heaps.
+        heaps: how many heaps these are, one a rank, all of one size; 0 for other memory.
     """
 
     start: int
     stop: int
     name: str
     owner: object
-    is_heaps: bool = False
+    heaps: int = 0
+
+    @property
+    def stride(self) -> int:
+        """How far apart heaps are."""
+        return (self.stop - self.start) // self.heaps
 
 
 _of_process: list[Span] = []  # what `share` was given
 
 
-def share(memory: torch.Tensor, name: str, *, is_heaps: bool = False) -> Span:
+def share(memory: torch.Tensor, name: str, *, heaps: int = 0) -> Span:
     """Let all kernels of this process touch a tensor's memory, until `unshare`; see `Span`."""
-    span = span_of(memory, name, is_heaps=is_heaps)
+    span = span_of(memory, name, heaps=heaps)
     _of_process.append(span)
     return span
 
@@ -48,10 +54,10 @@ def unshare(span: Span) -> None:
     _of_process[:] = [one for one in _of_process if one is not span]
 
 
-def span_of(memory: torch.Tensor, name: str, *, is_heaps: bool = False) -> Span:
+def span_of(memory: torch.Tensor, name: str, *, heaps: int = 0) -> Span:
     """Return the whole storage of a tensor."""
     storage = memory.untyped_storage()
-    return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name, storage, is_heaps)
+    return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name, storage, heaps)
 
 
 class Reach:
@@ -115,18 +121,50 @@ class Reach:
                 raise ValueError(f"a kernel {doing} where it has no memory: {self._describe(low)}")
             rest = rest[rest > span.stop - itemsize]
 
-    def check_on_heap(self, pointers: Any) -> None:
-        """Raise if the interpreter's pointers, which are to be translated, start in memory that is not a heap's.
+    def check_on_heap(self, pointers: Any, from_ranks: np.ndarray, to_ranks: np.ndarray, bases: Any, mask: Any) -> None:
+        """Raise unless the interpreter's pointers, which are to be moved to other ranks' heaps, are on `from_ranks`'.
+
+        Args:
+            pointers: to what is to be translated.
+            from_ranks, to_ranks: a number each, or one a pointer.
+            bases: a pointer to the addresses of the heaps.
+            mask: which pointers are used; None for all, or "unknown": then one of them must be there.
 
         Raises:
-            ValueError: names what they point to.
+            ValueError: names what they point to, or the rank that there is not.
         """
-        span = self.find(int(pointers.data.min()))  # lanes behind the first may be masked, and point past an end
-        if span is not None and not span.is_heaps:
-            raise ValueError(
+        self.check(bases, None, "reads")
+        heaps = self.find(ctypes.c_uint64.from_address(int(bases.data.min())).value)
+        if heaps is None or not heaps.heaps:
+            raise ValueError("a kernel reaches for a peer by heap_bases that are not those of ctx.get_heap_bases()")
+        for rank in (*from_ranks.flat, *to_ranks.flat):
+            if not 0 <= rank < heaps.heaps:
+                raise ValueError(f"a kernel names rank {rank}; there are {heaps.heaps} ranks, 0 to {heaps.heaps - 1}")
+        offsets = pointers.data.astype(np.int64) - (heaps.start + from_ranks.astype(np.int64) * heaps.stride)
+        is_off = (offsets < 0) | (offsets >= heaps.stride)
+        if isinstance(mask, str):
+            is_off &= is_off.all()
+        elif is_off.any():
+            is_off &= lanes_of(pointers, mask)
+        if is_off.any():
+            address, rank = (np.broadcast_to(one, is_off.shape)[is_off][0] for one in (pointers.data, from_ranks))
+            raise ValueError(self._describe_off_heap(int(address), int(rank), heaps))
+
+    def _describe_off_heap(self, address: int, rank: int, heaps: Span) -> str:
+        """Say what is at an address that should be on a rank's heap."""
+        span = self.find(address)
+        if span is None:
+            return f"a kernel reaches for a peer's copy where it has no memory: {self._describe(address)}"
+        if span is not heaps:
+            return (
                 f"a kernel reaches for a peer's copy of {span.name}, which is not on the symmetric heap; allocate it "
                 "with the context (ctx.zeros, ctx.empty, ...)"
             )
+        owner = (address - heaps.start) // heaps.stride
+        return (
+            f"a kernel translates a pointer from rank {rank}'s heap that is on rank {owner}'s; are the two ranks "
+            "swapped? A pointer is given as it is on the rank that runs the kernel"
+        )
 
     def _add_living(self, address: int, size: int) -> Span | None:
         """Look through all tensors of the process."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ranks import Ranks, context, raised
+from ranks import HEAP_SIZES, Ranks, context, raised
 
 import iris_core
 from iris_core import interpreter
@@ -23,6 +23,7 @@ from iris_core.reach import Reach, span_of
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
 SIZE = 16
 FAR = 1 << 40  # bytes
+HEAP = HEAP_SIZES["cpu"]
 
 
 @triton.jit
@@ -43,41 +44,47 @@ def add_kernel(buffer_ptr, first, peer, rank, heap_bases, SIZE: tl.constexpr):
 
 
 @triton.jit
+def translate_kernel(buffer_ptr, first, peer, rank, heap_bases, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)
+    there = iris_core.translate(buffer_ptr + first + offsets, rank, peer, heap_bases)
+    tl.store(there, offsets, mask=offsets < SIZE - 1)
+
+
+@triton.jit
 def cas_kernel(buffer_ptr, first, peer, rank, heap_bases, SIZE: tl.constexpr):
     iris_core.atomic_cas(buffer_ptr + first, 1, 2, rank, peer, heap_bases)
 
 
-# And what each is said to do.
-KERNELS = {
-    store_kernel: "writes",
-    load_kernel: "reads",
-    add_kernel: "updates a word",
-    cas_kernel: "updates a word",
-}
+KERNELS = (store_kernel, load_kernel, add_kernel, cas_kernel, translate_kernel)
 NOT_ON_THE_HEAP = (
     "a kernel reaches for a peer's copy of (16,) of torch.int32, an argument of {kernel}, which is not on "
     "the symmetric heap; allocate it with the context (ctx.zeros, ctx.empty, ...)"
 )
-# What is given as the buffer, the first element and the peer, and what is said.
+NO_MEMORY = "a kernel reaches for a peer's copy where it has no memory: "
+# What rank 0 gives as the buffer, the first element, the peer and its own rank, and what is said.
 MISTAKES = {
-    "a tensor that is not on the heap": (True, 0, 1, NOT_ON_THE_HEAP),
-    "an offset past all heaps": (False, FAR // 4, 1, "a kernel {doing} where it has no memory: far from all"),
-    "a rank that there is not": (False, 0, 2, "0 bytes after the end of (2,) of torch.uint64, an argument of {kernel}"),
+    "a tensor that is not on the heap": (True, 0, 1, 0, NOT_ON_THE_HEAP),
+    "an offset past all heaps": (False, FAR // 4, 1, 0, NO_MEMORY + "far from all"),
+    "an offset into the next heap": (False, HEAP // 4, 1, 0, "from rank 0's heap that is on rank 1's"),
+    "ranks swapped": (False, 0, 0, 1, "a kernel translates a pointer from rank 1's heap that is on rank 0's; are the"),
+    "a rank past the last": (False, 0, 2, 0, "a kernel names rank 2; there are 2 ranks, 0 to 1"),
+    "a negative rank": (False, 0, 1, -1, "a kernel names rank -1; there are 2 ranks, 0 to 1"),
+    "not on the heap, to itself": (True, 0, 0, 0, NOT_ON_THE_HEAP),
 }
 
 
 def said(mistake: str, kernel: Any) -> str:
-    return MISTAKES[mistake][-1].format(doing=KERNELS[kernel], kernel=kernel.fn.__name__)
+    return MISTAKES[mistake][-1].format(kernel=kernel.fn.__name__)
 
 
 def reach_for(ctx: Any, kernel: Any, mistake: str) -> None:
-    is_local, first, peer, _ = MISTAKES[mistake]
+    is_local, first, peer, rank, _ = MISTAKES[mistake]
     local = torch.zeros(SIZE, dtype=torch.int32)
     buffer = local if is_local else ctx.zeros(SIZE, dtype=torch.int32)
     ctx.barrier()
     try:
         if ctx.get_rank() == 0:
-            kernel[(1,)](buffer, first, peer, 0, ctx.get_heap_bases(), SIZE)
+            kernel[(1,)](buffer, first, peer, rank, ctx.get_heap_bases(), SIZE)
     finally:
         if not is_local:
             ctx.free(buffer)
@@ -101,7 +108,7 @@ def test_a_pointer_to_no_memory_is_an_error(ranks: Callable[[int], Ranks], mista
 
 
 def reach_checked(rank: int, world_size: int, mistake: str, kernel: Any) -> None:
-    ctx = iris_core.iris(1 << 20)
+    ctx = iris_core.iris(HEAP)
     reach_for(ctx, kernel, mistake)
     ctx.barrier()
 
@@ -116,6 +123,36 @@ def test_the_race_checker_says_whose_pointer_at_which_line_points_to_no_memory(m
     assert "test_reach.py:" in error
     assert f"({name})" in error
     assert "in 4 schedules" in error
+
+
+@triton.jit
+def masked_kernel(buffer_ptr, stray, peer, rank, heap_bases, SIZE: tl.constexpr):
+    lanes = tl.arange(0, SIZE)
+    is_used = lanes == SIZE // 2
+    pointers = buffer_ptr + tl.where(is_used, 0, stray)
+    value = iris_core.load(pointers, rank, peer, heap_bases, mask=is_used)
+    iris_core.store(pointers, value + 1, rank, peer, heap_bases, mask=is_used)
+    iris_core.atomic_add(pointers, 1, rank, peer, heap_bases, mask=is_used)
+    tl.store(iris_core.translate(pointers + 1, rank, peer, heap_bases), lanes, mask=is_used)
+
+
+def stray_where_masked(rank: int, world_size: int) -> list[list[int]]:
+    ctx = context()
+    buffer = ctx.zeros(2, dtype=torch.int32)
+    found = []
+    for stray in (FAR // 4, HEAP // 4, -HEAP // 4, -FAR // 4):
+        buffer.zero_()
+        ctx.barrier()
+        masked_kernel[(1,)](buffer, stray, 1 - rank, rank, ctx.get_heap_bases(), SIZE)
+        ctx.barrier()
+        found.append(buffer.tolist())
+    ctx.free(buffer)
+    return found
+
+
+@on_cpu
+def test_lanes_that_are_masked_may_point_anywhere(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(stray_where_masked) == [[[2, SIZE // 2]] * 4] * 2
 
 
 @triton.jit

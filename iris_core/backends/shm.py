@@ -34,7 +34,7 @@ class ShmBackend(Backend):
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         window = share_memory(group, stride * group.world_size, "iris_heap")
         heaps = torch.frombuffer(window, dtype=torch.uint8)
-        self._shared.append(share(heaps, "the ranks' heaps", is_heaps=True))
+        self._shared.append(share(heaps, "the ranks' heaps", heaps=group.world_size))
         return heaps, stride
 
     def close_window(self) -> None:  # it is unmapped with the last tensor

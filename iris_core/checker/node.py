@@ -73,7 +73,7 @@ class Node:
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         if self._window is None or self._window.numel() != stride * self.world_size:
             self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8, device="cpu")
-            self.reach.add(span_of(self._window, "the ranks' heaps", is_heaps=True))
+            self.reach.add(span_of(self._window, "the ranks' heaps", heaps=self.world_size))
         return self._window, stride
 
     def meet(self, rank: int, value: Any) -> list[Any]:
