@@ -21,6 +21,7 @@ from .meeting import Meeting
 from .modes import plain_tensors
 from .process_group import make_process_group
 from .settings import is_whole, switch_in
+from .turns import polls_bounded
 from .watchdog import Watchdog
 
 
@@ -84,6 +85,7 @@ class Context(HeapTensors, Meeting):
         self.group.agree("what the ranks ask of their context", asked)
         self.heap = SymmetricHeap(self.group, self.backend, heap_size)
         self.watchdog = Watchdog(self.group, self.heap, self.backend, timeout_s=self.timeout_s)
+        opened.enter_context(polls_bounded(self.watchdog))
         self._barrier_state = self.zeros(self.get_num_ranks() + 1, dtype=torch.int64)
         self.watchdog.watch(self._barrier_state, lambda peer, _: f"rank {peer} at a device barrier")
         self.barrier()

@@ -102,6 +102,11 @@ class SymmetricHeap:
             )
         return address_of(tensor) - self.base
 
+    def describe(self, address: int) -> str | None:
+        """Say what lies at an address, and on whose heap; None if it is on none."""
+        rank, within = divmod(address - self.window.data_ptr(), self.stride)
+        return f"{self.allocator.describe(within)}, on rank {rank}'s heap" if 0 <= rank < self.world_size else None
+
     @plain_tensors()
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one tensor, shape ``(world_size, *tensor.shape)``.

@@ -4,15 +4,14 @@ Triton decides at decoration, from ``TRITON_INTERPRET``, whether a kernel is com
 makes its heap in host memory has usually decorated its kernels by then, so this switches them over where they are.
 
 Triton's interpreter runs the programs of a grid one after the other. A persistent kernel whose programs wait for one
-another, or for programs of other ranks, would never end; here a program that polls (`intrinsics.pause`) lets the
-others go on, as they do on a GPU.
+another, or for programs of other ranks, would never end; here a program that polls lets the others go on, as they do
+on a GPU: it says so (`intrinsics.pause`), or is found to (polling.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,8 +26,8 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, Interp
 from triton.runtime.jit import JITFunction
 
 from . import interpreter_kept
-from .patience import wait_a_little
 from .reach import Reach
+from .turns import Grid
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -128,11 +127,16 @@ def _looking_up(name: str, pointers: int, mask: int | None, doing: str) -> Calla
         runner = _machine or _running
         if runner is not None:
             runner.reach.check(given[pointers], None if mask is None else given[mask], doing)
-        return original(self, *given, **named)
+        result = original(self, *given, **named)
+        if runner is not None and runner is _running:  # a machine follows its programs itself
+            is_plain_load = doing == "reads" and not given[_IS_VOLATILE]
+            runner.follow(given[pointers].data, result, is_strong=doing != "writes" and not is_plain_load)
+        return result
 
     return operate
 
 
+_IS_VOLATILE = 5  # the place of that among a load's arguments
 _looked_up = {
     "create_masked_load": _looking_up("create_masked_load", 0, 1, "reads"),
     "create_masked_store": _looking_up("create_masked_store", 0, 2, "writes"),
@@ -172,7 +176,7 @@ def let_others_run() -> None:
         _machine.poll()
         return
     if _running is not None:
-        _running.next_turn()
+        _running.pause()
 
 
 def check_on_heap(pointers: Any, from_rank: Any, to_rank: Any, heap_bases: Any, mask: Any) -> None:
@@ -211,38 +215,13 @@ def _call_interpreted(self: InterpretedFunction, *args: Any, **kwargs: Any) -> A
     return self.rewrite()(*args, **kwargs)
 
 
-class _Grid:
-    """The programs of one launch, each a greenlet. One runs until it ends or polls; then it is the next one's turn."""
-
-    def __init__(
-        self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], reach: Reach
-    ) -> None:
-        import greenlet  # here, not above: a machine with GPUs can do without it
-
-        self.reach = reach
-        self._scheduler = greenlet.getcurrent()
-        self._waiting = [
-            (index, greenlet.greenlet(lambda: fn(**arguments))) for index in itertools.product(*map(range, shape))
-        ]
-
-    def run(self) -> None:
-        builder = triton_interpreter.interpreter_builder
-        rounds = 0  # in a row in which no program ended: every one polled, in vain or not
-        while self._waiting:
-            for index, program in self._waiting:
-                builder.set_grid_idx(*index)
-                program.switch()  # raises what the program raises
-            waiting = [(index, program) for index, program in self._waiting if not program.dead]
-            rounds = rounds + 1 if len(waiting) == len(self._waiting) else 0
-            self._waiting = waiting
-            if rounds:
-                wait_a_little(rounds)
-
-    def next_turn(self) -> None:
-        self._scheduler.switch()
+def clock_read() -> None:
+    """Note that the running program reads the clock; see `Grid.clock_read`."""
+    if _running is not None:
+        _running.clock_read()
 
 
-_running: _Grid | None = None
+_running: Grid | None = None
 _machine: Machine | None = None
 _turn = threading.RLock()  # held by the thread whose grid runs: the language is patched for all threads
 
@@ -270,7 +249,7 @@ def _run_on_host(self: GridExecutor, args: Any, kwargs: dict[str, Any]) -> None:
         triton_interpreter.interpreter_builder.set_grid_dim(*shape)
         reach = Reach.of_process()
         reach.add_arguments((host_args, host_kwargs), f"an argument of {self.fn.__name__}")
-        _running = _Grid(self.fn, arguments, shape, reach)
+        _running = Grid(self.fn, arguments, shape, reach)
         _running.run()
     except Exception as error:
         raise InterpreterError(repr(error)) from error

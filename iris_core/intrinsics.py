@@ -61,6 +61,9 @@ def clock_ns(_semantic: Any = None) -> Any:
     if _semantic is None:
         from triton.runtime.interpreter import TensorHandle
 
+        from .interpreter import clock_read
+
+        clock_read()
         return tl.tensor(TensorHandle(np.array([time.monotonic_ns()], dtype=np.int64), tl.int64), tl.int64)
     return _device_clock_ns(_semantic)
 

@@ -66,6 +66,7 @@ class Reach:
     def __init__(self) -> None:
         self._spans: list[Span] = []  # none lies in another: starts and stops both grow
         self._starts: list[int] = []
+        self._heap_bases: set[int] = set()  # where these tensors begin
 
     @classmethod
     def of_process(cls) -> Reach:
@@ -137,6 +138,7 @@ class Reach:
         heaps = self.find(ctypes.c_uint64.from_address(int(bases.data.min())).value)
         if heaps is None or not heaps.heaps:
             raise ValueError("a kernel reaches for a peer by heap_bases that are not those of ctx.get_heap_bases()")
+        self._heap_bases.add(int(bases.data.min()))
         for rank in (*from_ranks.flat, *to_ranks.flat):
             if not 0 <= rank < heaps.heaps:
                 raise ValueError(f"a kernel names rank {rank}; there are {heaps.heaps} ranks, 0 to {heaps.heaps - 1}")
@@ -149,6 +151,11 @@ class Reach:
         if is_off.any():
             address, rank = (np.broadcast_to(one, is_off.shape)[is_off][0] for one in (pointers.data, from_ranks))
             raise ValueError(self._describe_off_heap(int(address), int(rank), heaps))
+
+    def is_heap_bases(self, address: int) -> bool:
+        """Return whether a translation has read, there, where the heaps are: that is never a flag."""
+        span = self.find(address)
+        return span is not None and span.start in self._heap_bases
 
     def _describe_off_heap(self, address: int, rank: int, heaps: Span) -> str:
         """Say what is at an address that should be on a rank's heap."""

@@ -126,6 +126,16 @@ class Watchdog:
         now = time.monotonic_ns()
         self._board.add(Report(EXPIRED.value, now, self._rank, -1, flag.data_ptr(), expected, int(flag.item())))
 
+    def poll_failure(self, address: int, waited_s: float) -> str | None:
+        """Return what to raise of an interpreted kernel's loop that polls a word; None while it may go on."""
+        if not self._timeout_s or waited_s <= self._timeout_s:
+            return None
+        what = self.find(address) or self._heap.describe(address) or f"the word at address {address:#x}"
+        return (
+            f"a loop polled {what}, for {self._timeout_s:g} s and it did not change (limit: iris(timeout_s=...) or "
+            "IRIS_TIMEOUT_S)"
+        )
+
     def clear(self) -> None:
         """Zero every watched word and forget the reports; no kernel of any rank may run."""
         for one in self.watched:

@@ -18,7 +18,7 @@ from ranks import Ranks, context
 from triton.runtime import interpreter as triton_interpreter
 
 import iris_core
-from iris_core import interpreter, interpreter_kept, patience
+from iris_core import interpreter_kept, patience, turns
 from iris_core.backends import shm
 
 SHAPES = ([16], [1, 32], [tl.constexpr(4), 2, 1], tl.tuple([8, tl.constexpr(8)]))
@@ -102,7 +102,7 @@ def count_rests(rank: int, world_size: int, waiting: str) -> tuple[list[int], in
         if looks == 3:
             flag.fill_(1)
 
-    with mock.patch.object(interpreter if waiting == "kernel" else shm, "wait_a_little", rest):
+    with mock.patch.object(turns if waiting == "kernel" else shm, "wait_a_little", rest):
         if waiting == "kernel":
             wait_kernel[(2,)](flag, ctx.get_watchdog())
         else:

@@ -93,10 +93,11 @@ class _Operations:
     ) -> Any:
         site = self._node.detector.site()
         addresses = selected(ptrs, mask)
-        if is_volatile:
-            self._node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
-        else:
-            self._node.scheduler.at_access()
+        first = int(addresses[0]) if addresses.size else 0
+        if is_volatile or (addresses.size == 1 and not self._node.reach.is_heap_bases(first)):
+            self._node.scheduler.look(first, site, is_strong=is_volatile)
+        elif addresses.size > 1:
+            self._node.scheduler.at_load()
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
         self._access(ptrs, mask, site, write=False, strength=strength)

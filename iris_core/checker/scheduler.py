@@ -10,9 +10,11 @@ from typing import Any
 import greenlet
 
 from ..modes import in_modes, torch_modes
+from ..polling import POLLS, Polling
 from .clocks import Agent
 
-_POLLS_IN_VAIN = 100  # of every task since anything last changed: then nothing ever will
+_POLLS_IN_VAIN = 100  # of a word, by every task, since anything last changed: then nothing ever will
+_PAUSE = (0, -1)  # in place of an address and a site
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,9 @@ class Task:
         self.ready: Callable[[], bool] | None = None  # what it waits for,
         self.waits_for = ""  # and in words
         self.site: int | None = None  # where what it does was queued
-        self.polls = 0
+        self.polling = Polling()
         self.polls_since = -1
         self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag
-        self.looks: set[tuple[int, int]] = set()  # those since anything last changed
         self.modes = torch_modes()
 
 
@@ -164,23 +165,26 @@ class Scheduler:
             self.current.ready, self.current.waits_for = ready, what
             self._give_turn()
 
-    def look(self, address: int, site: int) -> None:
-        """Say that the current task looked at a flag, and let others go on now and then."""
+    def look(self, address: int, site: int, *, is_strong: bool = True) -> None:
+        """Say that the current task looks at a word, by an atomic or the like, and let others go on now and then."""
         assert self.current is not None
-        self.current.last_look = look = (address, site)
-        self._forget_old_polls()
-        if look in self.current.looks:  # to look at many flags is not to poll
-            self._count_poll()
-        self.current.looks.add(look)
-        self.maybe_switch(self._schedule.change)
+        self.current.last_look = (address, site)
+        self._count((address, site))
+        self.maybe_switch(self._schedule.change / (1 if is_strong else 10))
+
+    def at_load(self) -> None:
+        """Let others go on, rarely: the current task is about to load data."""
+        assert self.current is not None
+        self.current.polling.work()
+        self.maybe_switch(self._schedule.change / 10)
 
     def poll(self) -> None:
         """Let the others go on first: the current task polls."""
-        self._count_poll()
+        self._count(_PAUSE)
         self._fall_behind()
 
     def at_access(self) -> None:
-        """Let others go on, rarely: the current task is about to touch memory."""
+        """Let others go on, rarely: the current task is about to change memory."""
         self.changed()
         self.maybe_switch(self._schedule.change / 10)
 
@@ -189,23 +193,18 @@ class Scheduler:
         if probability and self._random.random() < probability:
             self._fall_behind()
 
-    def _forget_old_polls(self) -> None:
+    def _count(self, look: tuple[int, int]) -> None:
+        """Count how often the current task has made a look since anything last changed, or it has worked."""
         task = self.current
         assert task is not None
         if task.polls_since != self._changes:
-            task.polls, task.polls_since = 0, self._changes
-            task.looks.clear()
-
-    def _count_poll(self) -> None:
-        self._forget_old_polls()
-        task = self.current
-        assert task is not None
-        task.polls += 1
-        if task.polls > _POLLS_IN_VAIN:  # a loop without a pause must not keep the others from their turns
+            task.polling.work()
+            task.polls_since = self._changes
+        if task.polling.look(look) >= POLLS:  # a loop without a pause must not keep the others from their turns
             self._fall_behind()
 
     def _polls_in_vain(self, task: Task) -> bool:
-        return task.polls_since == self._changes and task.polls >= _POLLS_IN_VAIN
+        return task.polls_since == self._changes and task.polling.times >= _POLLS_IN_VAIN
 
     def _fall_behind(self) -> None:
         assert self.current is not None
