@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from triton.runtime.interpreter import interpreter_builder
 
+from .greenlets import import_greenlet
 from .patience import wait_a_little
 from .polling import POLLS, Polling
 from .reach import Reach
@@ -60,8 +61,7 @@ class Grid:
     def __init__(
         self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], reach: Reach
     ) -> None:
-        import greenlet  # here, not above: a machine with GPUs can do without it
-
+        greenlet = import_greenlet()
         self.reach = reach
         self._scheduler = greenlet.getcurrent()
         self._waiting = [

@@ -18,10 +18,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import greenlet
 import torch
 from emulated_memory import Descriptor, Pointer, Register, Shared
 from triton.runtime.jit import JITFunction
+
+from iris_core.greenlets import import_greenlet
 
 
 class Deadlock(Exception):
@@ -36,7 +37,7 @@ class Task:
     rank: int
     program: int
     num_programs: int
-    run: greenlet.greenlet = field(repr=False)
+    run: Any = field(repr=False)  # a greenlet
     may_go_on: Callable[[], bool] = field(default=lambda: True, repr=False)
     stores: list[str] = field(default_factory=list, repr=False)  # of each store: queued, read or arrived
 
@@ -53,11 +54,12 @@ class Machine:
         self._random = random.Random(seed)
         self._late = late
         self._tasks: list[Task] = []
-        self._hub = greenlet.getcurrent()
+        self._greenlets = import_greenlet()
+        self._hub = self._greenlets.getcurrent()
         self.task: Task = Task("host", -1, -1, 0, self._hub)
 
     def spawn(self, name: str, fn: Callable[[], Any], *, rank: int, program: int = 0, num_programs: int = 1) -> Task:
-        task = Task(name, rank, program, num_programs, greenlet.greenlet(fn, parent=self._hub))
+        task = Task(name, rank, program, num_programs, self._greenlets.greenlet(fn, parent=self._hub))
         self._tasks.append(task)
         return task
 

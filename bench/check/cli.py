@@ -45,7 +45,7 @@ def check(
     Exit status: 0 if there are none, 1 if there are, 2 if the command makes no sense or none of what it names can be
     checked. With --planted, 0 if each bug is found.
     """
-    from . import show  # here, not above: it needs greenlet, which a machine with GPUs can do without
+    from . import show  # here, not above: other commands do without the checker
 
     try:
         for name, value in (("--calls", calls), ("--schedules", schedules)):

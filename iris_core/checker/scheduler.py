@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import greenlet
-
+from ..greenlets import import_greenlet
 from ..modes import in_modes, torch_modes
 from ..polling import POLLS, Polling
 from .clocks import Agent
@@ -54,13 +53,11 @@ def make_schedules(count: int, seed: int) -> list[Schedule]:
 class Task:
     """Something that runs on its own: a rank's host, a stream, a program."""
 
-    def __init__(
-        self, agent: Agent, name: str, run: Callable[[], None], parent: greenlet.greenlet, priority: float
-    ) -> None:
+    def __init__(self, agent: Agent, name: str, greenlet: Any, priority: float) -> None:
         self.agent = agent
         self.name = name
         self.priority = priority
-        self.greenlet = greenlet.greenlet(run, parent)
+        self.greenlet = greenlet
         self.enter: Callable[[], None] | None = None  # called before each of its turns
         self.ready: Callable[[], bool] | None = None  # what it waits for,
         self.waits_for = ""  # and in words
@@ -81,7 +78,8 @@ class Scheduler:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._random = random.Random(schedule.seed)
-        self._main = greenlet.getcurrent()
+        self._greenlets = import_greenlet()
+        self._main = self._greenlets.getcurrent()
         self._lowest = self._highest = 0.0
         self._changes = 0
         self._failure: BaseException | None = None
@@ -96,7 +94,7 @@ class Scheduler:
         def run() -> None:
             try:
                 fn()
-            except greenlet.GreenletExit:
+            except self._greenlets.GreenletExit:
                 pass
             except BaseException as error:
                 if self._failure is None:
@@ -105,7 +103,7 @@ class Scheduler:
         count = len(self.tasks)
         priority = {"first": -count, "last": count, "random": self._random.random()}[self._schedule.order]
         self._highest = max(self._highest, priority)
-        task = Task(agent, name, run, self._main, float(priority))
+        task = Task(agent, name, self._greenlets.greenlet(run, self._main), float(priority))
         self.tasks.append(task)
         return task
 
@@ -140,7 +138,7 @@ class Scheduler:
         self._ended = True
         for task in self.tasks:
             with in_modes(task.modes):
-                task.greenlet.throw(greenlet.GreenletExit)
+                task.greenlet.throw(self._greenlets.GreenletExit)
         self.tasks.clear()
 
     def changed(self) -> None:
@@ -214,5 +212,5 @@ class Scheduler:
 
     def _give_turn(self) -> None:
         if self._ended:
-            raise greenlet.GreenletExit
+            raise self._greenlets.GreenletExit
         self._main.switch()
