@@ -175,18 +175,25 @@ def test_launch_names_the_rank_at_fault_and_ends_all(fault: str, place: str, err
     assert len(os.listdir("/proc/self/fd")) < descriptors
 
 
-def raise_late(rank: int, world_size: int) -> None:
-    """Rank 0 raises of what a peer's death did; the death itself is seen a little later."""
+def raise_first(rank: int, world_size: int, heard: str) -> None:
+    """Rank 0 raises of what a peer's death did; the death itself comes once the caller has heard of that."""
     if rank == 0:
         raise PeerError("rank 1 left")
-    time.sleep(0.2)
+    wait_until(Path(heard).exists)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_death_is_preferred_to_what_a_peer_says_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_is_preferred_to_what_a_peer_says_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = tmp_path / "heard"
+
+    def raise_what_is_behind(*given: Any) -> None:
+        heard.touch()
+        looks_for_what_is_behind(*given)
+
+    looks_for_what_is_behind = RankPool._raise_what_is_behind
+    monkeypatch.setattr(RankPool, "_raise_what_is_behind", raise_what_is_behind)
     monkeypatch.setattr(launcher, "_DYING_S", HUNG_S)
     with RankPool(2, "cpu") as pool:
-        pool.call(pid_of)  # both are there
         with pytest.raises(PeerError, match=r"^rank 1 was killed by SIGKILL; rank 0: ") as got:
-            pool.call(raise_late)
+            pool.call(raise_first, str(heard))
     assert isinstance(got.value.__cause__, RankError)
