@@ -1,4 +1,8 @@
-"""Tensors on the symmetric heap, made as torch makes tensors. Names and arguments are the Iris documentation's."""
+"""Tensors on the symmetric heap, made as torch makes tensors.
+
+Names are the Iris documentation's, and so are the arguments, as far as there are any for a buffer of the heap: of
+torch's, `out`, `layout`, `requires_grad`, `pin_memory` and `memory_format` are not taken.
+"""
 
 from __future__ import annotations
 

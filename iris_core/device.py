@@ -1,8 +1,10 @@
 """The device API: remote memory access by rank, callable from any Triton kernel.
 
-Every operation is one address translation and one Triton operation. Names, order of arguments and meaning are those of
-the Iris documentation ("Device API"), so its kernels port by changing the import. A pointer is given as it is on the
-rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is ``Context.get_heap_bases()``.
+Every operation is one address translation and one Triton operation. Names, meaning and the order of arguments up to
+`mask`, `sem` and `scope` are those of the Iris documentation ("Device API"); of its later arguments `other`, the cache
+modifiers, `volatile` and `hint` are missing. A kernel that does without them ports by changing the import. A pointer is
+given as it is on the rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is
+``Context.get_heap_bases()``.
 """
 
 from __future__ import annotations
