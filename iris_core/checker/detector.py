@@ -20,6 +20,7 @@ import triton
 
 from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases
 from .shadow import Access, Conflict, Shadow
+from .store_buffers import Look, StoreBuffers
 from .unused import Frame, result_is_unused
 
 _FRAMES_SHOWN = 4
@@ -69,6 +70,7 @@ class Detector:
         self._describe = describe
         self.clocks = Clocks()
         self.releases = Releases(self.clocks)
+        self.store_buffers = StoreBuffers(self.clocks)
         self.accesses = 0
         self._shadow = Shadow(self.clocks)
         self._sites: dict[tuple[Frame, ...], int] = {}
@@ -139,6 +141,19 @@ class Detector:
             self._sites[key] = len(self._frames)
             self._frames.append(key)
         return self._sites[key]
+
+    def missed_looks(self) -> set[tuple[str, str]]:
+        """Return pairs of looks at flags, as text, of which the first missed what the other's program had to write."""
+        buffers = self.store_buffers
+
+        def described(look: Look) -> str:
+            return f"{self.clocks.agents[look[1]].name} at {self.describe_site(look[0])}"
+
+        return {
+            (described(first), described(second))
+            for first, second in buffers.missed
+            if not {first[0], second[0]} & buffers.repeated
+        }
 
     def describe_site(self, site: int) -> str:
         """Return a site as text: innermost line first, then who called."""

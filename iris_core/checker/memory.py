@@ -101,6 +101,8 @@ class _Operations:
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
         self._access(ptrs, mask, site, write=False, strength=strength)
+        if is_volatile and ptrs.data.size == 1 and addresses.size:
+            self._node.detector.store_buffers.look(self._agent, int(addresses[0]), site, releases=False)
         return self._original.create_masked_load(
             interpreter_builder, ptrs, mask, other, cache_modifier, eviction_policy, is_volatile
         )
@@ -180,6 +182,13 @@ class _Operations:
         unused = node.detector.result_is_unused(site)
         if unused and sem == ir.MEM_SEMANTIC.ACQUIRE:
             node.detector.vain_acquires.setdefault(site, agent)
+        changed = bool((new != old.data)[chosen].any())
+        if ptr.data.size == 1:
+            for address in addresses.tolist():
+                if changed:
+                    node.detector.store_buffers.write(agent, address, acquires=sem in _ACQUIRES and not unused)
+                elif not unused:
+                    node.detector.store_buffers.look(agent, address, site, releases=sem in _RELEASES)
         for address in addresses.tolist():
             if sem in _RELEASES and writes(old.data, new):
                 node.detector.releases.release(agent, address, strength)
@@ -187,7 +196,7 @@ class _Operations:
                 node.detector.releases.acquire(agent, address, strength)
         if ptr.data.size == 1 and not unused:
             node.detector.clocks.meet(agent)  # the first thread hands the result to the others
-        if (new != old.data)[chosen].any():
+        if changed:
             node.scheduler.changed_words(addresses.tolist())
         return old
 

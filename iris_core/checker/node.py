@@ -179,6 +179,7 @@ class Node:
             agent = self._programs[key]
             clocks.hear(agent, start)
             clocks.pass_barrier(agent)
+            self.detector.store_buffers.begin(agent)
             task = self.scheduler.spawn(agent, f"{agent.name}, of {name}", lambda: fn(**arguments))
 
             def enter(index: tuple[int, ...] = index) -> None:

@@ -18,6 +18,10 @@ from .node import Node
 from .scheduler import Schedule, Stuck, Task, make_schedules
 
 DEFAULT_SCHEDULES = 4
+_MISSED = (
+    "two programs that each write a word and then look at the other's may both see the old value: "
+    "{},\n  and {}\n  in two schedules together"
+)
 
 
 @dataclass
@@ -88,9 +92,11 @@ def check(
     report = Report()
     start = time.perf_counter()
     raised: dict[str, list[str]] = {}
+    missed: set[tuple[str, str]] = set()
     for schedule in make_schedules(schedules, seed):
-        _run(fn, world_size, args, schedule, report, raised)
+        missed |= _run(fn, world_size, args, schedule, report, raised)
     report.errors = [f"{text}\n  in {_listed(names)}" for text, names in raised.items()]
+    report.errors += [_MISSED.format(*pair) for pair in sorted(missed) if pair <= pair[::-1] and pair[::-1] in missed]
     report.seconds = time.perf_counter() - start
     return report
 
@@ -102,8 +108,12 @@ def _run(
     schedule: Schedule,
     report: Report,
     raised: dict[str, list[str]],
-) -> None:
-    """Run one schedule; what a rank raises goes into `raised`, with the schedule's name."""
+) -> set[tuple[str, str]]:
+    """Run one schedule; what a rank raises goes into `raised`, with the schedule's name.
+
+    Returns:
+        Looks that missed a write; see `Detector.missed_looks`.
+    """
     node = Node(world_size, schedule)
     scheduler = node.scheduler
     with contextlib.ExitStack() as watched:
@@ -138,6 +148,7 @@ def _run(
         if (first, second) not in known:
             earlier, later = node.detector.describe(conflict)
             report.races.append(Race(where, earlier, later, (first, second), schedule.name))
+    return node.detector.missed_looks()
 
 
 def _describe_error(node: Node, error: Exception) -> str:
