@@ -116,6 +116,10 @@ def acquire_kernel(
     elif USE == "a condition":
         if tl.atomic_add(flag_ptr, 0, sem=SEM, scope="sys") < 1:
             tl.store(out_ptr, 7)
+    elif USE == "a condition on its line":
+        if tl.atomic_add(flag_ptr, 0, sem=SEM, scope="sys") < 1: tl.atomic_add(out_ptr, 7)  # noqa: E701  # fmt: skip
+    elif USE == "nothing, in a line":
+        if BLOCK > 1: tl.atomic_add(flag_ptr, 0, sem=SEM, scope="sys")  # noqa: E701  # fmt: skip
     elif USE == "a store":
         tl.store(out_ptr, tl.atomic_add(flag_ptr, 0, sem=SEM, scope="sys"))
     elif USE == "a name that is read":
@@ -140,14 +144,16 @@ def acquire(rank: int, world_size: int, use: str, sem: str) -> None:
     ctx.close()
 
 
-@pytest.mark.parametrize("use", ["a condition", "a store", "a name that is read"])
+@pytest.mark.parametrize("use", ["a condition", "a condition on its line", "a store", "a name that is read"])
 def test_an_acquire_whose_result_is_used_is_one(use: str) -> None:
     for sem in ("acquire", "acq_rel"):
         report = check(acquire, 2, args=(use, sem), schedules=2)
         assert report.ok, report
 
 
-@pytest.mark.parametrize("use", ["nothing", "nothing, through the device API", "nothing, through functions", "a name"])
+@pytest.mark.parametrize(
+    "use", ["nothing", "nothing, in a line", "nothing, through the device API", "nothing, through functions", "a name"]
+)
 def test_an_acquire_whose_result_is_unused_is_none(use: str) -> None:
     report = check(acquire, 2, args=(use, "acquire"), schedules=2)
     assert report.races, report

@@ -34,45 +34,35 @@ def result_is_unused(frames: Sequence[Frame]) -> bool:
 @functools.cache
 def _use_of(file: str, line: int, function: str, called: str) -> str:
     """Return what becomes of a call's result: "unused", "returned" or, as far as can be told, "used"."""
-    within = _innermost(_parsed(file), line, function)
-    if within is None:
+    nodes = [
+        (scope, node)
+        for scope in ast.walk(_parsed(file))
+        if isinstance(scope, ast.FunctionDef) and scope.name == function
+        for node in ast.walk(scope)
+    ]
+    calls = [node for _, node in nodes if isinstance(node, ast.Call) and _is_call_of(node, called, line)]
+    if len(calls) != 1:
         return "used"
-    scope, statement = within
-    value = getattr(statement, "value", None)
-    if not isinstance(value, ast.Call) or not _is_call_of(value, called):
-        return "used"
-    if isinstance(statement, ast.Return):
-        return "returned"
-    if isinstance(statement, ast.Expr):
-        return "unused"
-    if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
-        read = {node.id for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        return "used" if any(target.id in read for target in statement.targets) else "unused"  # type: ignore[attr-defined]
+    for scope, node in nodes:
+        if isinstance(node, ast.Return) and node.value is calls[0]:
+            return "returned"
+        if isinstance(node, ast.Expr) and node.value is calls[0]:
+            return "unused"
+        if isinstance(node, ast.Assign) and node.value is calls[0] and isinstance(node.targets[0], ast.Name):
+            return "used" if _is_read(node.targets[0].id, scope) else "unused"
     return "used"
 
 
-def _is_call_of(call: ast.Call, called: str) -> bool:
-    """Whether it is that function's call and none of its arguments is another."""
-    names = [_name(node) for node in ast.walk(call) if isinstance(node, ast.Call)]
-    matching = [name for name in names if (name.startswith(_ATOMICS) if called == _ATOMICS else name == called)]
-    return len(matching) == 1 and matching[0] == _name(call)
+def _is_call_of(call: ast.Call, called: str, line: int) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    is_named = name.startswith(_ATOMICS) if called == _ATOMICS else name == called
+    return is_named and call.lineno <= line <= (call.end_lineno or line)
 
 
-def _name(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _innermost(tree: ast.Module, line: int, function: str) -> tuple[ast.FunctionDef, ast.stmt] | None:
-    """Return the smallest statement at a line of a function, with the function."""
-    for scope in ast.walk(tree):
-        if isinstance(scope, ast.FunctionDef) and scope.name == function and _holds(scope, line):
-            statements = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and _holds(node, line)]
-            return scope, min(statements, key=lambda node: (node.end_lineno or 0) - node.lineno)
-    return None
-
-
-def _holds(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+def _is_read(name: str, scope: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(scope)
+    )
 
 
 @functools.cache
