@@ -174,6 +174,7 @@ def lanes_kernel(p, out_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(out_ptr + lanes // 2, lanes)
     elif HOW == "two of one store, alike":
         tl.store(out_ptr + lanes // 2, lanes // 2)
+        tl.store(out_ptr.to(tl.pointer_type(tl.float32)) + BLOCK // 2 + lanes // 2, lanes * float("nan"))
     elif HOW == "moved in place":
         tl.store(p + lanes + 1, value)
     elif HOW == "moved in place behind a barrier":

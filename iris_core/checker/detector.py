@@ -194,7 +194,9 @@ def _stored_twice(addresses: np.ndarray, values: np.ndarray) -> int | None:
         return None
     order = np.argsort(addresses, kind="stable")
     addresses, values = addresses[order], values[order]
-    twice = (np.diff(addresses) == 0) & (values[1:] != values[:-1])
+    one, next_one = values[:-1], values[1:]
+    both_nan = (one != one) & (next_one != next_one)
+    twice = (np.diff(addresses) == 0) & (one != next_one) & ~both_nan
     return int(addresses[1:][twice][0]) if twice.any() else None
 
 
