@@ -54,6 +54,11 @@ def get_np_dtype(type: tl.dtype) -> np.dtype:
     return _np_dtypes[type.name]
 
 
+def _index(self: tl.tensor) -> int:
+    """Stand in for the interpreter's, whose ``int(array)`` numpy has deprecated; a scalar is an array of one."""
+    return self.handle.data.item()
+
+
 def patched_language() -> Any:
     """Let the language's functions interpret; its `restore` ends that. It must not be so already.
 
@@ -61,6 +66,7 @@ def patched_language() -> Any:
     """
     if not _language:
         scope = triton_interpreter._patch_lang(_EVERY_MODULE)
+        scope.set_attr(tl.tensor, "__index__", _index)
         _language.extend((owner, name, getattr(owner, name)) for owner, name, _ in scope._changes)
         return scope
     scope = triton_interpreter._LangPatchScope()

@@ -20,6 +20,7 @@ from triton.runtime import interpreter as triton_interpreter
 import iris_core
 from iris_core import interpreter_kept, patience, turns
 from iris_core.backends import shm
+from iris_core.checker import check
 
 SHAPES = ([16], [1, 32], [tl.constexpr(4), 2, 1], tl.tuple([8, tl.constexpr(8)]))
 ELEMENTS = (tl.int1, tl.bfloat16, tl.float32, tl.uint64, tl.pointer_type(tl.float16))
@@ -84,6 +85,23 @@ def test_the_language_is_patched_as_triton_does_and_put_back() -> None:
         assert {name for name, value in language().items() if value is not before.get(name)} == changed
         scope.restore()
         assert language() == before
+
+
+@triton.jit
+def count_kernel(out_ptr, count):
+    for number in range(count):
+        tl.store(out_ptr, number + 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loop_over_a_value_gives_no_warning() -> None:
+    def count(rank: int, world_size: int) -> None:
+        out = torch.zeros(1, dtype=torch.int64)
+        count_kernel[(1,)](out, 3)
+        assert out.item() == 3
+
+    report = check(count, 1, schedules=1)
+    assert report.ok, report
 
 
 @triton.jit
