@@ -15,6 +15,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from traceback import FrameSummary
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from triton.runtime.jit import JITFunction
 from . import interpreter_kept
 from .reach import Reach
 from .turns import Grid
+from .user_lines import place_of, said_of, user_lines
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -252,11 +254,21 @@ def _run_on_host(self: GridExecutor, args: Any, kwargs: dict[str, Any]) -> None:
         _running = Grid(self.fn, arguments, shape, reach)
         _running.run()
     except Exception as error:
-        raise InterpreterError(repr(error)) from error
+        lines = user_lines(error)
+        if not lines:  # it is no mistake in the kernel
+            raise InterpreterError(repr(error)) from error
+        raise InterpreterError(_describe_mistake(error, lines, self.fn.__name__)) from None
     finally:
         _running = outer
         scope.restore()
     self._restore_args_dev(args, host_args, kwargs, host_kwargs)
+
+
+def _describe_mistake(error: Exception, lines: list[FrameSummary], kernel: str) -> str:
+    """Say what is wrong in a kernel, beginning with the line where."""
+    called_from = "".join(f", called from {place_of(line)} ({line.name})" for line in lines[1:])
+    program = f" program {_running.index} of" if _running is not None else ""
+    return f"{place_of(lines[0])}: {said_of(error)}\n    {lines[0].line}\n  in{program} {kernel}{called_from}"
 
 
 def _bound(executor: GridExecutor, args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:

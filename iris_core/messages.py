@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from triton.runtime.errors import InterpreterError
+
+from .user_lines import user_lines
 
 
 class _Pickler(pickle.Pickler):
@@ -49,11 +52,14 @@ def answer_of(result: Any) -> bytes:
 def error_as_answer(error: Exception) -> bytes:
     """Return that a call has failed, of what, and where; call this while it is handled."""
     said = "".join(traceback.format_exception_only(type(error), error)).strip()
+    text = traceback.format_exc()
+    if isinstance(error, InterpreterError) and error.__suppress_context__:  # which says itself where
+        text = "".join(traceback.format_list(user_lines(error)[::-1]))
     try:
         pickled = pickle.dumps(error)
     except Exception:
         pickled = b""
-    return pickle.dumps((False, (pickled, said, traceback.format_exc())))
+    return pickle.dumps((False, (pickled, said, text)))
 
 
 def error_of(answer: tuple[bytes, str, str]) -> tuple[Exception, str]:

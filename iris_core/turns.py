@@ -70,6 +70,11 @@ class Grid:
         ]
         self._program: _Program  # whose turn it is
 
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Which program's turn it is."""
+        return self._program.index
+
     def run(self) -> None:
         """Run all programs to their ends; raises what one of them raises."""
         rounds = 0  # in a row in which no program ended: every one polled, in vain or not

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import bootstrap, interpreter
 from ..settings import is_whole
+from ..user_lines import place_of, user_lines
 from .detector import Race
 from .memory import TorchWatched, host_reads_watched, kernels_watched
 from .node import Node
@@ -91,11 +92,11 @@ def check(
         raise ValueError(f"world_size is {world_size!r} and schedules {schedules!r}; both take at least 1")
     report = Report()
     start = time.perf_counter()
-    raised: dict[str, list[str]] = {}
+    raised: dict[tuple[str, str], list[tuple[str, str]]] = {}
     missed: set[tuple[str, str]] = set()
     for schedule in make_schedules(schedules, seed):
         missed |= _run(fn, world_size, args, schedule, report, raised)
-    report.errors = [f"{text}\n  in {_listed(names)}" for text, names in raised.items()]
+    report.errors = [_describe_error(*mistake, found) for mistake, found in raised.items()]
     report.errors += [_MISSED.format(*pair) for pair in sorted(missed) if pair <= pair[::-1] and pair[::-1] in missed]
     report.seconds = time.perf_counter() - start
     return report
@@ -107,9 +108,9 @@ def _run(
     args: Sequence[Any],
     schedule: Schedule,
     report: Report,
-    raised: dict[str, list[str]],
+    raised: dict[tuple[str, str], list[tuple[str, str]]],
 ) -> set[tuple[str, str]]:
-    """Run one schedule; what a rank raises goes into `raised`, with the schedule's name.
+    """Run one schedule; what a rank raises goes into `raised`, with who did and the schedule's name.
 
     Returns:
         Looks that missed a write; see `Detector.missed_looks`.
@@ -133,14 +134,15 @@ def _run(
         except Stuck:
             report.deadlocks.append(_describe_deadlock(node, schedule))
         except Exception as error:
-            raised.setdefault(_describe_error(node, error), []).append(schedule.name)
+            who = scheduler.failed.name if scheduler.failed else "the checker"
+            raised.setdefault(_mistake(node, error), []).append((who, schedule.name))
         finally:
             scheduler.end()
     report.schedules += 1
     report.accesses += node.detector.accesses
     for site, agent in node.detector.vain_acquires.items():
-        said = f"an acquire whose result is unused, which compiled code has not, by {agent.name}"
-        raised.setdefault(f"{said}\n  at {node.detector.describe_site(site)}", []).append(schedule.name)
+        said = f"an acquire whose result is unused is none in compiled code\n  at {node.detector.describe_site(site)}"
+        raised.setdefault(("", said), []).append((agent.name, schedule.name))
     known = {race.sites for race in report.races}
     for where, conflict in node.detector.conflicts.values():
         pair = (conflict.earlier, conflict.later)
@@ -151,11 +153,19 @@ def _run(
     return node.detector.missed_looks()
 
 
-def _describe_error(node: Node, error: Exception) -> str:
-    who = node.scheduler.failed
+def _mistake(node: Node, error: Exception) -> tuple[str, str]:
+    """Return the user's line that an error comes from, and what it says; the same whoever raises it."""
     said = f"{type(error).__name__}: {error}" if str(error) else _without_words(error)
     where = node.detector.describe_origin(error)
-    return f"{who.name if who else 'the checker'}: {said}" + (f"\n  at {where}" if where else "")
+    lines = user_lines(error)
+    return f"{place_of(lines[0])}: " if lines else "", said + (f"\n  at {where}" if where else "")
+
+
+def _describe_error(place: str, said: str, found: list[tuple[str, str]]) -> str:
+    who = found[0][0]
+    others = sorted({other for other, _ in found} - {who})
+    also = "".join(f"; also {other}" for other in others)
+    return f"{place}{who}: {said}\n  in {_listed([name for _, name in found])}{also}"
 
 
 def _without_words(error: Exception) -> str:

@@ -1,0 +1,33 @@
+"""Where an error comes from, in the user's lines: those that are not of this package, Triton, torch or numpy."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+
+import numpy
+import torch
+import triton
+
+_MACHINERY = tuple(
+    os.path.realpath(os.path.dirname(str(file))) + os.sep
+    for file in (__file__, numpy.__file__, torch.__file__, triton.__file__)
+)
+
+
+def user_lines(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the user's lines that led to an error, the innermost first; none if it came from elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [one for one in reversed(frames) if not os.path.realpath(one.filename).startswith(_MACHINERY)]
+
+
+def place_of(line: traceback.FrameSummary) -> str:
+    """Return a line as file:line."""
+    path = Path(line.filename)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line.lineno}"
+
+
+def said_of(error: BaseException) -> str:
+    """Return an error's type and what it says."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
