@@ -14,12 +14,13 @@ from overlap_taxonomy import list_families
 from . import baseline, report, sweep
 from . import plot as plots
 from .check.cli import check
-from .exits import complain, interrupted, leave, refuse, warn
+from .exits import complain, heed_termination, interrupted, leave, refuse, warn
 from .layers.cli import layers
 from .links.cli import links
 from .measure import Job
 from .options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .outputs import check_different, check_outputs, left_over, rows_to_go_on_from
+from .progress import make_progress
 from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .record import LIBRARY, Record, latest, other_configurations, read_records
 from .resume import differences
@@ -166,6 +167,7 @@ def _shown(file: Path, over: str) -> list[Record]:
 
 def main() -> None:
     """Run the command line."""
+    heed_termination()
     try:
         list_families()
     except (ImportError, ValueError) as error:
@@ -180,11 +182,11 @@ def _differences(plan: sweep.Plan, done: list[Record]) -> str:
 
 
 def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exception | None:
-    """Run a plan with a progress bar on standard error, or a line a problem where that is no terminal."""
+    """Run a plan, its progress on standard error; where that is no terminal also a line a problem."""
     console = report.make_console(stderr=True)
     if not ranks.is_first:
         console.quiet = True
-    with report.make_progress(console) as progress:
+    with make_progress(console) as progress:
         task = progress.add_task("starting", total=len(plan.jobs))
 
         def say(index: int) -> None:

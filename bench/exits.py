@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -47,20 +47,28 @@ def interrupted(left: str, *, launcher: Launcher | None, speak: bool) -> NoRetur
     raise typer.Exit(INTERRUPTED)
 
 
+def heed_termination() -> None:
+    """Make SIGTERM end this process's command as Ctrl-C does: what it has is written, and its ranks end."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until the end, where Python would swallow it: in what a collection of garbage calls."""
+    """Hold Ctrl-C and SIGTERM back until the end, where Python would swallow what they raise: in what a collection of
+    garbage calls."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    came: list[int] = []
+    interrupts = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in interrupts}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
     if came:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(came[0])
 
 
 def leave(*, failed: bool, lost: bool, launcher: Launcher | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""For the terminal: tables of records, of families and of shape sets, readable at 100 columns; how far a command is."""
+"""For the terminal: tables of records, of families and of shape sets, readable at 100 columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -25,12 +24,6 @@ def make_console(*, stderr: bool = False) -> Console:
     """Return a console as wide as the terminal, or `WIDTH` without one."""
     console = Console(stderr=stderr, highlight=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH)
-
-
-def make_progress(console: Console) -> Progress:
-    """Return a bar that counts what is done, on a terminal; nothing elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_records(console: Console, records: Sequence[Record], over: str = LIBRARY) -> None:

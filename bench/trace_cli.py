@@ -16,6 +16,7 @@ from .exits import complain, leave, refuse
 from .measure import Job
 from .options import Device, Dtype, Seed, WorldSize
 from .outputs import check_new, check_outputs
+from .progress import make_progress
 from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .trace import Traced
 
@@ -86,9 +87,14 @@ def _record(
 ) -> tuple[list[Traced], Exception | None]:
     """Return the variants' traces, and what ended this early."""
     traced: list[Traced] = []
-    with ending(ranks) as ended:
+    console = report.make_console(stderr=True)
+    console.quiet = not ranks.is_first
+    with make_progress(console) as progress, ending(ranks) as ended:
+        task = progress.add_task("starting", total=len(variants))
         for variant in variants:
+            progress.update(task, description=f"tracing {variant}")
             traced.append(ranks.call(traces.record, job, variant, heap_bytes, device))
+            progress.advance(task)
     return traced, ended.error
 
 

@@ -133,21 +133,24 @@ def test_one_that_kept_nothing_says_so(run: Any, tmp_path: Path, monkeypatch: py
 
 @pytest.fixture
 def heeded() -> Iterator[None]:
-    """An interrupt is heard, also where whoever started the tests ignores it, as a shell does in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Interrupts are heard, also where whoever started the tests ignores them, as a shell does in the background."""
+    interrupts = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in interrupts}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("heeded")
-def test_an_interrupt_while_garbage_is_collected_is_not_swallowed() -> None:
+@pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_garbage_is_collected_is_not_swallowed(interrupt: signal.Signals) -> None:
     """As Python does with what a weak reference's callback raises."""
 
     class Cycle:
         def __init__(self) -> None:
             self.own = self
 
-    watcher = weakref.ref(Cycle(), lambda _: signal.raise_signal(signal.SIGINT))
+    watcher = weakref.ref(Cycle(), lambda _: signal.raise_signal(interrupt))
     collected: list[bool] = []
 
     def collect() -> None:
@@ -158,4 +161,12 @@ def test_an_interrupt_while_garbage_is_collected_is_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         collect()
     assert collected == [True]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(interrupt) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("heeded")
+def test_sigterm_ends_every_command_as_an_interrupt_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    monkeypatch.setattr(cli, "app", lambda **_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        cli.main()

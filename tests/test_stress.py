@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from families import FUSED
 from ranks import Pools, Ranks, close_context, context
 from typer.testing import CliRunner, Result
 
-from iris_bench import cli
+from iris_bench import cli, exits, progress
 from iris_bench import ranks as bench_ranks
 from iris_bench.ranks import Ranks as BenchRanks
+from iris_bench.stress import cli as stress_cli
 from iris_bench.stress import ledger
+from iris_bench.stress import rank as stress_rank
 from iris_bench.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
 from iris_bench.stress.record import COLUMNS
 from iris_kernels.all_gather_gemm.bulk_synchronous import BulkSynchronous
@@ -135,6 +138,55 @@ def test_seconds_end_a_run(tmp_path: Path) -> None:
     (row,) = rows(path)
     assert float(row["seconds"]) >= 0.5
     assert int(row["calls"]) > int(row["operators"])
+
+
+class TerminatedRanks(PooledRanks):
+    """As its second round of calls ends, the command gets SIGTERM."""
+
+    def __init__(self, world_size: int, device: str) -> None:
+        super().__init__(world_size, device)
+        self.rounds = 0
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        if fn is stress_rank.call_often:
+            self.rounds += 1
+            if self.rounds == 3:
+                signal.raise_signal(signal.SIGTERM)
+        return super().call(fn, *args)
+
+    def close(self, *, kill: bool = False) -> None:
+        self.ranks.call(stress_rank.close_rank)
+
+
+class SpokenProgress(progress.CommandProgress):
+    """Every ten seconds have passed as soon as anything happens."""
+
+    def update(self, *args: Any, **changes: Any) -> None:
+        super().update(*args, **changes)
+        self.print_line()
+
+    def advance(self, *args: Any) -> None:
+        super().advance(*args)
+        self.print_line()
+
+
+def test_a_terminated_run_keeps_its_row_and_said_how_far_it_was(
+    pooled: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "stress.csv"
+    monkeypatch.setattr(bench_ranks, "StartedRanks", TerminatedRanks)
+    monkeypatch.setattr(stress_cli, "make_progress", SpokenProgress)
+    before = signal.getsignal(signal.SIGTERM)
+    exits.heed_termination()
+    arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--dtype", "bf16"]
+    result = invoke(*arguments, "--seconds", 3600, "--out", path)
+    signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == exits.INTERRUPTED
+    (row,) = rows(path)
+    assert (row["status"], row["error"], row["calls"]) == ("error", "interrupted", "43")  # 3 first ones, 2 rounds
+    assert float(row["seconds"]) > 0
+    assert "operators warmed up, 2 of 3, " in result.stderr
+    assert re.search(r"^43 calls, 0 mismatches, 3\d\d\d s left, 0 %, \d+ s$", result.stderr, re.MULTILINE)
 
 
 def plant(rank: int, world_size: int, fault: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from iris_core import RankPool
 from iris_core.checker import Report
 
 from .. import report
+from ..progress import make_progress
 from . import planted
 from .cases import Case, exercise, make_cases, run_case
 
@@ -98,7 +98,6 @@ def _timed_exercise(rank: int, world_size: int, case: Case, calls: int, seed: in
 
 
 def _progress(total: int) -> Progress:
-    console: Console = report.make_console(stderr=True)
-    progress = Progress(console=console, transient=True, disable=not console.is_terminal)
+    progress = make_progress(report.make_console(stderr=True))
     progress.add_task("starting", total=total)
     return progress

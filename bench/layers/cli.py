@@ -21,6 +21,7 @@ from ..csv_rows import append_records, in_a_line
 from ..exits import complain, interrupted, leave, refuse, warn
 from ..options import Device, Overwrite, Resume, Seed, WorldSize
 from ..outputs import left_over, rows_to_go_on_from
+from ..progress import make_progress
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..record import latest, read_as
 from ..resume import check_burst, check_device, differences
@@ -137,25 +138,27 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
     """Measure job by job; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first
-    with ending(ranks) as ended:
+    with make_progress(console) as progress, ending(ranks) as ended:
+        task = progress.add_task("starting", total=len(jobs))
         needed = max(heap_bytes(job, columns["world_size"]) for job in jobs)
         columns |= ranks.call(measure.open_rank, needed, columns["device"])
         check_device(
             [row.device_name for row in output.done if row.device == columns["device"]], columns["device_name"]
         )
-        with report.make_progress(console) as progress:
-            for number, job in enumerate(progress.track(jobs, description="pairs"), 1):
-                try:
-                    outcomes = ranks.call(rank.measure, job)
-                except Exception as error:
-                    reason = f"the measurement ended here: {in_a_line(error)}"
-                    output.add(to_records(job, rank.not_begun(job, reason), columns))
-                    raise
-                records = to_records(job, outcomes, columns)
-                output.add(records)
-                if not console.is_terminal:
-                    what = f"{_describe(records[0])}: {report.summarise(records)}"
-                    console.print(f"[{number}/{len(jobs)}] {what}", markup=False)
+        for number, job in enumerate(jobs, 1):
+            progress.update(task, description=f"layers {job.tokens}x{job.width}x{job.features}, {job.layout}")
+            try:
+                outcomes = ranks.call(rank.measure, job)
+            except Exception as error:
+                reason = f"the measurement ended here: {in_a_line(error)}"
+                output.add(to_records(job, rank.not_begun(job, reason), columns))
+                raise
+            records = to_records(job, outcomes, columns)
+            output.add(records)
+            if not console.is_terminal:
+                what = f"{_describe(records[0])}: {report.summarise(records)}"
+                console.print(f"[{number}/{len(jobs)}] {what}", markup=False)
+            progress.advance(task)
         ranks.call(measure.close_rank)
     return ended.error
 

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import environment, report
 from ..csv_rows import append_records, in_a_line
 from ..exits import interrupted, leave, refuse
 from ..options import Device, Names, OurNames, WorldSize
+from ..progress import make_progress
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from . import rank
 from .plan import Plan, make_plan
@@ -34,7 +34,10 @@ def stress(
     dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32; of several, the first is called most.")] = "bf16,fp16",
     world_size: WorldSize = None,
     device: Device = "auto",
-    seconds: Annotated[float | None, typer.Option(help="End so long after the warm-up [default: 60].")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Call for so long, once every operator was compiled and called [default: 60]."),
+    ] = None,
     calls: Annotated[int | None, typer.Option(help="End after so many calls, those of the warm-up included.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Two calls a variant on small shapes, and no more.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of all that is drawn [default: a new one].")] = None,
@@ -43,7 +46,7 @@ def stress(
     """Call all operators in a random order, with ranks held up at random, and check every element of every output.
 
     Exit status: 0, or 1 if anything was wrong or the run ended early, or 2 if the command makes no sense, or 130 if it
-    was interrupted.
+    was interrupted, by Ctrl-C or SIGTERM; what was checked until then is reported, and in the row, all the same.
     """
     is_first = True
     try:
@@ -99,6 +102,10 @@ class _Limit:
             return 0
         return most if self.calls is None else max(0, min(most, self.calls - sum(progress.calls)))
 
+    def left(self, progress: rank.Progress) -> str:
+        """Return, in words, the seconds that are left."""
+        return f", {max(0.0, self.seconds - progress.elapsed_s):.0f} s left" if self.seconds else ""
+
     def done(self, progress: rank.Progress) -> float:
         """Return how much of the run is done, 0 to 1."""
         by_time = progress.elapsed_s / self.seconds if self.seconds else 0.0
@@ -127,27 +134,23 @@ class _Run:
 
     def run(self, ranks: Ranks) -> None:
         """Make the run; what ends it early is kept in `error`."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-        )
         console = self._console
         start = time.monotonic()
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("starting", total=1.0)
+        with make_progress(console) as bar:
+            task = bar.add_task("starting", total=None)
             try:
                 with ending(ranks) as ended:
                     self._columns |= ranks.call(rank.open_rank, self.plan)
                     console.print(f"seed {self._columns['seed']}: {len(self.plan.subjects)} operators", markup=False)
-                    for index, subject in enumerate(self.plan.subjects):
-                        bar.update(task, completed=index / len(self.plan.subjects), description=f"compiling {subject}")
+                    bar.update(task, description="operators warmed up", total=len(self.plan.subjects))
+                    for index in range(len(self.plan.subjects)):
                         self._keep(ranks.call(rank.prepare, index))
+                        bar.advance(task)
                     self.warm_up_s, self._is_warm = time.monotonic() - start, True
                     while count := self.limit.calls_left(self.progress, _CHUNK[self.plan.device]):
                         said = f"{sum(self.progress.calls):,} calls, {self.progress.mismatches:,} mismatches"
-                        bar.update(task, completed=self.limit.done(self.progress), description=said)
+                        said += self.limit.left(self.progress)
+                        bar.update(task, total=1.0, completed=self.limit.done(self.progress), description=said)
                         self._keep(ranks.call(rank.call_often, count))
                     ranks.call(rank.close_rank)
                 if ended.error:
