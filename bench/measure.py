@@ -12,6 +12,7 @@ import torch
 
 import iris_core
 from iris_core import AllocationMismatch, Context, PeerError
+from iris_kernels.common.compile_ahead import compile_ahead
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.operator import Operator
 from iris_kernels.common.problem import Problem
@@ -171,6 +172,10 @@ class _Run:
         """Call each operator that is right so far, on fresh data over a poisoned output, and judge what it gives."""
         draw = self._draw(call)
         prepared, error = attempt(self.ctx, self._prepare, draw)
+        if prepared is not None and call == 0:
+            operands, _ = prepared
+            for _ in compile_ahead(self.ctx, [(operator, *operands) for _, operator in self._right()]):
+                pass
         for name, operator in self._right():
             outcome = self.outcomes[name]
             if prepared is None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from .. import environment, report
@@ -142,10 +143,7 @@ class _Run:
                 with ending(ranks) as ended:
                     self._columns |= ranks.call(rank.open_rank, self.plan)
                     console.print(f"seed {self._columns['seed']}: {len(self.plan.subjects)} operators", markup=False)
-                    bar.update(task, description="operators warmed up", total=len(self.plan.subjects))
-                    for index in range(len(self.plan.subjects)):
-                        self._keep(ranks.call(rank.prepare, index))
-                        bar.advance(task)
+                    self._warm_up(ranks, bar, task)
                     self.warm_up_s, self._is_warm = time.monotonic() - start, True
                     while count := self.limit.calls_left(self.progress, _CHUNK[self.plan.device]):
                         said = f"{sum(self.progress.calls):,} calls, {self.progress.mismatches:,} mismatches"
@@ -159,6 +157,22 @@ class _Run:
                 self.error, self.is_interrupted = "interrupted", True
             if not self._is_warm:
                 self.warm_up_s = time.monotonic() - start
+
+    def _warm_up(self, ranks: Ranks, bar: Progress, task: TaskID) -> None:
+        """Make all operators, compile their kernels together, and call each once."""
+        operators = range(len(self.plan.subjects))
+        bar.update(task, description="operators made", total=len(operators))
+        for index in operators:
+            ranks.call(rank.make_operator, index)
+            bar.advance(task)
+        done, kernels = -1, 0
+        while done < kernels:
+            done, kernels = ranks.call(rank.compile_some)
+            bar.update(task, description="kernels compiled", completed=done, total=kernels)
+        bar.update(task, description="operators warmed up", completed=0, total=len(operators))
+        for index in operators:
+            self._keep(ranks.call(rank.warm_up, index))
+            bar.advance(task)
 
     def report(self) -> None:
         """Print what was called and what was found."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 
 import iris_core
 from iris_core import Context
+from iris_kernels.common.compile_ahead import compile_ahead
 from iris_kernels.common.fused_operator import FusedOperator
 from overlap_taxonomy import get_variant
 
@@ -72,9 +74,19 @@ def open_rank(rank: int, world_size: int, plan: Plan) -> dict[str, Any]:
     return {**environment.device_columns(ctx), "seed": seed}
 
 
-def prepare(rank: int, world_size: int, index: int) -> Progress:
-    """Make a subject's operator and call it once, which compiles its kernels; collective."""
-    return _running().prepare(index)
+def make_operator(rank: int, world_size: int, index: int) -> None:
+    """Make a subject's operator, and draw its operands; collective."""
+    _running().make_operator(index)
+
+
+def compile_some(rank: int, world_size: int) -> tuple[int, int]:
+    """Compile kernels of all operators for about a second; return how many are done, and of how many; collective."""
+    return _running().compile_some()
+
+
+def warm_up(rank: int, world_size: int, index: int) -> Progress:
+    """Call a subject's operator for the first time; collective."""
+    return _running().warm_up(index)
 
 
 def call_often(rank: int, world_size: int, count: int) -> Progress:
@@ -114,12 +126,18 @@ class _Run:
         self._checked: dict[int, _Checked] = {}  # since the last look at the ledger
         self._mismatches = 0
         self._start = time.monotonic()
+        self._compiling = compile_ahead(ctx, self._first_calls())
 
-    def prepare(self, index: int) -> Progress:
+    def make_operator(self, index: int) -> None:
         subject = self.plan.subjects[index]
         if subject.data_key not in self._data:
             self._data[subject.data_key] = [self._draw(subject) for _ in range(SETS)]
         self._operators.append(self._build(subject, auxiliary=index % 2 == 0))
+
+    def compile_some(self) -> tuple[int, int]:
+        return next(self._compiling)
+
+    def warm_up(self, index: int) -> Progress:
         self._call(Call(index, WARM_UP_SET, 0, 0.0, 0.0, 0.0))
         progress = self._progress()
         self._start = time.monotonic()
@@ -135,6 +153,10 @@ class _Run:
         for operator in self._operators:
             operator.close()
         self.ctx.close()
+
+    def _first_calls(self) -> Iterator[tuple[FusedOperator[Any], torch.Tensor, torch.Tensor]]:
+        for subject, operator in zip(self.plan.subjects, self._operators, strict=True):
+            yield operator, *self._data[subject.data_key][WARM_UP_SET].operands
 
     def _call(self, call: Call) -> None:
         """Queue a call over a poisoned output, and the check of it. Nothing here waits for the device.

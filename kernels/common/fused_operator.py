@@ -59,6 +59,16 @@ class FusedOperator(Operator[P]):
         self._calls.queue(call, a)
         return self._output  # past the check of `Overwritten`: every call comes here
 
+    def compile_kernels(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Compile what a call on operands that lie as these do launches, and queue nothing (compile_ahead.py).
+
+        Where calls are not prepared it does nothing: kernels are compiled as they are launched.
+        """
+        if self.ctx.debug or not self._calls.are_prepared:
+            return
+        with self._calls.compiling():
+            self._launch(a, b)
+
     def describe_config(self) -> str:
         copied = self._operand_copies.made
         return super().describe_config() + (f" copied={','.join(copied)}" if copied else "")

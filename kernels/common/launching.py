@@ -71,6 +71,7 @@ class Calls:
         self._num_launches = 0  # in it
         self._call: PreparedCall | None = None  # that one
         self.recording: Sequence | None = None  # what its operations are added to
+        self._only_compiles = False  # whether none of that is kept
         self.stream: PreparedStream | None = None  # that launches are being prepared for; None: the current one
 
     @property
@@ -90,13 +91,29 @@ class Calls:
         place = _place(a, b)
         self._alignment = (place[0] % _ALIGNMENT_BYTES, place[1] % _ALIGNMENT_BYTES, *place[2:])
         self._num_launches = 0
+        with self._recorded() as call:
+            yield call
+        self._calls[place] = call
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within the block, `launch` asks Triton for the kernel, the rest does nothing, and nothing is kept."""
+        kept, self._sequences = self._sequences, {}
+        self._only_compiles = True
+        try:
+            with self._recorded():
+                yield
+        finally:
+            self._only_compiles, self._sequences = False, kept
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[PreparedCall]:
         self.recording = Sequence(self._graphs, _STEPS_OF_A_GRAPH)
         self._call = call = PreparedCall(self.recording)
         try:
             yield call
         finally:
             self._call = self.recording = self.stream = None
-        self._calls[place] = call
 
     @contextlib.contextmanager
     def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
@@ -122,6 +139,9 @@ class Calls:
         """Launch a kernel, through Triton or as a step of the call that is being prepared."""
         if self.recording is None:
             kernel[(num_programs,)](**arguments, **options)
+            return
+        if self._only_compiles:
+            kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
             return
         key = (self._alignment, self._num_launches)
         self._num_launches += 1

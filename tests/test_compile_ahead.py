@@ -1,0 +1,93 @@
+"""Kernels compiled ahead of the first call: those that the call launches, together, and nothing is queued."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest import mock
+
+import pytest
+from driving import build, case_of, driven, operands, through_triton
+from families import name
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from iris_kernels.common.compile_ahead import compile_ahead
+from overlap_taxonomy import Variant, get_variant
+
+# Kernels alone, on a side stream, behind copies of a side stream, behind a copy of A, and in Gluon.
+VARIANTS = [
+    get_variant("gemm_all_scatter", "one_shot"),
+    get_variant("gemm_reduce_scatter", "producer_consumer"),
+    get_variant("gemm_all_scatter", "copy_engine"),
+    get_variant("all_gather_gemm", "fused_sequential"),
+    get_variant("gemm_all_reduce", "warp_specialized"),
+]
+
+
+def alone(ctx: Any) -> Any:
+    """Let a stub of a context be the only one that is asked."""
+    ctx.group.all_gather = lambda value, what: [value]
+    return ctx
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+def test_a_call_finds_its_kernels_compiled(variant: Variant) -> None:
+    case = case_of(variant)
+    with driven(case) as (ctx, log, _):
+        operator, data = build(case, alone(ctx)), operands(case)
+        *_, (done, total) = compile_ahead(ctx, [(operator, *data)])
+        assert log.take() == []
+        with mock.patch.object(JITFunction, "_do_compile", side_effect=AssertionError("compiled late")):
+            operator(*data)
+            prepared = log.take()
+        assert 0 < done == total <= sum(entry[0] == "launch" for entry in prepared)
+        assert prepared == through_triton(operator, log, *data)
+
+
+TWO_KERNELS = get_variant("all_gather_gemm", "producer_consumer")
+
+
+def test_kernels_compile_at_once() -> None:
+    """Each has its launcher only as another one has."""
+    both = threading.Barrier(2)
+
+    class Launcher(nvidia.CudaLauncher):
+        def __init__(self, *arguments: Any) -> None:
+            both.wait(120)
+
+    case = case_of(TWO_KERNELS)
+    with driven(case) as (ctx, _, _):
+        operator, data = build(case, alone(ctx)), operands(case)
+        with (
+            mock.patch.object(driver.active, "launcher_cls", Launcher),
+            mock.patch("os.sched_getaffinity", return_value=range(2 * case.world_size)),
+        ):
+            *_, last = compile_ahead(ctx, [(operator, *data)])
+    assert last == (2, 2)
+    assert not both.broken
+
+
+def test_what_cannot_be_compiled_is_left_to_the_call() -> None:
+    case = case_of(TWO_KERNELS)
+    with driven(case) as (ctx, log, _):
+        operator, (a, b) = build(case, alone(ctx)), operands(case)
+        no_compiler = mock.Mock(side_effect=RuntimeError("no C compiler"))
+        with mock.patch.object(driver.active, "launcher_cls", no_compiler):
+            *_, last = compile_ahead(ctx, [(operator, a, b.float()), (operator, a, b)])
+            assert no_compiler.called
+            with pytest.raises(RuntimeError, match="no C compiler"):
+                operator(a, b)
+        assert last[0] == last[1] > 0
+        operator(a, b)
+        assert log.take() == through_triton(operator, log, a, b)
+
+
+def test_calls_that_are_not_prepared_compile_as_they_come() -> None:
+    case = case_of(TWO_KERNELS)
+    with driven(case) as (ctx, log, _):
+        ctx.backend.name = "hip"
+        operator = build(case, alone(ctx))
+        assert list(compile_ahead(ctx, [(operator, *operands(case))])) == [(0, 0)]
+    assert log.take() == []
