@@ -6,6 +6,7 @@ import csv
 import math
 import re
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,16 @@ def test_all_fused_variants_are_called_on_awkward_shapes() -> None:
         assert not any(subject.variant.startswith(("library", "async_tp")) for subject in plan.subjects)
 
 
+def test_all_variants_are_called_alike_whatever_sizes_they_can_do() -> None:
+    """Here one_shot can do one size alone."""
+    wide = plan_of(variants="one_shot,fused_sequential").subjects
+    narrow = [subject for subject in wide if subject.variant != "one_shot" or subject.size.m == 256]
+    decisions = Decisions(0, narrow, 4)
+    calls = Counter(narrow[decisions.call().subject].variant_key for _ in range(20_000))
+    assert len(calls) == 8
+    assert max(calls.values()) < 1.2 * min(calls.values())
+
+
 def test_a_seed_draws_the_same_calls_again() -> None:
     def drawn(seed: int) -> list[Any]:
         decisions = Decisions(seed, plan_of().subjects, 4)
@@ -112,6 +123,8 @@ def test_a_run_leaves_a_row_and_its_seed_repeats_it(tmp_path: Path) -> None:
     arguments = ["--world-size", 2, "--variant", "fused_sequential", "--dtype", "bf16", "--out", path]
     first = invoke(*arguments, "--calls", 50)
     assert first.exit_code == 0, first.output
+    fewest = min(int(count) for count in re.findall(r"fused_sequential +\d+ +(\d+)", first.stdout))
+    assert f"ok: 50 calls, of each variant {fewest} or more, " in first.stdout
     (row,) = rows(path)
     assert list(row) == COLUMNS
     assert (row["calls"], row["mismatches"], row["status"], row["error"]) == ("50", "0", "ok", "")

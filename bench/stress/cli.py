@@ -186,7 +186,8 @@ class _Run:
             print(f"iris-bench: the run ended early, after {calls:,} checked calls: {self.error}", file=sys.stderr)
         record = self.record()
         print(
-            f"{record.status}: {record.calls:,} calls, {record.elements:,} elements, {record.mismatches:,} mismatches "
+            f"{record.status}: {record.calls:,} calls, of each variant {self._fewest_calls():,} or more, "
+            f"{record.elements:,} elements, {record.mismatches:,} mismatches "
             f"in {record.seconds:.1f} s after {record.warm_up_seconds:.1f} s of warm-up; seed {record.seed}"
         )
 
@@ -197,7 +198,7 @@ class _Run:
             device=self.plan.device,
             world_size=self.plan.world_size,
             families=len({subject.family for subject in subjects}),
-            variants=len({(subject.family, subject.variant) for subject in subjects}),
+            variants=len({subject.variant_key for subject in subjects}),
             dtypes=" ".join(dict.fromkeys(subject.dtype for subject in subjects)),
             operators=len(subjects),
             calls=sum(self.progress.calls),
@@ -211,9 +212,20 @@ class _Run:
             **self._columns,
         )
 
+    def _fewest_calls(self) -> int:
+        return min(map(sum, _by_variant(self.plan, self.progress).values()))
+
     def _keep(self, progress: rank.Progress) -> None:
         self.progress = progress
         self.reports += progress.reports
+
+
+def _by_variant(plan: Plan, progress: rank.Progress) -> dict[tuple[str, str], list[int]]:
+    """Return the calls of each variant's operators."""
+    calls: dict[tuple[str, str], list[int]] = {}
+    for subject, count in zip(plan.subjects, progress.calls, strict=True):
+        calls.setdefault(subject.variant_key, []).append(count)
+    return calls
 
 
 def _print_calls(console: Console, plan: Plan, progress: rank.Progress) -> None:
@@ -222,9 +234,6 @@ def _print_calls(console: Console, plan: Plan, progress: rank.Progress) -> None:
     table.add_column("variant", no_wrap=True)
     table.add_column("operators", justify="right")
     table.add_column("calls", justify="right")
-    calls: dict[tuple[str, str], list[int]] = {}
-    for subject, count in zip(plan.subjects, progress.calls, strict=True):
-        calls.setdefault((subject.family, subject.variant), []).append(count)
-    for (family, variant), counts in calls.items():
+    for (family, variant), counts in _by_variant(plan, progress).items():
         table.add_row(family, variant, f"{len(counts):,}", f"{sum(counts):,}")
     console.print(table)

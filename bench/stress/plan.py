@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ _CONTEXT_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the whole, and how often they are drawn relative to others."""
+    """Sizes of the whole, and how often they are drawn relative to a variant's others."""
 
     m: int
     n: int
@@ -66,6 +67,11 @@ class Subject:
 
     def __str__(self) -> str:
         return f"{self.family}/{self.variant} {self.size} {self.dtype}"
+
+    @property
+    def variant_key(self) -> tuple[str, str]:
+        """Which variant this is of."""
+        return self.family, self.variant
 
     @property
     def data_key(self) -> tuple[str, Size, str]:
@@ -166,7 +172,12 @@ class Decisions:
     def __init__(self, seed: int, subjects: Sequence[Subject], world_size: int) -> None:
         self._random = random.Random(seed)
         self._indices = range(len(subjects))
-        self._cumulated = list(itertools.accumulate(subject.size.weight for subject in subjects))
+        # A variant that cannot do some sizes is called as often as the others.
+        of_variant: Counter[tuple[str, str]] = Counter()
+        for subject in subjects:
+            of_variant[subject.variant_key] += subject.size.weight
+        shares = (subject.size.weight / of_variant[subject.variant_key] for subject in subjects)
+        self._cumulated = list(itertools.accumulate(shares))
         self._num_data = len({subject.data_key for subject in subjects})
         self._world_size = world_size
         self._last = dict.fromkeys(self._indices, WARM_UP_SET)  # the operands of a subject's call before
