@@ -19,7 +19,7 @@ from .layers.cli import layers
 from .links.cli import links
 from .measure import Job
 from .options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
-from .outputs import check_different, check_outputs, left_over, rows_to_go_on_from
+from .outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
 from .progress import make_progress
 from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .record import LIBRARY, Record, latest, other_configurations, read_records
@@ -172,7 +172,10 @@ def main() -> None:
         list_families()
     except (ImportError, ValueError) as error:
         sys.exit(f"iris-bench: {error}")
-    app(prog_name="iris-bench")
+    try:
+        app(prog_name="iris-bench")
+    except UnwritableError as error:
+        sys.exit(f"iris-bench: {error}")
 
 
 def _differences(plan: sweep.Plan, done: list[Record]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .exits import warn
+from .outputs import writing
 
 
 class Rows(NamedTuple):
@@ -77,9 +78,11 @@ def append_records(path: Path, records: Sequence[Any], *, replace: bool = False)
 
     Raises:
         ValueError: what is in the file is no CSV.
+        UnwritableError: it cannot be written, as where the disk is full.
     """
     if replace:
-        path.unlink(missing_ok=True)
+        with writing(path):
+            path.unlink(missing_ok=True)
     present = read_rows(path) if path.exists() else Rows([], b"", 1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -87,7 +90,7 @@ def append_records(path: Path, records: Sequence[Any], *, replace: bool = False)
         writer.writerow(column.name for column in fields(records[0]))
     writer.writerows([as_text(value) for value in astuple(record)] for record in records)
     present.warn_of_cut(path, "dropped")
-    with path.open("ab") as file:
+    with writing(path), path.open("ab") as file:
         if present.cut:
             file.seek(-len(present.cut), os.SEEK_END)
             file.truncate()

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 Row = TypeVar("Row")
+
+_PROBE_BYTES = 1 << 16  # more than any row
+
+
+class UnwritableError(Exception):
+    """A file could not be written, although it could before anything was measured; names it, and why."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within the block a file is written.
+
+    Raises:
+        UnwritableError: it could not be, as where the disk is full; part of it may be there.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnwritableError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def check_outputs(*outputs: tuple[str, Path | None]) -> None:
@@ -83,5 +103,9 @@ def _check_output(option: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder to write {path.name} to; give {option} in one that is there")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"cannot write {option} {path}: permission denied")
+    if path.exists():
+        if not os.access(path, os.W_OK):
+            raise ValueError(f"cannot write {option} {path}: permission denied")
+    else:
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as probe:
+            probe.write(bytes(_PROBE_BYTES))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from .outputs import writing
 from .record import LIBRARY, YARDSTICKS, Record, latest
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def plot_records(records: Sequence[Record], path: Path, over: str = LIBRARY) -> 
     columns = min(len(handles), int(size[0] / 1.75))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with writing(path):
+        figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

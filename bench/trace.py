@@ -26,6 +26,7 @@ from overlap_taxonomy import get_variant
 from .families import FAMILIES
 from .inputs import Draw
 from .measure import Job
+from .outputs import writing
 
 _CAPACITY = 1 << 18  # spans a rank
 _WARM_UP_CALLS = 3  # the first compiles
@@ -209,7 +210,8 @@ def write_trace(traced: Traced, path: Path) -> None:
         "clock_accuracy_us": traced.accuracy_ns / 1e3,
         "lost_spans": traced.lost,
     }
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}))
+    with writing(path):
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}))
 
 
 def _named(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from iris_kernels.common.trace import Span
 
+from .outputs import writing
 from .trace import KINDS, ROLES, Traced, role_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def plot_traces(traces: Sequence[Traced], path: Path) -> None:
     handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items() if name in used]
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=_DPI)
+    with writing(path):
+        figure.savefig(path, dpi=_DPI)
     plt.close(figure)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from test_bench_record import make_records
 from typer.testing import CliRunner
 
-from iris_bench import cli, ranks
+from iris_bench import cli, measure, ranks, trace
 from iris_bench.csv_rows import append_records
-from iris_bench.outputs import check_different, check_outputs
+from iris_bench.outputs import UnwritableError, check_different, check_outputs
 from iris_bench.record import COLUMNS
 
 RUN = ["run", "--device", "cpu", "--world-size", "2", "--family", "gemm_all_scatter", "--shapes", "8x8x8"]
@@ -105,8 +109,108 @@ def test_folders_that_are_missing_are_made(command: list[str]) -> None:
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(ValueError, match=r"cannot write --out .*new\.csv: permission denied"):
-        check_outputs(("--out", tmp_path / "new.csv"), ("--plot", None))
+    with pytest.raises(ValueError, match=r"cannot write --out .*rows\.csv: permission denied"):
+        check_outputs(("--out", tmp_path / "rows.csv"), ("--plot", None))
+
+
+class FullFile(io.BytesIO):
+    """A file on a disk without room."""
+
+    def write(self, text: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*RUN, "--out"],
+        [*RUN, "--plot"],
+        [*TRACE_ONE, "--out"],
+        [*TRACE_ONE, "--out", "file", "--overwrite", "--plot"],
+        [*LINKS, "--out"],
+        [*LINKS, "--plot"],
+        ["layers", "--device", "cpu", "--out"],
+        ["layers", "--device", "cpu", "--plot"],
+        ["stress", "--device", "cpu", "--out"],
+        ["plot", "rows.csv", "--out"],
+    ],
+    ids=lambda command: f"{command[0]}{command[-1]}",
+)
+def test_a_folder_that_takes_no_file(monkeypatch: pytest.MonkeyPatch, command: list[str], error: int) -> None:
+    """Whether a new file can be written is tried out, on the disk that it would be on, before any rank starts."""
+    no_file = mock.Mock(side_effect=OSError(error, os.strerror(error)))
+    monkeypatch.setattr(tempfile, "TemporaryFile", (lambda **_: FullFile()) if error == errno.ENOSPC else no_file)
+    said = refused(*command, "new.png")
+    assert f"cannot write {command[-1]} new.png: [Errno {error}] {os.strerror(error)}" in said
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    """Return what the whole program says, or the status, as it ends."""
+    monkeypatch.setattr("sys.argv", ["iris-bench", *arguments])
+    monkeypatch.setattr(cli, "heed_termination", lambda: None)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [
+        (["plot", "rows.csv", "--out", "full.png"], "full.png"),
+        (["defaults", "rows.csv", "--out", ".", "--overwrite"], "some-gpu.json"),
+    ],
+)
+def test_a_disk_that_is_full_is_named_with_the_file(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], file: str
+) -> None:
+    Path(file).symlink_to("/dev/full")
+    assert ended(monkeypatch, *arguments) == f"iris-bench: cannot write {file}: {FULL}"
+
+
+@pytest.mark.parametrize(
+    ("write", "file"),
+    [
+        (lambda path: append_records(path, make_records()), "full.csv"),
+        (
+            lambda path: trace.write_trace(trace.Traced("family", "variant", "problem", "", [[]], 0.0, 0), path),
+            "full.json",
+        ),
+    ],
+)
+def test_whatever_is_measured_names_the_file_that_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, write: Any, file: str
+) -> None:
+    monkeypatch.setattr(Path, "open", lambda *_, **__: FullFile())
+    with pytest.raises(UnwritableError, match=f"cannot write {file}: {FULL}"):
+        write(Path(file))
+
+
+def test_a_sweep_whose_disk_fills_up_ends_and_shows_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(self: Any, fn: Any, *_: Any) -> Any:
+        monkeypatch.setattr(Path, "open", lambda *_, **__: FullFile())  # from now on
+        return {"device_name": "a GPU", "driver": ""} if fn is measure.open_rank else [measure.Outcome("library")]
+
+    class MeasuredRanks(ranks.Ranks):
+        is_first = True
+        call = measured
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def close(self, *, kill: bool = False) -> None:
+            assert kill
+
+    monkeypatch.setattr(ranks, "StartedRanks", MeasuredRanks)
+    assert ended(monkeypatch, *RUN, "--variant", "library", "--out", "new.csv") == 1
+    said = capsys.readouterr()
+    assert f"the sweep ended early: UnwritableError: cannot write new.csv: {FULL}" in said.err
+    assert "library" in said.out
 
 
 def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:

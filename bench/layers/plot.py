@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..outputs import writing
 from ..report import INTERPRETED
 from .record import LayersRecord
 from .subjects import ALONE, SUBJECTS
@@ -57,7 +58,8 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
     found = {label: handle for ax in axes[:, 0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [name for name in SUBJECTS if name in found]
     figure.legend([found[name] for name in names], names, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=150)
+    with writing(path):
+        figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

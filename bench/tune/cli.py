@@ -17,7 +17,7 @@ from overlap_taxonomy import list_variants
 from .. import measure, report, sweep
 from ..exits import complain, leave, refuse
 from ..options import Dtype, Names, Seed, Shapes
-from ..outputs import check_new, check_outputs
+from ..outputs import check_new, check_outputs, writing
 from ..progress import make_progress
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..record import LIBRARY, read_records
@@ -104,7 +104,8 @@ def defaults(
         refuse(error)
     for gpu, table in found.items():
         path = paths[gpu]
-        path.write_text(to_json({"format": FORMAT, "gpu": gpu}, table), encoding="utf-8")
+        with writing(path):
+            path.write_text(to_json({"format": FORMAT, "gpu": gpu}, table), encoding="utf-8")
         print(f"{path}: {len(table)} problems")
 
 
