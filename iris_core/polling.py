@@ -29,6 +29,10 @@ class Polling:
         self._news += 1
         self.times = 0
 
+    def saw(self, word: Hashable) -> bool:
+        """Return whether it has looked at a word since it last did something new."""
+        return word in self._looks
+
     def look(self, word: Hashable, found: object = None) -> int:
         """Note that the program looks at a word.
 

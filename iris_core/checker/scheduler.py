@@ -149,7 +149,8 @@ class Scheduler:
         """Say that words have changed; an eager schedule lets those who poll one go first."""
         self.changed()
         others = [task for task in self.tasks if task is not self.current]
-        polling = [task for task in others if task.polling.times and task.last_look and task.last_look[0] in addresses]
+        looked = [task for task in others if task.last_look and task.polling.saw(task.last_look)]
+        polling = [task for task in looked if task.last_look and task.last_look[0] in addresses]
         if self._schedule.eager and polling:
             self._highest += 1.0
             for task in polling:
