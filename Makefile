@@ -32,7 +32,8 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-gpu sweep paper check stress tune links layers memcheck codegen-diff lint fmt clean
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers memcheck codegen-diff \
+	lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +51,10 @@ bench: $(READY) ## Run every family and variant on small shapes on what the mach
 test: export OMP_NUM_THREADS = 1
 test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-quick: export OMP_NUM_THREADS = 1
+test-quick: $(READY) ## Run the tests that need neither ranks nor a compiler, for a first look
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not gpu and not slow' $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped [GPU_JOBS=3]
 	$(ENOUGH_GPUS)

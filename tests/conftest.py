@@ -13,6 +13,7 @@ from iris_core.bootstrap import ranks_per_gpu
 # Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
 LONG = (
     "test_codegen.py",
+    "test_hopper_emulated.py",
     "test_operators.py",
     "test_operator_calls.py",
     "test_check_kernels.py",
@@ -28,8 +29,23 @@ LONG = (
 )
 
 
+# What a file of tests imports that starts ranks of its own or compiles kernels.
+STARTS_OR_COMPILES = {"RankPool", "launch", "compile_case", "compile_kernel", "driven"}
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test is left to the whole suite: it needs ranks or a compiler, or its file is long."""
+    assert isinstance(item, pytest.Function)
+    needs_ranks = "pools" in item.fixturenames
+    return needs_ranks or item.path.name in LONG or not STARTS_OR_COMPILES.isdisjoint(vars(item.module))
+
+
+@pytest.hookimpl(tryfirst=True)  # ahead of the choice by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long files."""
+    """Mark what is slow; begin with the long files."""
+    for item in items:
+        if is_slow(item):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
