@@ -54,8 +54,7 @@ def heed_termination() -> None:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back until the end, where Python would swallow what they raise: in what a collection of
-    garbage calls."""
+    """Hold Ctrl-C and SIGTERM back until the end, where Python swallows them: in what a garbage collection calls."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
