@@ -32,7 +32,7 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers memcheck codegen-diff \
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers memcheck codegen-diff mutants \
 	lint fmt clean
 
 help: ## List the commands
@@ -40,7 +40,7 @@ help: ## List the commands
 	@echo
 	@echo "  PYTHON=python3.12 names the interpreter that .venv is made with."
 	@echo "  PY=python3 uses an interpreter as it is, without .venv: pip install --no-deps --no-build-isolation -e . first."
-	@echo "  ARGS=... is handed on to pytest or iris-bench run."
+	@echo "  ARGS=... is handed on to pytest, iris-bench or what else the target runs."
 
 setup: $(READY) ## Make .venv and install everything into it, if that was not done or its inputs changed
 
@@ -101,6 +101,9 @@ memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 
 codegen-diff: $(READY) ## Compare the machine code of all kernels with a commit's: BASE=main [ONLY=pattern]
 	$(PY) tests/golden.py diff $(or $(BASE),$(error BASE=... names the commit)) $(if $(ONLY),--only '$(ONLY)')
+
+mutants: $(READY) ## Leave out one signal, wait or fence at a time; list what no test notices [ARGS="--only PATTERN --list"]
+	PYTHONPATH=tests $(PY) -m mutation $(ARGS)
 
 lint: $(READY) ## Check style, format and types
 	$(PY) -m ruff check .

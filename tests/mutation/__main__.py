@@ -1,0 +1,202 @@
+"""The command behind ``make mutants``: python -m mutation, from the root, with tests/ on the path."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import importlib
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from .explained import EXPLAINED
+from .mutants import Mutant, make_mutants
+from .uses import Uses, Variant
+
+# What is imported is a copy under the names that the packages are installed under.
+PACKAGES = {"iris_core": "iris_core", "iris_kernels": "kernels", "iris_bench": "bench"}
+PACKAGES |= {"iris_tensor_parallel": "tensor_parallel", "overlap_taxonomy": "overlap_taxonomy"}
+# By the process that each mutant's is forked from: nothing of ours.
+IMPORTED_ONCE = ("greenlet", "hypothesis", "pandas", "pytest", "rich.progress", "torch", "typer")
+IMPORTED_ONCE += ("triton.experimental.gluon.nvidia.hopper", "triton.runtime.interpreter", "triton.backends.compiler")
+LIMIT_S = 420  # of one mutant
+NICENESS = 5
+KILLED, SURVIVED, EXPIRED = "killed", "survived", "out of time"
+
+
+class Outcome(NamedTuple):
+    """What became of a mutant; `source` is the digest of the file as it was, since another file has other mutants."""
+
+    mutant: str
+    line: int
+    outcome: str
+    by: str
+    seconds: float
+    source: str
+
+
+def main() -> int:
+    """Run the mutants that the command line asks for; return 1 if one survives that nobody has explained."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("--only", default="", metavar="PATTERN", help="those whose name matches a regular expression")
+    parser.add_argument("--list", action="store_true", help="show their names and what is known of them, run nothing")
+    parser.add_argument("--out", type=Path, default=Path("results/local/mutants.csv"), help="read, and added to")
+    parser.add_argument("--again", action="store_true", help="also those that are known to be killed")
+    options = parser.parse_args()
+    root = Path.cwd()
+    mutants = [mutant for mutant in make_mutants(root) if re.search(options.only, mutant.name)]
+    known = _read(options.out)
+    digests = {path: _digest(root / path) for path in {mutant.path for mutant in mutants}}
+    outcomes: dict[str, Outcome] = {}
+    for mutant in mutants:
+        before = known.get(mutant.name)
+        if before and before.source == digests[mutant.path]:
+            outcomes[mutant.name] = before
+    if not options.list:
+        todo = [m for m in mutants if options.again or m.name not in outcomes or outcomes[m.name].outcome != KILLED]
+        _run_all(root, todo, digests, options.out, outcomes)
+    else:
+        for mutant in mutants:
+            print(f"{mutant.line:5} {mutant.name}  [{_said(outcomes.get(mutant.name))}]")
+    return _sum_up(mutants, outcomes)
+
+
+def _run_all(
+    root: Path, mutants: Sequence[Mutant], digests: dict[str, str], out: Path, outcomes: dict[str, Outcome]
+) -> None:
+    for module in IMPORTED_ONCE:
+        importlib.import_module(module)
+
+    os.nice(NICENESS)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copy and the running mutant go, too
+    uses = Uses(root)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        _copy(root, copy)
+        for number, mutant in enumerate(mutants, 1):
+            began = time.monotonic()
+            verdict, by = _run_one(copy, mutant, uses.variants(mutant.path, mutant.function))
+            seconds = round(time.monotonic() - began, 1)
+            outcome = Outcome(mutant.name, mutant.line, verdict, by, seconds, digests[mutant.path])
+            outcomes[mutant.name] = outcome
+            _append(out, outcome)
+            print(f"{number}/{len(mutants)} {mutant.name}: {_said(outcome)} ({seconds} s)", flush=True)
+
+
+def _run_one(copy: Path, mutant: Mutant, variants: Sequence[Variant]) -> tuple[str, str]:
+    """Make the mutant in the copy, run what may notice it, and mend the copy again."""
+    file = copy / "packages" / _installed(mutant.path)
+    source = file.read_bytes()
+    file.write_bytes(mutant.apply(source))
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(copy, mutant, variants, sender))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(LIMIT_S):
+            return EXPIRED, f"{LIMIT_S} s"
+        by = receiver.recv()
+        return (KILLED, by) if by else (SURVIVED, "")
+    except EOFError:
+        process.join()
+        return KILLED, f"the process ended with {process.exitcode}"
+    finally:
+        if process.is_alive():
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        file.write_bytes(source)
+
+
+def _child(copy: Path, mutant: Mutant, variants: Sequence[Variant], sender: Connection) -> None:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    log = os.open(copy / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(copy)
+    # Ahead of where they are installed; for ranks that are processes, too.
+    sys.path.insert(0, str(copy / "packages"))
+    os.environ.update(PYTHONPATH=str(copy / "packages"), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+    sys.dont_write_bytecode = True
+    try:
+        from .detectors import detect
+
+        iris_core = importlib.import_module("iris_core")
+        assert str(iris_core.__file__).startswith(str(copy)), iris_core.__file__
+        sender.send(detect(mutant, variants))
+    except Exception as error:
+        sender.send(f"{type(error).__name__} as it is imported: {error}"[:200])
+
+
+def _copy(root: Path, copy: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "mutation")
+    for name, folder in PACKAGES.items():
+        shutil.copytree(root / folder, copy / "packages" / name, ignore=ignored)
+    shutil.copytree(root / "tests", copy / "tests", ignore=ignored)
+    shutil.copy(root / "pyproject.toml", copy)
+
+
+def _installed(path: str) -> Path:
+    folder, *rest = Path(path).parts
+    name = next(name for name, of in PACKAGES.items() if of == folder)
+    return Path(name, *rest)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _read(path: Path) -> dict[str, Outcome]:
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = [Outcome(**{**row, "line": int(row["line"])}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+    return {row.mutant: row for row in rows}  # the last one counts
+
+
+def _append(path: Path, outcome: Outcome) -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(Outcome._fields)
+        writer.writerow(outcome)
+
+
+def _said(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "not run"
+    if outcome.outcome == KILLED:
+        return f"killed by {outcome.by}"
+    return outcome.outcome.upper() + (f", explained: {why}" if (why := EXPLAINED.get(outcome.mutant)) else "")
+
+
+def _sum_up(mutants: Sequence[Mutant], outcomes: dict[str, Outcome]) -> int:
+    count = Counter(outcome.outcome for outcome in outcomes.values())
+    alive = [outcome for outcome in outcomes.values() if outcome.outcome != KILLED]
+    unexplained = [outcome for outcome in alive if outcome.mutant not in EXPLAINED]
+    for outcome in unexplained:
+        print(f"{outcome.outcome.upper()}: {outcome.mutant} (line {outcome.line})")
+    for name in sorted(EXPLAINED.keys() & {name for name, outcome in outcomes.items() if outcome.outcome == KILLED}):
+        print(f"explained, but killed: {name}")
+    print(
+        f"{len(mutants)} mutants: {count[KILLED]} killed, {len(alive)} survived or ran out of time "
+        f"({len(unexplained)} of them unexplained), {len(mutants) - len(outcomes)} not run"
+    )
+    return int(bool(unexplained))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What may notice a mutant, the cheapest first: the race checker, emulated Hopper kernels, the machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from .mutants import Mutant
+from .uses import Variant
+
+SCHEDULES = 1  # what is unordered is so in every one
+# Of each variant a few of the cases that the tests have: one on each vendor's GPU, small problems, whose tiles programs
+# share, and Hopper's switches.
+COMPILED = ("sm_90-rank2-bfloat16-nk-8192]", "gfx942-rank2-bfloat16-nk-8192]", "sm_90-rank1-bfloat16-nk-1024]")
+COMPILED_FOR_HOPPER = ("sm_90-rank2-bfloat16-nk-8192-w4]", "team2-w4]", "pingpong-w4]")
+
+
+def detect(mutant: Mutant, variants: Sequence[Variant]) -> str:
+    """Return what notices the mutant that this process has imported, or nothing."""
+    return next((found for found in _verdicts(mutant, variants) if found), "")
+
+
+def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
+    of_hopper = [variant for variant in variants if variant[1].startswith("warp_specialized")]
+    others = [variant for variant in variants if variant not in of_hopper]
+    if mutant.path.startswith("iris_core/"):
+        yield _run("tests/test_codegen_device_api.py")
+    yield from _check(others, 2)
+    if mutant.path.startswith("iris_core/"):
+        yield _run("tests/test_sync.py", "tests/test_device_api.py")
+    yield from (_emulate(variant, lambda item: "_is_right[" in item) for variant in of_hopper)
+    yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER) for variant in of_hopper)
+    yield from (_emulate(variant, lambda item: "_is_right[" not in item) for variant in of_hopper)
+    if of_hopper:
+        yield _run("tests/test_hopper_trace.py")
+    for variant in others:
+        yield _compile("tests/test_codegen.py", variant, COMPILED)
+        yield _run("tests/test_codegen_order.py", only=f"[{variant[1]}")
+    if any(name == "one_shot" for _, name in others) or mutant.path == "kernels/common/operands.py":
+        yield _run("tests/test_one_shot.py", "tests/test_operands.py")
+    yield from _check(others, 3)
+
+
+def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
+    """Put variants through the race checker, those that it can run."""
+    from iris_bench.check.cases import make_cases, run_case
+
+    for case in make_cases("all", "all", world_size=world_size, dtype="bf16"):
+        name = (case.variant.family, case.variant.name)
+        if name in variants and not case.unsupported_reason():
+            report = run_case(case, schedules=SCHEDULES, seed=0)
+            if not report.ok:
+                counts = {"races": report.races, "deadlocks": report.deadlocks, "errors": report.errors}
+                said = ", ".join(f"{len(found)} {what}" for what, found in counts.items() if found)
+                yield f"race checker, {'/'.join(name)} on {world_size} ranks: {said}"
+
+
+def _emulate(variant: Variant, is_wanted: Callable[[str], bool]) -> str:
+    family, name = variant
+    of_copies = ("chunks", "kept") if name == "warp_specialized_copies" else ()
+    marks = (f"[{family}-{name}-", *of_copies)
+    return _run(
+        "tests/test_hopper_emulated.py",
+        only=lambda item: is_wanted(item) and any(mark in item for mark in marks),
+    )
+
+
+def _compile(file: str, variant: Variant, cases: Sequence[str]) -> str:
+    return _run(file, only=lambda item: any(f"[{'-'.join(variant)}-" in item and case in item for case in cases))
+
+
+def _run(*files: str, only: str | Callable[[str], bool] = "") -> str:
+    """Run tests until one fails; return its name, or nothing."""
+    plugin = _FirstFailure(only)
+    code = pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *files], plugins=[plugin])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not plugin.failed:
+        return f"pytest {', '.join(files)}: {code.name if isinstance(code, pytest.ExitCode) else code}"
+    return plugin.failed
+
+
+@dataclass(eq=False)  # pytest keeps plugins by their hash
+class _FirstFailure:
+    """A plugin that chooses tests and notes the first that fails."""
+
+    only: str | Callable[[str], bool]
+    failed: str = field(default="", init=False)
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        wanted = self.only if callable(self.only) else lambda item: str(self.only) in item
+        items[:] = [item for item in items if wanted(item.nodeid)]
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed = f"{report.nodeid} (import)"
