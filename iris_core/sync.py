@@ -62,7 +62,7 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
                 _report(flag_ptr, seen, expected, watchdog_ptr)
         tl.debug_barrier()  # what follows, a plain store to the flag perhaps, comes after every thread's polls
     else:
-        if tl.load(flag_ptr, volatile=True) < expected:
+        if _load_anew(flag_ptr) < expected:
             _poll(flag_ptr, expected, watchdog_ptr, scope)
         # The acquire is one thread's; Triton hands its result to the others through a barrier, so none reads ahead of
         # it. The result must be used: an atomic whose result is not is deleted, with its acquire (Triton 3.6).
@@ -96,7 +96,7 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
             _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr)
         tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
     else:
-        if _any_below(tl.load(flag_ptrs, mask=mask, volatile=True), expected, mask, True):
+        if _any_below(_load_anew(flag_ptrs, mask), expected, mask, True):
             _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
         # The result must be used, as in `wait`.
         seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
@@ -125,7 +125,7 @@ def _poll(flag_ptrs, expected, watchdog_ptr, scope: tl.constexpr, mask=None):
     waiting = _any_below(seen, expected, mask, True)
     while waiting:
         pause()
-        aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
+        aborted = _load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
         expired = (limit > 0) & (clock_ns() - start > limit)
         seen = _seen(flag_ptrs, scope, mask)
         waiting = _any_below(seen, expected, mask, (aborted | expired) == 0)
@@ -138,7 +138,13 @@ def _seen(flag_ptrs, scope: tl.constexpr, mask):
     if loads_acquire():
         return load_acquire(flag_ptrs, scope, mask)
     else:
-        return tl.load(flag_ptrs, mask=mask, volatile=True)
+        return _load_anew(flag_ptrs, mask)
+
+
+@triton.jit
+def _load_anew(pointers, mask=None):
+    """Load words that others write meanwhile; .cv: of volatile, Triton 3.6 makes a load from the caches for AMD."""
+    return tl.load(pointers, mask=mask, volatile=True, cache_modifier=".cv")
 
 
 @triton.jit
@@ -154,11 +160,11 @@ def _any_below(seen, expected, mask, has_time):
 @triton.jit
 def _report(flag_ptr, seen, expected, watchdog_ptr):
     pid = tl.program_id(0)
-    aborted = tl.load(watchdog_ptr + WATCHDOG_ABORT, volatile=True) != 0
+    aborted = _load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
     reports = tl.load(watchdog_ptr + WATCHDOG_REPORT_ADDRESS).to(tl.pointer_type(tl.int64))
     notice = tl.load(watchdog_ptr + WATCHDOG_NOTICE_ADDRESS).to(tl.pointer_type(tl.int64))
     row = reports + (pid % REPORT_ROWS) * REPORT_WORDS
-    if tl.load(row, volatile=True) == 0:  # a program's first failure says why, its later ones only follow
+    if _load_anew(row) == 0:  # a program's first failure says why, its later ones only follow
         tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
         tl.store(row + 2, tl.cast(expected, tl.int64))
         tl.store(row + 3, tl.cast(seen, tl.int64))

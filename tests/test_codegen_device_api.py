@@ -171,6 +171,18 @@ def test_flags_that_are_no_int64_words_are_refused(target: str, kernel: Any) -> 
     assert "dtype=torch.int64" in "".join(map(str, causes))
 
 
+@pytest.mark.parametrize("kernel", [message_kernel, clear_each_kernel], ids=lambda kernel: kernel.fn.__name__)
+def test_words_that_others_write_are_loaded_past_the_caches(target: str, kernel: Any) -> None:
+    """The flag and the abort in every turn of a poll; whether another program has reported already."""
+    scope = {"SCOPE": "sys"} if kernel is message_kernel else {}
+    code = compiled(kernel, target, **scope)
+    if TARGETS[target].is_nvidia:  # where the flag's loads acquire
+        assert code.count(r"\bld\.volatile\.global") == 3
+    else:
+        acquire = 1  # an atomic that adds nothing is such a load, too
+        assert code.count(r"\b(?:buffer|global)_load_dwordx2 .* sc0 sc1\n") == 6 + acquire
+
+
 def test_waits_poll_without_an_atomic(target: str) -> None:
     """A read-modify-write in the loop would take the line from the writer at every turn."""
     kernel = compiled(message_kernel, target, SCOPE="sys")
