@@ -1,8 +1,9 @@
-"""Follows every path through a kernel in Triton's GPU dialect: what crosses between its memory proxies without a fence.
+"""Follows every path through a kernel in Triton's GPU dialect: what is announced or loaded without its fence.
 
 Loads and stores by tensor descriptor go through the async proxy, which neither an acquire nor a release orders (PTX
 ISA, "Async proxy"): between an acquire and a load of what it has acquired, and between a store and the release that
-announces it, there must be a fence.
+announces it, there must be a fence. So must there be between threads' accesses to shared memory and an arrival that
+lets a descriptor's load or store follow; and a barrier, as the arrival is one thread's.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import dataclass, field
 
 ACQUIRED = "acquired"  # and no fence since
 STORED = "stored by descriptor"  # and not awaited and fenced since
+UNFENCED = "shared memory accessed"  # by threads, and no fence since
+APART = "threads apart"  # no barrier since some of them, or their multiplication, accessed shared memory
 
 _State = frozenset[str]  # of what may be the case
 _NOTHING: _State = frozenset()
 _LOAD = re.compile(r"ttng\.async_tma_copy_global_to_local (%\w+)\[")
 _STORE = "ttng.async_tma_copy_local_to_global"
 _RELEASE = re.compile(r"tt\.atomic_rmw \w+, (?:release|acq_rel), |\"fence\.acq_rel\.")
+_BARRIER = re.compile(r"^(?:gpu|ttg)\.barrier\b")
 _ARRIVED = re.compile(r"cp\.async\.bulk\.wait_group 0; fence\.proxy\.async; ")
 
 
@@ -27,7 +31,7 @@ class Crossings:
 
     Args:
         loads: by one of the descriptors, by line.
-        unfenced: loads and releases that some path reaches without the fence.
+        unfenced: loads, releases and arrivals that some path reaches without the fence, or the barrier.
     """
 
     loads: set[int] = field(default_factory=set)
@@ -116,6 +120,16 @@ class _Walk:
                 self._note(number, ACQUIRED in state)
         elif _RELEASE.search(line):
             self._note(number, STORED in state)
+        elif "ttng.arrive_barrier" in line:
+            self._note(number, bool(state & {UNFENCED, APART}))
+        elif "ttg.local_load" in line or "ttg.local_store" in line:
+            return state | {UNFENCED, APART}
+        elif "ttng.warp_group_dot_wait" in line:
+            return state | {APART}
+        elif "ttng.fence_async_shared" in line:
+            return state - {UNFENCED}
+        elif _BARRIER.search(line):
+            return state - {APART}
         elif "ld.acquire." in line:
             return state | {ACQUIRED}
         elif "fence.proxy.async" in line:

@@ -198,8 +198,8 @@ def test_what_is_announced_has_arrived(case: Case) -> None:
 
 
 @each_case
-def test_a_fence_is_between_an_acquire_and_loads_by_descriptor(case: Case) -> None:
-    """Of the heap, and between stores by descriptor and a release, in every role and on every path."""
+def test_fences_are_on_every_path(case: Case) -> None:
+    """Of the heap, and between what must precede a release or an arrival and this, in every role and on every path."""
     kernel = specialized(case)
     found = follow(kernel.ttgir, kernel.descriptors_on_heap)
     assert not found.unfenced
