@@ -16,6 +16,7 @@ SCHEDULES = 1  # what is unordered is so in every one
 # share, and Hopper's switches.
 COMPILED = ("sm_90-rank2-bfloat16-nk-8192]", "gfx942-rank2-bfloat16-nk-8192]", "sm_90-rank1-bfloat16-nk-1024]")
 COMPILED_FOR_HOPPER = ("sm_90-rank2-bfloat16-nk-8192-w4]", "team2-w4]", "pingpong-w4]")
+EMULATED_FIRST = "301x318x160"
 
 
 def detect(mutant: Mutant, variants: Sequence[Variant]) -> str:
@@ -29,11 +30,9 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
     if mutant.path.startswith("iris_core/"):
         yield _run("tests/test_codegen_device_api.py")
     yield from _check(others, 2)
-    if mutant.path.startswith("iris_core/"):
-        yield _run("tests/test_sync.py", "tests/test_device_api.py")
-    yield from (_emulate(variant, lambda item: "_is_right[" in item) for variant in of_hopper)
-    yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER) for variant in of_hopper)
-    yield from (_emulate(variant, lambda item: "_is_right[" not in item) for variant in of_hopper)
+    for hopper_cases, emulated in ((COMPILED_FOR_HOPPER[:1], EMULATED_FIRST), (COMPILED_FOR_HOPPER[1:], "")):
+        yield from (_emulate(variant, emulated) for variant in of_hopper)
+        yield from (_compile("tests/test_codegen_hopper.py", variant, hopper_cases) for variant in of_hopper)
     if of_hopper:
         yield _run("tests/test_hopper_trace.py")
     for variant in others:
@@ -42,6 +41,8 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
     if any(name == "one_shot" for _, name in others) or mutant.path == "kernels/common/operands.py":
         yield _run("tests/test_one_shot.py", "tests/test_operands.py")
     yield from _check(others, 3)
+    if mutant.path.startswith("iris_core/"):
+        yield _run("tests/test_sync.py", "tests/test_device_api.py")
 
 
 def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
@@ -58,14 +59,10 @@ def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
                 yield f"race checker, {'/'.join(name)} on {world_size} ranks: {said}"
 
 
-def _emulate(variant: Variant, is_wanted: Callable[[str], bool]) -> str:
+def _emulate(variant: Variant, case: str) -> str:
     family, name = variant
-    of_copies = ("chunks", "kept") if name == "warp_specialized_copies" else ()
-    marks = (f"[{family}-{name}-", *of_copies)
-    return _run(
-        "tests/test_hopper_emulated.py",
-        only=lambda item: is_wanted(item) and any(mark in item for mark in marks),
-    )
+    marks = [f"[{family}-{name}-", *(("chunks", "kept") if name == "warp_specialized_copies" else ())]
+    return _run("tests/test_hopper_emulated.py", only=lambda item: case in item and any(mark in item for mark in marks))
 
 
 def _compile(file: str, variant: Variant, cases: Sequence[str]) -> str:
