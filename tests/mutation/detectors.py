@@ -30,11 +30,12 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
     if mutant.path.startswith("iris_core/"):
         yield _run("tests/test_codegen_device_api.py")
     yield from _check(others, 2)
-    for hopper_cases, emulated in ((COMPILED_FOR_HOPPER[:1], EMULATED_FIRST), (COMPILED_FOR_HOPPER[1:], "")):
-        yield from (_emulate(variant, emulated) for variant in of_hopper)
-        yield from (_compile("tests/test_codegen_hopper.py", variant, hopper_cases) for variant in of_hopper)
+    yield from (_emulate(variant, EMULATED_FIRST) for variant in of_hopper)
+    yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[:1]) for variant in of_hopper)
     if of_hopper:
         yield _run("tests/test_hopper_trace.py")
+    yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[1:]) for variant in of_hopper)
+    yield from (_emulate(variant, "") for variant in of_hopper)
     for variant in others:
         yield _compile("tests/test_codegen.py", variant, COMPILED)
         yield _run("tests/test_codegen_order.py", only=f"[{variant[1]}")
