@@ -32,7 +32,7 @@ IMPORTED_ONCE = ("greenlet", "hypothesis", "pandas", "pytest", "rich.progress", 
 IMPORTED_ONCE += ("triton.experimental.gluon.nvidia.hopper", "triton.runtime.interpreter", "triton.backends.compiler")
 LIMIT_S = 420  # of one mutant
 NICENESS = 5
-KILLED, SURVIVED, EXPIRED = "killed", "survived", "out of time"
+KILLED, SURVIVED, UNDECIDED = "killed", "survived", "undecided"
 
 
 class Outcome(NamedTuple):
@@ -106,12 +106,12 @@ def _run_one(copy: Path, mutant: Mutant, variants: Sequence[Variant]) -> tuple[s
     sender.close()
     try:
         if not receiver.poll(LIMIT_S):
-            return EXPIRED, f"{LIMIT_S} s"
+            return UNDECIDED, f"after {LIMIT_S} s"
         by = receiver.recv()
         return (KILLED, by) if by else (SURVIVED, "")
     except EOFError:
         process.join()
-        return KILLED, f"the process ended with {process.exitcode}"
+        return UNDECIDED, f"the process ended with {process.exitcode}"
     finally:
         if process.is_alive():
             os.killpg(process.pid or 0, signal.SIGKILL)
@@ -192,7 +192,7 @@ def _sum_up(mutants: Sequence[Mutant], outcomes: dict[str, Outcome]) -> int:
     for name in sorted(EXPLAINED.keys() & {name for name, outcome in outcomes.items() if outcome.outcome == KILLED}):
         print(f"explained, but killed: {name}")
     print(
-        f"{len(mutants)} mutants: {count[KILLED]} killed, {len(alive)} survived or ran out of time "
+        f"{len(mutants)} mutants: {count[KILLED]} killed, {len(alive)} survived or are undecided "
         f"({len(unexplained)} of them unexplained), {len(mutants) - len(outcomes)} not run"
     )
     return int(bool(unexplained))
