@@ -67,9 +67,7 @@ def cases(only: str) -> list[Any]:
 def record(only: str) -> dict[str, list[Any] | str]:
     """Compile all cases, a process a core; return what `record_case` returns, by name."""
     chosen, kept = cases(only), {}
-    with multiprocessing.get_context("spawn").Pool(
-        os.cpu_count(), initializer=sys.path.append, initargs=(str(TESTS),)
-    ) as pool:
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         for done, (name, kernels) in enumerate(pool.imap_unordered(record_case, chosen), start=1):
             kept[name] = kernels
             if done % 20 == 0 or done == len(chosen):
@@ -83,11 +81,8 @@ def record_of(tree: Path, folder: Path, only: str) -> dict[str, Any]:
     packages.mkdir(parents=True)
     for name, place in package_folders(tree).items():
         (packages / name).symlink_to(tree / place)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(packages), str(tree / "tests")]),
-        "TRITON_DISABLE_LINE_INFO": "1",
-    }
-    command = [sys.executable, __file__, "record", "--out", str(out), "--only", only]
+    environment = os.environ | {"PYTHONPATH": str(packages), "TRITON_DISABLE_LINE_INFO": "1"}
+    command = [sys.executable, __file__, "record", "--out", str(out), "--tests", str(tree / "tests"), "--only", only]
     subprocess.run(command, check=True, env=environment, cwd=folder)
     return json.loads(out.read_text())
 
@@ -125,12 +120,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     to_record, to_diff = commands.add_parser("record"), commands.add_parser("diff")
     to_record.add_argument("--out", type=Path, required=True)
+    to_record.add_argument("--tests", default=str(TESTS), help="the folder of the tests whose cases are compiled")
     to_diff.add_argument("base", help="a commit")
     for command in (to_record, to_diff):
         command.add_argument("--only", default="", help="a regular expression that a case's name must match")
     asked = parser.parse_args()
     if asked.command == "diff":
         return min(1, diff(asked.base, asked.only))
+    sys.path.insert(0, asked.tests)  # ahead of this file's folder; worker processes get the same path
     asked.out.write_text(json.dumps(record(asked.only), indent=1))
     return 0
 
