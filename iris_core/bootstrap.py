@@ -53,6 +53,7 @@ class Origin:
     group: dist.ProcessGroup | None = None
 
 
+TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _launched: tuple[Origin, Owner] | None = None
 _node: Node | None = None
 
@@ -134,7 +135,7 @@ def rank_of_torchrun() -> tuple[int, int] | None:
     Raises:
         ValueError: one makes no sense.
     """
-    if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
+    if not os.environ.keys() >= TORCHRUN_VARIABLES:
         return None
     world_size = number_in("WORLD_SIZE", 1)
     number_in("MASTER_PORT", 0, 65535)

@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 
 from iris_bench import cli, measure, ranks
 from iris_bench.record import read_records
+from iris_core import bootstrap
 
-LAUNCHER_VARIABLES = (*ranks._TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET")
+LAUNCHER_VARIABLES = (*bootstrap.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET")
 
 
 @pytest.fixture(autouse=True)
