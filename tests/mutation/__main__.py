@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -52,7 +51,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="PATTERN", help="those whose name matches a regular expression")
     parser.add_argument("--list", action="store_true", help="show their names and what is known of them, run nothing")
     parser.add_argument("--out", type=Path, default=Path("results/local/mutants.csv"), help="read, and added to")
-    parser.add_argument("--again", action="store_true", help="also those that are known to be killed")
+    parser.add_argument("--again", action="store_true", help="also those that are known to be killed, or explained")
     options = parser.parse_args()
     root = Path.cwd()
     mutants = [mutant for mutant in make_mutants(root) if re.search(options.only, mutant.name)]
@@ -64,11 +63,12 @@ def main() -> int:
         if before and before.source == digests[mutant.path]:
             outcomes[mutant.name] = before
     if not options.list:
-        todo = [m for m in mutants if options.again or m.name not in outcomes or outcomes[m.name].outcome != KILLED]
+        killed = {name for name, outcome in outcomes.items() if outcome.outcome == KILLED}
+        todo = [m for m in mutants if options.again or m.name not in killed | EXPLAINED.keys()]
         _run_all(root, todo, digests, options.out, outcomes)
     else:
         for mutant in mutants:
-            print(f"{mutant.line:5} {mutant.name}  [{_said(outcomes.get(mutant.name))}]")
+            print(f"{mutant.line:5} {mutant.name}  [{_said(mutant.name, outcomes.get(mutant.name))}]")
     return _sum_up(mutants, outcomes)
 
 
@@ -92,7 +92,7 @@ def _run_all(
             outcome = Outcome(mutant.name, mutant.line, verdict, by, seconds, digests[mutant.path])
             outcomes[mutant.name] = outcome
             _append(out, outcome)
-            print(f"{number}/{len(mutants)} {mutant.name}: {_said(outcome)} ({seconds} s)", flush=True)
+            print(f"{number}/{len(mutants)} {mutant.name}: {_said(mutant.name, outcome)} ({seconds} s)", flush=True)
 
 
 def _run_one(copy: Path, mutant: Mutant, variants: Sequence[Variant]) -> tuple[str, str]:
@@ -175,25 +175,25 @@ def _append(path: Path, outcome: Outcome) -> None:
         writer.writerow(outcome)
 
 
-def _said(outcome: Outcome | None) -> str:
-    if outcome is None:
-        return "not run"
-    if outcome.outcome == KILLED:
+def _said(name: str, outcome: Outcome | None) -> str:
+    if outcome and outcome.outcome == KILLED:
         return f"killed by {outcome.by}"
-    return outcome.outcome.upper() + (f", explained: {why}" if (why := EXPLAINED.get(outcome.mutant)) else "")
+    said = outcome.outcome.upper() if outcome else "not run"
+    return f"{said}, explained: {EXPLAINED[name]}" if name in EXPLAINED else said
 
 
 def _sum_up(mutants: Sequence[Mutant], outcomes: dict[str, Outcome]) -> int:
-    count = Counter(outcome.outcome for outcome in outcomes.values())
-    alive = [outcome for outcome in outcomes.values() if outcome.outcome != KILLED]
-    unexplained = [outcome for outcome in alive if outcome.mutant not in EXPLAINED]
-    for outcome in unexplained:
-        print(f"{outcome.outcome.upper()}: {outcome.mutant} (line {outcome.line})")
-    for name in sorted(EXPLAINED.keys() & {name for name, outcome in outcomes.items() if outcome.outcome == KILLED}):
+    killed = {name for name, outcome in outcomes.items() if outcome.outcome == KILLED}
+    explained = EXPLAINED.keys() & {mutant.name for mutant in mutants}
+    unexplained = outcomes.keys() - killed - explained
+    for name in sorted(unexplained):
+        print(f"{outcomes[name].outcome.upper()}: {name} (line {outcomes[name].line})")
+    for name in sorted(explained & killed):
         print(f"explained, but killed: {name}")
+    not_run = len(mutants) - len(killed | explained | unexplained)
     print(
-        f"{len(mutants)} mutants: {count[KILLED]} killed, {len(alive)} survived or are undecided "
-        f"({len(unexplained)} of them unexplained), {len(mutants) - len(outcomes)} not run"
+        f"{len(mutants)} mutants: {len(killed)} killed, {len(explained - killed)} explained, "
+        f"{len(unexplained)} survived or undecided, {not_run} not run"
     )
     return int(bool(unexplained))
 
