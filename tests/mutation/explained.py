@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 EXPLAINED = {
-    "iris_core/sync.py::wait_each: sys -> gpu #3": "the poll's scope is that of loads that acquire, of which AMD has none",
+    "iris_core/sync.py::wait_each: sys -> gpu #3": "the scope is that of loads that acquire: none off NVIDIA",
 }
