@@ -131,14 +131,15 @@ def _looking_up(name: str, pointers: int, mask: int | None, doing: str) -> Calla
             runner.reach.check(given[pointers], None if mask is None else given[mask], doing)
         result = original(self, *given, **named)
         if runner is not None and runner is _running:  # a machine follows its programs itself
-            is_plain_load = doing == "reads" and not given[_IS_VOLATILE]
-            runner.follow(given[pointers].data, result, is_strong=doing != "writes" and not is_plain_load)
+            is_volatile = named.get("is_volatile", False) or any(given[_IS_VOLATILE:])
+            is_strong = is_volatile if doing == "reads" else doing != "writes"
+            runner.follow(given[pointers].data, result, is_strong=is_strong)
         return result
 
     return operate
 
 
-_IS_VOLATILE = 5  # the place of that among a load's arguments
+_IS_VOLATILE = 5  # the place of that among a load's arguments, its last; a descriptor's load gives it by name
 _looked_up = {
     "create_masked_load": _looking_up("create_masked_load", 0, 1, "reads"),
     "create_masked_store": _looking_up("create_masked_store", 0, 2, "writes"),
