@@ -20,7 +20,7 @@ from .links.cli import links
 from .measure import Job
 from .options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
-from .progress import make_progress
+from .progress import CommandProgress
 from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .record import LIBRARY, Record, latest, other_configurations, read_records
 from .resume import differences
@@ -189,7 +189,7 @@ def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exceptio
     console = report.make_console(stderr=True)
     if not ranks.is_first:
         console.quiet = True
-    with make_progress(console) as progress:
+    with CommandProgress(console) as progress:
         task = progress.add_task("starting", total=len(plan.jobs))
 
         def say(index: int) -> None:

@@ -11,22 +11,20 @@ from rich.text import Text
 LINE_EVERY_S = 10.0
 
 
-def make_progress(console: Console) -> Progress:
-    """Return what shows a command's task while it is entered, on a console that should be standard error.
-
-    A task's total is a number of things (an int), a measure (a float, shown in percent), or None where only the time
-    tells that the command is still at work.
-    """
-    return CommandProgress(console)
-
-
 class _Done(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(_done(task))
 
 
 class CommandProgress(Progress):
-    """See `make_progress`."""
+    """Shows a command's task while it is entered.
+
+    A task's total is a number of things (an int), a measure (a float, shown in percent), or None where only the time
+    tells that the command is still at work.
+
+    Args:
+        console: where; it should be standard error.
+    """
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Done(), TimeElapsedColumn())

@@ -16,7 +16,7 @@ from .exits import complain, leave, refuse
 from .measure import Job
 from .options import Device, Dtype, Seed, WorldSize
 from .outputs import check_new, check_outputs
-from .progress import make_progress
+from .progress import CommandProgress
 from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .trace import Traced
 
@@ -89,7 +89,7 @@ def _record(
     traced: list[Traced] = []
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first
-    with make_progress(console) as progress, ending(ranks) as ended:
+    with CommandProgress(console) as progress, ending(ranks) as ended:
         task = progress.add_task("starting", total=len(variants))
         for variant in variants:
             progress.update(task, description=f"tracing {variant}")

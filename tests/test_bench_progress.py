@@ -30,7 +30,7 @@ class Heard(io.StringIO):
 def test_a_file_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, total: float | None, said: str) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
     file = Heard()
-    with progress.make_progress(Console(file=file, width=100)) as shown:
+    with progress.CommandProgress(Console(file=file, width=100)) as shown:
         shown.add_task("operators warmed up", total=total, completed=2)
         assert file.line.wait(60)
     assert said in file.getvalue()
@@ -39,7 +39,7 @@ def test_a_file_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, total: float |
 
 def test_a_terminal_gets_a_bar() -> None:
     file = io.StringIO()
-    with progress.make_progress(Console(file=file, width=100, force_terminal=True)) as shown:
+    with progress.CommandProgress(Console(file=file, width=100, force_terminal=True)) as shown:
         shown.add_task("operators [warmed] up", total=5, completed=2)
     assert "operators [warmed] up" in file.getvalue()
     assert "2 of 5" in file.getvalue()

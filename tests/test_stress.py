@@ -188,7 +188,7 @@ def test_a_terminated_run_keeps_its_row_and_said_how_far_it_was(
 ) -> None:
     path = tmp_path / "stress.csv"
     monkeypatch.setattr(bench_ranks, "StartedRanks", TerminatedRanks)
-    monkeypatch.setattr(stress_cli, "make_progress", SpokenProgress)
+    monkeypatch.setattr(stress_cli, "CommandProgress", SpokenProgress)
     before = signal.getsignal(signal.SIGTERM)
     exits.heed_termination()
     arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--dtype", "bf16"]

@@ -13,7 +13,7 @@ from iris_core import RankPool
 from iris_core.checker import Report
 
 from .. import report
-from ..progress import make_progress
+from ..progress import CommandProgress
 from . import planted
 from .cases import Case, exercise, make_cases, run_case
 
@@ -98,6 +98,6 @@ def _timed_exercise(rank: int, world_size: int, case: Case, calls: int, seed: in
 
 
 def _progress(total: int) -> Progress:
-    progress = make_progress(report.make_console(stderr=True))
+    progress = CommandProgress(report.make_console(stderr=True))
     progress.add_task("starting", total=total)
     return progress

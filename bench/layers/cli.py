@@ -21,7 +21,7 @@ from ..csv_rows import append_records, in_a_line
 from ..exits import complain, interrupted, leave, refuse, warn
 from ..options import Device, Overwrite, Resume, Seed, WorldSize
 from ..outputs import left_over, rows_to_go_on_from
-from ..progress import make_progress
+from ..progress import CommandProgress
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..record import latest, read_as
 from ..resume import check_burst, check_device, differences
@@ -138,7 +138,7 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
     """Measure job by job; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first
-    with make_progress(console) as progress, ending(ranks) as ended:
+    with CommandProgress(console) as progress, ending(ranks) as ended:
         task = progress.add_task("starting", total=len(jobs))
         needed = max(heap_bytes(job, columns["world_size"]) for job in jobs)
         columns |= ranks.call(measure.open_rank, needed, columns["device"])

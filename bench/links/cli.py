@@ -18,7 +18,7 @@ from ..csv_rows import append_records
 from ..exits import complain, leave, refuse
 from ..options import Device, Overwrite, Seed, WorldSize
 from ..outputs import check_new, check_outputs
-from ..progress import make_progress
+from ..progress import CommandProgress
 from ..ranks import choose_setting, ending, find_launcher, start_ranks
 from . import rank
 from .plot import plot_links
@@ -65,7 +65,7 @@ def links(
     columns: dict[str, str] = {}
     console = report.make_console(stderr=True)
     console.quiet = not is_first
-    with make_progress(console) as progress, ending(ranks) as ended:
+    with CommandProgress(console) as progress, ending(ranks) as ended:
         progress.add_task("measuring the links", total=None)
         columns = ranks.call(measure.open_rank, heap_bytes, device)
         outcomes = ranks.call(rank.measure, plan)

@@ -18,7 +18,7 @@ from .. import environment, report
 from ..csv_rows import append_records, in_a_line
 from ..exits import interrupted, leave, refuse
 from ..options import Device, Names, OurNames, WorldSize
-from ..progress import make_progress
+from ..progress import CommandProgress
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from . import rank
 from .plan import Plan, make_plan
@@ -137,7 +137,7 @@ class _Run:
         """Make the run; what ends it early is kept in `error`."""
         console = self._console
         start = time.monotonic()
-        with make_progress(console) as bar:
+        with CommandProgress(console) as bar:
             task = bar.add_task("starting", total=None)
             try:
                 with ending(ranks) as ended:

@@ -18,7 +18,7 @@ from .. import measure, report, sweep
 from ..exits import complain, leave, refuse
 from ..options import Dtype, Names, Seed, Shapes
 from ..outputs import check_new, check_outputs, writing
-from ..progress import make_progress
+from ..progress import CommandProgress
 from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..record import LIBRARY, read_records
 from . import candidates
@@ -113,7 +113,7 @@ def _run(plan: sweep.Plan, ranks: Ranks, *, is_first: bool) -> Exception | None:
     """Tune problem by problem, and keep each as it ends; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not is_first
-    with make_progress(console) as progress, ending(ranks) as ended:
+    with CommandProgress(console) as progress, ending(ranks) as ended:
         task = progress.add_task("starting", total=len(plan.jobs))
         gpu = ranks.call(measure.open_rank, plan.heap_bytes, plan.device)["device_name"]
         for job in plan.jobs:
