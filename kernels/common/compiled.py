@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,8 +31,6 @@ _NAME_BYTES = 16  # inductor copies the inputs of CUDA graphs that do not start 
 _NAMES_OF_A_BLOCK = 4096
 
 _operators: weakref.WeakValueDictionary[int, Operator[Any]] = weakref.WeakValueDictionary()  # by address of the name
-_blocks: dict[torch.device, list[torch.Tensor]] = {}  # the memory of all names there were, by device
-_used: dict[torch.device, int] = {}  # names in a device's last block
 
 
 def name_of(operator: Operator[Any]) -> torch.Tensor:
@@ -39,15 +38,22 @@ def name_of(operator: Operator[Any]) -> torch.Tensor:
 
     No address is given twice: a recorded graph may still hold it.
     """
-    device = operator.ctx.get_device()
-    if _used.get(device, _NAMES_OF_A_BLOCK) == _NAMES_OF_A_BLOCK:
-        block = torch.zeros(_NAMES_OF_A_BLOCK, _NAME_BYTES, dtype=torch.uint8, device=device)
-        _blocks.setdefault(device, []).append(block)
-        _used[device] = 0
-    name = _marked_static(_blocks[device][-1][_used[device]])
-    _used[device] += 1
+    name = _marked_static(next(_names_on(operator.ctx.get_device())))
     _operators[name.data_ptr()] = operator
     return name
+
+
+@functools.cache
+def _names_on(device: torch.device) -> Iterator[torch.Tensor]:
+    """Return an endless supply of names on a device, and keep their memory."""
+
+    def names() -> Iterator[torch.Tensor]:
+        kept: list[torch.Tensor] = []
+        while True:
+            kept.append(torch.zeros(_NAMES_OF_A_BLOCK, _NAME_BYTES, dtype=torch.uint8, device=device))
+            yield from (kept[-1][place] for place in range(_NAMES_OF_A_BLOCK))
+
+    return names()
 
 
 def _marked_static(tensor: torch.Tensor) -> torch.Tensor:
