@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from triton.runtime.errors import InterpreterError
 
-from .user_lines import user_lines
+from .user_lines import said_of, user_lines
 
 
 class _Pickler(pickle.Pickler):
@@ -51,7 +51,6 @@ def answer_of(result: Any) -> bytes:
 
 def error_as_answer(error: Exception) -> bytes:
     """Return that a call has failed, of what, and where; call this while it is handled."""
-    said = "".join(traceback.format_exception_only(type(error), error)).strip()
     text = traceback.format_exc()
     if isinstance(error, InterpreterError) and error.__suppress_context__:  # which says itself where
         text = "".join(traceback.format_list(user_lines(error)[::-1]))
@@ -59,7 +58,7 @@ def error_as_answer(error: Exception) -> bytes:
         pickled = pickle.dumps(error)
     except Exception:
         pickled = b""
-    return pickle.dumps((False, (pickled, said, text)))
+    return pickle.dumps((False, (pickled, said_of(error), text)))
 
 
 def error_of(answer: tuple[bytes, str, str]) -> tuple[Exception, str]:

@@ -24,8 +24,13 @@ def user_lines(error: BaseException) -> list[traceback.FrameSummary]:
 
 def place_of(line: traceback.FrameSummary) -> str:
     """Return a line as file:line."""
-    path = Path(line.filename)
-    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line.lineno}"
+    return f"{shown(line.filename)}:{line.lineno}"
+
+
+def shown(file: str) -> str:
+    """Return a file's path, from the current folder on where it is below that."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def said_of(error: BaseException) -> str:

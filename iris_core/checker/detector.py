@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import triton
 
+from ..user_lines import shown
 from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases
 from .shadow import Access, Conflict, Shadow
 from .store_buffers import Look, StoreBuffers
@@ -201,12 +202,4 @@ def _stored_twice(addresses: np.ndarray, values: np.ndarray) -> int | None:
 
 
 def _described(frames: Sequence[Frame]) -> str:
-    return ", called from ".join(f"{_shown(name)}:{line} ({fn})" for name, line, fn in frames)
-
-
-def _shown(file: str) -> str:
-    path = Path(file)
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    return ", called from ".join(f"{shown(name)}:{line} ({fn})" for name, line, fn in frames)
