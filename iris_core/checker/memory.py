@@ -15,7 +15,7 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import ReduceScanOpInterface, TensorHandle, interpreter_builder
 
 from ..heap import address_of
-from ..reach import itemsize_of, lanes_of, selected
+from ..reach import itemsize_of, lanes_of
 from .clocks import CTA, GPU, SYSTEM, WEAK, Agent
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class _Operations:
         self, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: bool
     ) -> Any:
         site = self._node.detector.site()
-        addresses = selected(ptrs, mask)
+        chosen = lanes_of(ptrs, mask)
+        addresses = ptrs.data[chosen].reshape(-1)
         first = int(addresses[0]) if addresses.size else 0
         if is_volatile or (addresses.size == 1 and not self._node.reach.is_heap_bases(first)):
             self._node.scheduler.look(first, site, is_strong=is_volatile)
@@ -100,7 +101,7 @@ class _Operations:
             self._node.scheduler.at_load()
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
-        self._access(ptrs, mask, site, write=False, strength=strength)
+        self._access(ptrs, chosen, addresses, site, write=False, strength=strength)
         if is_volatile and ptrs.data.size == 1 and addresses.size:
             self._node.detector.store_buffers.look(self._agent, int(addresses[0]), site, releases=False)
         return self._original.create_masked_load(
@@ -110,8 +111,9 @@ class _Operations:
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, cache_modifier: Any, eviction_policy: Any) -> Any:
         self._node.scheduler.at_access()
         site = self._node.detector.site()
-        values = np.broadcast_to(value.data, ptrs.data.shape)[lanes_of(ptrs, mask)].reshape(-1)
-        self._access(ptrs, mask, site, write=True, values=values)
+        chosen = lanes_of(ptrs, mask)
+        values = np.broadcast_to(value.data, ptrs.data.shape)[chosen].reshape(-1)
+        self._access(ptrs, chosen, ptrs.data[chosen].reshape(-1), site, write=True, values=values)
         return self._original.create_masked_store(
             interpreter_builder, ptrs, value, mask, cache_modifier, eviction_policy
         )
@@ -148,14 +150,19 @@ class _Operations:
         assert task is not None
         return task.agent
 
-    def _access(self, ptrs: Any, mask: Any, site: int, *, by_one: bool = False, **kind: Any) -> None:
-        """Record an access by a program's first thread, if it is to a scalar or `by_one`; by all of them otherwise."""
+    def _access(
+        self, ptrs: Any, chosen: np.ndarray, addresses: np.ndarray, site: int, *, by_one: bool = False, **kind: Any
+    ) -> None:
+        """Record an access by a program's first thread, if it is to a scalar or `by_one`; by all of them otherwise.
+
+        `addresses` are those of the `chosen` lanes.
+        """
         agent, count = self._agent, ptrs.data.size
         by_first = by_one or count == 1
-        lanes = count + np.flatnonzero(lanes_of(ptrs, mask))  # as many elements are spread the same way over threads
+        lanes = count + np.flatnonzero(chosen)  # as many elements are spread the same way over threads
         self._node.detector.access(
             agent.first_thread if by_first and agent.first_thread else agent,
-            selected(ptrs, mask),
+            addresses,
             itemsize_of(ptrs),
             site,
             lanes=lanes,
@@ -172,11 +179,12 @@ class _Operations:
         writes: Callable[[np.ndarray, np.ndarray], bool],
     ) -> Any:
         node, agent, strength = self._node, self._agent, _SCOPE_OF[scope]
-        addresses, chosen = selected(ptr, mask), lanes_of(ptr, mask)
+        chosen = lanes_of(ptr, mask)
+        addresses = ptr.data[chosen].reshape(-1)
         site = node.detector.site()
         node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
         # What releases is in what it releases, so whichever threads these are, they count as the first.
-        self._access(ptr, mask, site, by_one=sem in _RELEASES, write=True, strength=strength)
+        self._access(ptr, chosen, addresses, site, by_one=sem in _RELEASES, write=True, strength=strength)
         old = act()
         new = self._read(ptr, chosen)
         unused = node.detector.result_is_unused(site)

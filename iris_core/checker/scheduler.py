@@ -67,6 +67,11 @@ class Task:
         self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag
         self.modes = torch_modes()
 
+    def polls_one_of(self, words: Sequence[int]) -> bool:
+        """Return whether it has looked at one of these words last, and done nothing new since."""
+        look = self.last_look
+        return look is not None and look[0] in words and self.polling.saw(look)
+
 
 class Stuck(Exception):
     """No task can ever go on."""
@@ -148,10 +153,10 @@ class Scheduler:
     def changed_words(self, addresses: Sequence[int]) -> None:
         """Say that words have changed; an eager schedule lets those who poll one go first."""
         self.changed()
-        others = [task for task in self.tasks if task is not self.current]
-        looked = [task for task in others if task.last_look and task.polling.saw(task.last_look)]
-        polling = [task for task in looked if task.last_look and task.last_look[0] in addresses]
-        if self._schedule.eager and polling:
+        if not self._schedule.eager:
+            return
+        polling = [task for task in self.tasks if task is not self.current and task.polls_one_of(addresses)]
+        if polling:
             self._highest += 1.0
             for task in polling:
                 task.priority = self._highest
