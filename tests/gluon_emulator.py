@@ -47,7 +47,8 @@ class Machine:
 
     Args:
         seed: of the order in which they take turns.
-        late: tasks with this in their names, which a space and the rank end, take theirs when nobody else can go on.
+        late: tasks with this in their names, which a space and the rank end, take theirs when nobody else can go on,
+            what was spawned last first.
     """
 
     def __init__(self, seed: int, *, late: str = "") -> None:
@@ -76,7 +77,7 @@ class Machine:
 
     def run(self) -> None:
         while self._prompt_tasks or self._late_tasks:
-            self.task = self._choose(self._prompt_tasks) or self._choose(self._late_tasks) or self._stuck()
+            self.task = self._choose(self._prompt_tasks) or self._newest(self._late_tasks) or self._stuck()
             self.task.run.switch()
             if self.task.run.dead:
                 self._fellows(self.task).remove(self.task)
@@ -94,6 +95,9 @@ class Machine:
                 return task
             tasks[place], tasks[left - 1] = tasks[left - 1], task
         return None
+
+    def _newest(self, tasks: list[Task]) -> Task | None:
+        return next((task for task in reversed(tasks) if task.may_go_on()), None)
 
     def _stuck(self) -> Task:
         tasks = self._prompt_tasks + self._late_tasks
@@ -144,7 +148,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
             barrier.arrive(num_bytes=-source.block_type.nbytes)
 
         into.memory.fill_(float("nan"))
-        machine.spawn_beside("load", arrives)
+        machine.spawn_beside("tma_load", arrives)
 
     def store(destination: Descriptor, start: list[int], source: Shared) -> None:
         sender, number = machine.task, len(machine.task.stores)
@@ -157,7 +161,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
             destination.write(start, value)
             sender.stores[number] = "arrived"
 
-        machine.spawn_beside("store", arrives)
+        machine.spawn_beside("tma_store", arrives)
 
     def store_wait(pendings: int) -> None:
         stores = machine.task.stores
