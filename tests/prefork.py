@@ -137,9 +137,8 @@ def _adopting() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preforked() -> Iterator[None]:
+def preforked(template: Template) -> Iterator[None]:
     """Fork what this process's pools start for the CPU."""
-    template = Template()
     spawn: Callable[..., int] = util.spawnv_passfds
 
     def start(path: bytes, args: Sequence[Any], files: Sequence[int]) -> int:
@@ -147,8 +146,5 @@ def preforked() -> Iterator[None]:
             return spawn(path, args, files)
         return template.start(args, files)
 
-    try:
-        with mock.patch.object(util, "spawnv_passfds", start):
-            yield
-    finally:
-        template.close()
+    with mock.patch.object(util, "spawnv_passfds", start):
+        yield
