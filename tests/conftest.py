@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from prefork import preforked
+from prefork import Template, preforked
 from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
 from iris_core.bootstrap import ranks_per_gpu
@@ -29,6 +30,7 @@ LONG = (
     "test_bench_cli.py",
 )
 
+ABOUT_STARTS = ("test_launch.py", "test_interrupts.py")
 
 # What a file of tests imports that starts ranks of its own or compiles kernels.
 STARTS_OR_COMPILES = {"RankPool", "launch", "compile_case", "compile_kernel", "driven"}
@@ -83,8 +85,16 @@ def gpu_a_rank(device: str) -> None:
         skip_where_ranks_share_a_gpu()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def ranks_start_soon() -> Iterator[None]:
-    """Fork ranks on the CPU of a process that has imported torch."""
-    with preforked():
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template]:
+    """What ranks on the CPU are forked of."""
+    made = Template()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_start_soon(request: pytest.FixtureRequest, template: Template) -> Iterator[None]:
+    """Fork ranks on the CPU, but for the files that are about how they start."""
+    with contextlib.nullcontext() if request.path.name in ABOUT_STARTS else preforked(template):
         yield

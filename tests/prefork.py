@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import importlib
 import os
 import pickle
 import signal
@@ -21,6 +22,7 @@ from multiprocessing import util
 from typing import Any
 from unittest import mock
 
+_IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor", "triton", "pytest")
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _MANY_FILES = 64
 _ABOVE_FILES = 4096  # descriptors that no process passes on
@@ -60,7 +62,7 @@ class Template:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CODE.format(folder=os.path.dirname(__file__), socket=theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},  # as ranks on the CPU have it
+                env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},  # as ranks on the CPU have it
                 stdin=subprocess.DEVNULL,
             )
 
@@ -77,8 +79,8 @@ _CODE = "import sys; sys.path.insert(0, {folder!r}); import prefork; exec(prefor
 def fork_ranks(number: int) -> str:
     """Fork a rank for each message, until there are no more. Return in ranks alone, with the code to run."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which ends ranks, not this
-    import torch  # noqa: F401
-
+    for module in _IMPORTED:
+        importlib.import_module(module)
     ours = socket.socket(fileno=number)
     while True:
         message, files, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, _MANY_FILES)
@@ -135,9 +137,8 @@ def _adopting() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preforked() -> Iterator[None]:
+def preforked(template: Template) -> Iterator[None]:
     """Fork what this process's pools start for the CPU."""
-    template = Template()
     spawn: Callable[..., int] = util.spawnv_passfds
 
     def start(path: bytes, args: Sequence[Any], files: Sequence[int]) -> int:
@@ -145,8 +146,5 @@ def preforked() -> Iterator[None]:
             return spawn(path, args, files)
         return template.start(args, files)
 
-    try:
-        with mock.patch.object(util, "spawnv_passfds", start):
-            yield
-    finally:
-        template.close()
+    with mock.patch.object(util, "spawnv_passfds", start):
+        yield
