@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ PAGES = sorted(
     if page.stat().st_size
 )
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+IMAGES = ROOT / "docs/img"
 ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
@@ -80,6 +83,31 @@ def test_family_page_names_every_variant(family: str) -> None:
     table = [line for line in (ROOT / "kernels" / family / "README.md").read_text().splitlines() if line[:1] == "|"]
     for variant in list_variants(family):
         assert any(f"`{variant.name}`" in line.split("|")[1] for line in table), variant.name
+
+
+@pytest.fixture
+def drawings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that draws the time lines."""
+    monkeypatch.syspath_prepend(IMAGES)
+    return importlib.import_module("draw_timelines")
+
+
+def test_time_lines_are_of_the_variants_there_are(drawings: Any) -> None:
+    """Every variant with kernels has a picture, with a panel for each of its families, and no other has one."""
+    families: dict[str, set[str]] = {"library": set(list_families())}
+    for family in list_families():
+        for variant in list_variants(family):
+            if variant.has_kernels:
+                families.setdefault(variant.name, set()).add(family)
+    assert {pattern.__name__: set(pattern()) for pattern in drawings.PATTERNS} == families
+
+
+def test_time_lines_are_drawn_anew(drawings: Any) -> None:
+    """Where this fails: python docs/img/draw_timelines.py."""
+    pictures = {picture.stem: picture.read_text() for picture in IMAGES.glob("*.svg")}
+    assert pictures.keys() == {pattern.__name__ for pattern in drawings.PATTERNS}
+    for name, picture in pictures.items():
+        assert f">{drawings.digest()}<" in picture, name
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
