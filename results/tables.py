@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md from the CSVs beside this file, between their markers.
+"""Write the tables of docs/performance.md and docs/paper.md from the CSVs beside this file, between their markers.
 
 - python results/tables.py
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 RESULTS = Path(__file__).parent
-PAGE = RESULTS.parent / "docs/performance.md"
+PAGES = tuple(RESULTS.parent / "docs" / name for name in ("performance.md", "paper.md"))
 PROBLEM = ["family", "m", "n", "k"]
 BASELINES = {"library", "library_layout", "library_list", "async_tp", "kraken", "gemm_alone", "communication_alone"}
 FAMILIES = {
@@ -127,6 +127,19 @@ def single() -> list[list[str]]:
     return lines
 
 
+def paper(name: str, baseline: str) -> list[list[str]]:
+    rows = read(name)
+    table = times(rows[(rows.family == "gemm_all_scatter") & (rows.shape_set == "paper")])
+    over = [f"over `{one}`" for one in (baseline, "library")]
+    lines = [["M, N, K", f"`{baseline}`", "`library`", "`warp_specialized`", *over, "GEMM alone"]]
+    for (_, *sizes), row in table.sort_index(level=["k", "n"]).iterrows():
+        ours = row.warp_specialized
+        cells = [f"{row[one]:,.0f}" for one in (baseline, "library", "warp_specialized")]
+        ratios = [f"{row[one] / ours:.2f}×" for one in (baseline, "library")]
+        lines.append([", ".join(map(str, sizes)), *cells, *ratios, f"{row.gemm_alone:,.0f}"])
+    return lines
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "layers-4": lambda: layers(4),
     "layers-2": lambda: layers(2),
@@ -134,6 +147,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "small-4": lambda: small(4),
     "small-2": lambda: small(2),
     "single": single,
+    "paper-4": lambda: paper("h200x4-large-bf16.csv", "library_layout"),
+    "paper-2": lambda: paper("h200x2-paper-bf16.csv", "library_list"),
 }
 
 
@@ -150,4 +165,5 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(filled(path.read_text()))
