@@ -21,12 +21,13 @@ from overlap_taxonomy import list_families, list_variants
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md", "results/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/*.md", "bench/*.md")
     for page in ROOT.glob(pattern)
     if page.stat().st_size
 )
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 IMAGES = ROOT / "docs/img"
+FOLDERS = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench", "tests", "examples")
 ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
@@ -61,6 +62,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = page.parent / path if path else page
         assert linked.exists(), target
         assert not anchor or anchor in _anchors(linked), target
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    sources = [ROOT / "Makefile", *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))]
+    for source in sources:
+        for page in re.findall(r"\b(?:docs|results)/[\w/]+\.md\b", source.read_text()):
+            assert (ROOT / page).exists(), f"{source.relative_to(ROOT)}: {page}"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs/decisions"
+    files = {file.name for file in folder.glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\((\w+\.md)\)", (folder / "README.md").read_text())) == files
+    assert sorted(int(name.split("_")[0]) for name in files) == list(range(1, len(files) + 1))
 
 
 @by_page
