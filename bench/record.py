@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from .csv_rows import as_text, read_rows
 from .layers.record import LayersRecord
 from .links.record import LinkRecord
+from .shapes import OLD_NAMES
 from .stress.record import StressRecord
 
 GEMM_ALONE = "gemm_alone"
@@ -182,8 +183,11 @@ def _parsed(row: list[str], kind: type[Row], where: str) -> Row:
     columns = fields(kind)
     if len(row) != len(columns):
         raise ValueError(f"{where}: {len(row)} fields instead of {len(columns)}")
+    cells = {column.name: text for column, text in zip(columns, row, strict=True)}
+    if "shape_set" in cells:
+        cells["shape_set"] = OLD_NAMES.get(cells["shape_set"], cells["shape_set"])
     try:
-        record = kind(*(_PARSERS[str(column.type)](text) for column, text in zip(columns, row, strict=True)))
+        record = kind(**{column.name: _PARSERS[str(column.type)](cells[column.name]) for column in columns})
     except (KeyError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
     if said := _fault(record):
