@@ -16,6 +16,7 @@ from . import frames, report, sweep
 from . import plot as plots
 from .check.cli import check
 from .exits import complain, heed_termination, interrupted, leave, refuse, warn
+from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
 from .looks import check_path
@@ -49,6 +50,7 @@ app.command()(defaults)
 app.command()(trace)
 app.command()(links)
 app.command()(layers)
+app.command()(figures)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 

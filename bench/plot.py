@@ -73,7 +73,8 @@ def _draw(ax: Axes, rows: pd.DataFrame, looks: dict[str, Look]) -> None:
                 beside.append(f"{row.variant}: {_instead(row)}")
                 continue
             look = looks[row.variant]
-            ax.plot(value, place, look.marker, color=look.colour, markersize=6, label=row.variant, zorder=3)
+            size = 10 if look.marker == "|" else 6
+            ax.plot(value, place, look.marker, color=look.colour, markersize=size, label=row.variant, zorder=3)
         if beside:
             ax.annotate("; ".join(beside), (1, place), xycoords=("axes fraction", "data"), ha="right", va="center",
                         fontsize=5.5, color=NO_BAR)  # fmt: skip

@@ -37,7 +37,7 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
         raise ValueError("there are no layers beside torch's to plot; measure the subject torch, too")
     most = max(len(_groups(rows)) for rows in panels.values())
     size = (max(_LEAST_INCHES, 2.5 + 2.2 * most), 0.9 + 2.6 * len(panels))
-    figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained", sharey=True)
     for ax, ((layout, phase), rows) in zip(axes[:, 0], panels.items(), strict=True):
         _draw(ax, rows)
         ax.set_title(f"{layout}, {phase}", fontsize=10, loc="left")
