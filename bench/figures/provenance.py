@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..frames import rows_of
 from .results import RESULTS
 
 _COMMITS = 3  # more are not listed
@@ -38,3 +39,14 @@ def _hardware(path: Path, frame: pd.DataFrame) -> str:
 
 def _distinct(frame: pd.DataFrame, column: str) -> str:
     return " and ".join(one for one in dict.fromkeys(frame[column]) if one)
+
+
+def stress() -> str:
+    """Return a row a run of ``iris-bench stress``."""
+    frame = pd.read_csv(RESULTS / "stress.csv")
+    lines = ["| GPUs | operators | calls | elements compared | wrong | commit |", "|---|---|---|---|---|---|"]
+    for row in rows_of(frame):
+        gpu = row.device_name.removeprefix("NVIDIA ")
+        counts = f"{row.operators} | {row.calls:,} | {row.elements:.2g} | {row.mismatches}"
+        lines.append(f"| {row.world_size} × {gpu} | {counts} | `{row.commit}` |")
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from ..families import FAMILIES as OF_BENCH
 from ..layers.subjects import ALONE, SUBJECTS
 from ..links.rank import KINDS
 from ..shapes import layer_name
-from .provenance import files
+from .provenance import files, stress
 from .results import FAMILIES, MACHINES, OTHERS, Machine, large, layers, links, small
 
 _SHORT = {
@@ -178,6 +178,7 @@ def _host(machine: Machine) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "files": files,
+    "stress": stress,
     "losses": _losses,
     "layers": _layers,
     "links": _links,
