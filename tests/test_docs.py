@@ -85,7 +85,19 @@ def test_family_page_names_every_variant(family: str) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example_runs(example: Path) -> None:
     arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
-    _run(example, arguments, os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""})
+    shown = _run(example, arguments, os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""})
+    if example.name == "find_races.py":
+        assert _without_lines(_race_in_readme()) in _without_lines(shown)
+
+
+def _race_in_readme() -> str:
+    (race,) = re.findall(r"```\n(race at .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return race
+
+
+def _without_lines(text: str) -> str:
+    """A report without the numbers of lines, which move."""
+    return re.sub(r"(\.py):\d+", r"\1", text)
 
 
 @pytest.mark.gpu
@@ -101,7 +113,7 @@ def test_example_runs_on_gpus(example: Path) -> None:
     _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [], os.environ)
 
 
-def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) -> None:
+def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) -> str:
     done = subprocess.run(
         [sys.executable, str(example), *arguments],
         env=environment,
@@ -112,6 +124,7 @@ def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) ->
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip(), "an example shows something"
+    return done.stdout
 
 
 def _anchors(page: Path) -> set[str]:

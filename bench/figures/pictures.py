@@ -19,12 +19,11 @@ from ..looks import LOOKS, OURS, save, use_files
 from ..plot import plot_frame
 from ..record import read_as
 from ..shapes import layer_name
-from .results import FAMILIES, MACHINES, OTHERS, RESULTS, Machine, small
+from .results import FAMILIES, FRONT_PAGE, MACHINES, OTHERS, RESULTS, Machine, small
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MODELS = ("Llama-3-8B", "Llama-3-70B", "Qwen2.5-72B")
 _GATHERS = "all_gather_gemm"
 _SUMS = "gemm_reduce_scatter"
 _BARS = {OURS: "iris-overlap", "async_tp": "torch async-TP", "kraken": "kraken"}
@@ -39,7 +38,7 @@ def _speedups(path: Path) -> None:
     best = best[best.family.isin((_GATHERS, _SUMS)) & best.m.isin((8192, 64)) & ~best.held_up]
     names = [layer_name(OF_BENCH[row.family].collective, row.n, row.k) or "" for row in frames.rows_of(best)]
     best = best.assign(layer=names)
-    best = best[best.layer.str.partition(" ")[0].isin(_MODELS)]
+    best = best[best.layer.str.partition(" ")[0].isin(FRONT_PAGE)]
     groups = sorted(set(zip(best.layer, best.family, strict=True)), key=_order)
     places = {group: place for place, group in enumerate(groups)}
     figure, axes = plt.subplots(1, 2, figsize=(9.0, 4.2), layout="constrained", sharex=True, sharey=True)
@@ -61,7 +60,7 @@ def _speedups(path: Path) -> None:
 def _order(key: tuple[str, str]) -> tuple[int, bool, str]:
     """By model, then what is gathered before what is summed."""
     layer, family = key
-    return _MODELS.index(layer.partition(" ")[0]), family != _GATHERS, layer
+    return FRONT_PAGE.index(layer.partition(" ")[0]), family != _GATHERS, layer
 
 
 def _bars(ax: Axes, best: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:

@@ -52,6 +52,7 @@ MACHINES = {
     "h100": Machine("1 × H100", ("h100-bf16",), ()),
 }
 FAMILIES = ("gemm_all_scatter", "all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")
+FRONT_PAGE = ("Llama-3-8B", "Llama-3-70B", "Qwen2.5-72B")
 HELD_UP = 1.25
 OTHERS = ("async_tp", "kraken")  # other projects' fused operators that were measured
 

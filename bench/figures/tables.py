@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,7 +14,7 @@ from ..layers.subjects import ALONE, SUBJECTS
 from ..links.rank import KINDS
 from ..shapes import layer_name
 from .provenance import files, stress
-from .results import FAMILIES, MACHINES, OTHERS, Machine, large, layers, links, small
+from .results import FAMILIES, FRONT_PAGE, MACHINES, OTHERS, Machine, large, layers, links, small
 
 _SHORT = {
     "gemm_all_scatter": "all-scatter",
@@ -66,6 +67,28 @@ def _problems(machine: Machine, m: int, only_layers: bool) -> str:
     return markdown([*header, "iris-overlap", "variant", "ideal"], rows)
 
 
+def _front_page(*models: str) -> str:
+    """A row a layer of models on four GPUs, at many and few rows."""
+    best = MACHINES["h200x4"].best
+    timed = {m: best[(best.m == m) & ~best.held_up] for m in (8192, 64)}
+    lines = []
+    for model, family in itertools.product(models, FAMILIES):
+        at = best[(best.family == family) & best.m.isin(timed)].drop_duplicates(["n", "k"])
+        for one in frames.rows_of(at):
+            name = layer_name(OF_BENCH[family].collective, one.n, one.k) or ""
+            if name.partition(" ")[0] != model:
+                continue
+            cells = [_SHORT[family], name, f"{one.n}, {one.k}"]
+            for m, others in ((8192, OTHERS), (64, ())):
+                rows = timed[m]
+                (row,) = frames.rows_of(rows[(rows.family == family) & (rows.n == one.n) & (rows.k == one.k)]) or [None]
+                cells.append(_us(row.library) if row else "")
+                cells += [_with_speedup(getattr(row, of), row.library) if row else "" for of in (*others, "time_us")]
+            lines.append(cells)
+    header = ["", "layer", "N, K", "M = 8192: NCCL + cuBLAS", *(f"`{name}`" for name in OTHERS), "iris-overlap"]
+    return markdown([*header, "M = 64: NCCL + cuBLAS", "iris-overlap"], lines)
+
+
 def _over(name: str, best: pd.DataFrame) -> str:
     """Mean and lowest speedup over what another column says."""
     values = (best[name] / best.time_us).dropna()
@@ -111,10 +134,10 @@ def _small_m(machine: Machine) -> str:
     return markdown(["M", *(_SHORT[family] for family in FAMILIES)], rows)
 
 
-def _losses() -> str:
+def _losses(*machines: Machine) -> str:
     """How often the fastest variant is slower than NCCL + cuBLAS, and where it is slowest."""
     rows = []
-    for machine in MACHINES.values():
+    for machine in machines:
         for family in FAMILIES:
             best = machine.best[(machine.best.family == family) & ~machine.best.held_up]
             for label, at in (("M ≥ 1024", best[best.m >= 1024]), ("M ≤ 512", best[best.m <= 512])):
@@ -179,7 +202,10 @@ def _host(machine: Machine) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "files": files,
     "stress": stress,
-    "losses": _losses,
+    "readme": partial(_front_page, "Llama-3-70B"),
+    "front-page-models": partial(_front_page, *FRONT_PAGE),
+    "losses": partial(_losses, *MACHINES.values()),
+    "losses-of-several": partial(_losses, MACHINES["h200x4"], MACHINES["h200x2"]),
     "layers": _layers,
     "links": _links,
     **{f"{name}-summary": partial(_summary, machine) for name, machine in MACHINES.items()},
