@@ -3,7 +3,7 @@
 | trap | here |
 |---|---|
 | `tl.arange` takes powers of two, world sizes are what they are | a block of the next power of two, and a mask |
-| libdevice has no interpreted form: without a GPU its functions return None | `tanh`, in another form where interpreted |
+| libdevice has no interpreted form: without a GPU its functions return None | `tanh` in another form |
 | values of several ranks, printed side by side, look alike | the rank is printed, too |
 
 - python examples/debugging.py --ranks 3
