@@ -100,6 +100,24 @@ def test_family_page_names_every_variant(family: str) -> None:
         assert any(f"`{variant.name}`" in line.split("|")[1] for line in table), variant.name
 
 
+def test_endings_of_the_handshake_are_those_of_the_kernels() -> None:
+    """design.md says by which function each variant ends a call; each of them calls the one that it names."""
+    table = (ROOT / "docs/design.md").read_text().split("\n### Endings of the handshake\n")[1].split("\n| variant |")[1]
+    families, _, *rows = (line.split("|") for line in table.split("\n\n")[0].splitlines())
+    named = {}
+    for _, variant, *endings, _ in rows:
+        for family, ending in zip(families[:-1], endings, strict=True):
+            if ending.strip():
+                named[family.strip(" `"), variant.strip(" `")] = ending.strip(" `")
+    kernels = {(one.family, one.name) for family in list_families() for one in list_variants(family) if one.has_kernels}
+    assert named.keys() == kernels
+    for (family, variant), ending in named.items():
+        source = (ROOT / "kernels" / family / f"{variant}.py").read_text()
+        if f"..gemm_reduce_scatter import {variant}" in source:  # the two-shot variants have its kernels
+            source = (ROOT / "kernels/gemm_reduce_scatter" / f"{variant}.py").read_text()
+        assert f" {ending}(" in source, f"{family}/{variant}: {ending}"
+
+
 @pytest.fixture
 def drawings(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that draws the time lines."""
