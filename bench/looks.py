@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -65,9 +66,11 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 
 def check_path(path: Path) -> None:
-    """Raise ValueError unless a picture can be written under this name."""
+    """Raise ValueError unless a picture can be drawn, and written under this name."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{path} is no picture this command can write; end its name in {', '.join(FORMATS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("pictures need matplotlib, which is not installed: pip install 'iris-overlap[bench]'")
 
 
 def use_files() -> None:

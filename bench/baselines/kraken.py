@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 import torch
 
 from iris_core import interpreter
+from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.library import LibraryOperator
+from iris_kernels.common.operands import ROW_BYTES
+from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Agent, Arrangement, Sync
-
-from .config import GemmConfig
-from .library import LibraryOperator
-from .operands import ROW_BYTES
-from .problem import Problem
 
 P = TypeVar("P", bound=Problem)
 
