@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from prefork import preforked
 from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
 from iris_core.bootstrap import ranks_per_gpu
@@ -80,3 +81,10 @@ def gpu_a_rank(device: str) -> None:
     """For a test whose ranks, on GPUs, are in a process group of torch's."""
     if device == "cuda":
         skip_where_ranks_share_a_gpu()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ranks_start_soon() -> Iterator[None]:
+    """Fork ranks on the CPU of a process that has imported torch."""
+    with preforked():
+        yield

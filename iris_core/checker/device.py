@@ -74,12 +74,15 @@ class Queue:
         node, address, site = self._node, address_of(flag), self._node.detector.site()
         word = ctypes.c_int32.from_address(address)  # no operation of torch's, which would be the host's
 
-        def wait() -> None:
-            while word.value < value:
-                node.scheduler.look(address, site)
-                node.scheduler.poll()
+        def look() -> bool:
             where = np.array([address], dtype=np.int64)
             node.detector.access(self.agent, where, flag.element_size(), site, write=False, strength=SYSTEM)
+            return word.value >= value
+
+        def wait() -> None:
+            while not look():
+                node.scheduler.look(address, site)
+                node.scheduler.poll()
             node.detector.releases.acquire(self.agent, address, SYSTEM)
 
         self.put(wait)
