@@ -4,9 +4,16 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 `store`, `get`, `put`, `copy`, atomics) and synchronisation (`signal`, `wait`, `barrier`), to be called from kernels.
 """
 
-from .bootstrap import Origin
 from .context import Context
-from .device import (
+from .device.intrinsics import (
+    clock_ns,
+    fence_before_descriptor_loads,
+    interpreted,
+    let_next_kernel_start,
+    pause,
+    wait_for_earlier_kernels,
+)
+from .device.rma import (
     atomic_add,
     atomic_and,
     atomic_cas,
@@ -23,18 +30,11 @@ from .device import (
     store,
     translate,
 )
+from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .intrinsics import (
-    clock_ns,
-    fence_before_descriptor_loads,
-    interpreted,
-    let_next_kernel_start,
-    pause,
-    wait_for_earlier_kernels,
-)
-from .launcher import RankError, RankPool, launch
+from .launcher.pool import RankError, RankPool, launch
 from .opening import iris
-from .sync import barrier, signal, signal_each, wait, wait_each
+from .rendezvous.rank_info import Origin
 
 __all__ = [
     "AllocationMismatch",

@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from . import bootstrap
 from .backends.base import Stream
-from .backends.choice import choose_backend, ranks_on_one_device
-from .creation import Device, HeapTensors
-from .heap import SymmetricHeap
-from .kernels import barrier_kernel
-from .meeting import Meeting
-from .modes import plain_tensors
-from .process_group import make_process_group
-from .settings import is_whole, switch_in
-from .turns import polls_bounded
-from .watchdog import Watchdog
+from .backends.select import choose_backend, ranks_on_one_device
+from .collectives.barrier_kernel import barrier_kernel
+from .heap.heap import SymmetricHeap
+from .heap.tensor_factories import Device, HeapTensors
+from .interpreter.grid import polls_bounded
+from .rendezvous import rank_info
+from .rendezvous.process_group import make_process_group
+from .utils.settings import is_whole, switch_in
+from .utils.torch_modes import plain_tensors
+from .watchdog.recovery import Meeting
+from .watchdog.watchdog import Watchdog
 
 
 class Context(HeapTensors, Meeting):
@@ -53,14 +53,14 @@ class Context(HeapTensors, Meeting):
         process_group: dist.ProcessGroup | None,
         open_contexts: dict[int, Context],
     ) -> None:
-        self._origin = bootstrap.find_origin(process_group)
+        self._origin = rank_info.find_origin(process_group)
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
         self.debug = switch_in("IRIS_DEBUG")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
         self._leave_group: Callable[[bool], None] = lambda is_failing: None
         self.timeout_s = timeout_s
-        self.group = bootstrap.connect(self._origin, timeout_s)
+        self.group = rank_info.connect(self._origin, timeout_s)
         with contextlib.ExitStack() as opened:
             opened.callback(self.group.close)
             with plain_tensors():
@@ -73,7 +73,7 @@ class Context(HeapTensors, Meeting):
         with self.group.together("choose a device"):
             self.backend = choose_backend(device, self._origin)
             opened.callback(self.backend.close_window)
-            ranks_per_gpu = bootstrap.ranks_per_gpu()
+            ranks_per_gpu = rank_info.ranks_per_gpu()
         self.ranks_on_device = ranks_on_one_device(self.group, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from . import bootstrap
 from .context import Context
-from .settings import is_whole
+from .rendezvous import rank_info
+from .utils.settings import is_whole
 
 DEFAULT_HEAP_SIZE = 1 << 30
 
@@ -44,14 +44,14 @@ def iris(
             more ranks than GPUs, or this process is not in `group`.
         PeerError: a rank did not start.
     """
-    node = bootstrap.simulated_host()
+    node = rank_info.simulated_host()
     for context in _of_process.values():
         context.group.check_owner()
     if _of_process if node is None else node.rank in node.contexts:
         raise RuntimeError("this process has a context already; close() it before making another")
-    bootstrap.asked_device(device)
+    rank_info.asked_device(device)
     if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
     if node is not None:  # nothing waits by the clock there: the host sees when nobody can go on
         return Context(heap_size, device, 0.0, group, node.contexts)
-    return Context(heap_size, device, bootstrap.timeout_s(timeout_s), group, _of_process)
+    return Context(heap_size, device, rank_info.timeout_s(timeout_s), group, _of_process)

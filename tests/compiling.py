@@ -28,9 +28,9 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core.backends.hip import HipBackend
-from iris_core.creation import HeapTensors
-from iris_core.heap import SymmetricHeap
-from iris_core.sync import WATCHDOG_WORDS
+from iris_core.device.sync import WATCHDOG_WORDS
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.tensor_factories import HeapTensors
 from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import get_variant
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from ranks import raised as error_of
 
-from iris_core import AllocationMismatch, HeapExhausted, PeerError, conversation
-from iris_core.host_group import HostGroup, random_address
+from iris_core import AllocationMismatch, HeapExhausted, PeerError
+from iris_core.rendezvous import exchange
+from iris_core.rendezvous.control_plane import HostGroup, random_address
 
 
 def run(body: Callable[[HostGroup], Any], world_size: int = 3, timeout_s: float = 20.0) -> list[Any]:
@@ -256,7 +257,7 @@ def test_all_ranks_have_one_limit_together() -> None:
         done.wait(30)
         return error
 
-    with mock.patch.object(conversation, "time", clock):
+    with mock.patch.object(exchange, "time", clock):
         errors = run(body, timeout_s=600)
     assert errors == [("PeerError", "rank 2 did not answer within 600 s (twice the limit of a wait)")] * 3
 

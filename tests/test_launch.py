@@ -19,8 +19,9 @@ import torch
 from limits import wait_until
 from ranks import context, raised
 
-from iris_core import PeerError, RankError, RankPool, iris, launch, launcher
+from iris_core import PeerError, RankError, RankPool, iris, launch
 from iris_core.backends.shm import ShmBackend
+from iris_core.launcher import pool as launcher
 
 INTERRUPTED = Path(__file__).parent / "programs" / "interrupted.py"
 

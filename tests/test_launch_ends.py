@@ -20,7 +20,8 @@ import torch
 from limits import HUNG_S, wait_until
 from test_launch import pid_of
 
-from iris_core import PeerError, RankPool, iris, launch, launcher
+from iris_core import PeerError, RankPool, iris, launch
+from iris_core.launcher import pool as launcher
 from iris_kernels.gemm_all_scatter import Problem
 from overlap_taxonomy import get_variant
 

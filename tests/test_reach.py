@@ -16,9 +16,9 @@ import triton.language as tl
 from ranks import HEAP_SIZES, Ranks, context, raised
 
 import iris_core
-from iris_core import turns
 from iris_core.checker import check
-from iris_core.reach import Reach, span_of
+from iris_core.interpreter import grid
+from iris_core.interpreter.memory_bounds import Reach, span_of
 
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
 SIZE = 16
@@ -223,7 +223,7 @@ def launch_in_two_threads(rank: int, world_size: int) -> list[int]:
         elif looks > 2:
             flags.fill_(1)
 
-    with ThreadPoolExecutor() as threads, mock.patch.object(turns, "wait_a_little", rest):
+    with ThreadPoolExecutor() as threads, mock.patch.object(grid, "wait_a_little", rest):
         launch(0)
         launched[0].result()
     found = out.tolist()

@@ -14,7 +14,7 @@ from limits import short_limit
 from ranks import Ranks, close_context, context, raised
 
 import iris_core
-from iris_core.sync import WATCHDOG_TIMEOUT_NS
+from iris_core.device.sync import WATCHDOG_TIMEOUT_NS
 from overlap_taxonomy import Sync, Variant, get_variant
 
 ROUNDS = 50

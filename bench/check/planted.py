@@ -17,10 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import signal, sync, translate, wait
+from iris_core import signal, translate, wait
 from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
+from iris_core.device import sync
 from iris_kernels.all_gather_gemm import shards
 from iris_kernels.common import gemm, handshake, shared_tiles
 from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ..host_group import HostGroup
+from ..rendezvous.control_plane import HostGroup
 
 Step = Callable[[], object]  # queues one thing, as often as it is called
 

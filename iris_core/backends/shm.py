@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ..host_group import HostGroup
-from ..patience import wait_a_little
-from ..reach import Span, share, unshare
-from ..shared_memory import share_memory
+from ..interpreter.memory_bounds import Span, share, unshare
+from ..rendezvous.control_plane import HostGroup
+from ..rendezvous.shared_memory import share_memory
+from ..utils.backoff import wait_a_little
 from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
 
 EMULATED_COMPUTE_UNITS = 4  # enough for several programs of each role, few enough to interpret

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..host_group import HostGroup
+from ..rendezvous.control_plane import HostGroup
 from .base import STRIDE_ALIGNMENT, Backend, PreparedStream, Step, round_up
 
 

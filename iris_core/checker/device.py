@@ -14,14 +14,14 @@ import torch
 
 from ..backends.base import Stream
 from ..backends.shm import ShmBackend
-from ..heap import address_of
-from ..host_group import HostGroup
-from ..links import Link
-from ..reach import span_of
+from ..heap.heap import address_of
+from ..interpreter.memory_bounds import span_of
+from ..rendezvous.control_plane import HostGroup
+from ..rendezvous.unix_socket import Link
 from .clocks import SYSTEM, Clock
 
 if TYPE_CHECKING:
-    from .node import Node
+    from .simulated_host import Node
 
 _COPY_PIECES = 4  # others see a copy half done
 

@@ -14,12 +14,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import ReduceScanOpInterface, TensorHandle, interpreter_builder
 
-from ..heap import address_of
-from ..reach import itemsize_of, lanes_of
+from ..heap.heap import address_of
+from ..interpreter.memory_bounds import itemsize_of, lanes_of
 from .clocks import CTA, GPU, SYSTEM, WEAK, Agent
 
 if TYPE_CHECKING:
-    from .node import Node
+    from .simulated_host import Node
 
 _SCOPE_OF = {ir.MEM_SYNC_SCOPE.CTA: CTA, ir.MEM_SYNC_SCOPE.GPU: GPU, ir.MEM_SYNC_SCOPE.SYSTEM: SYSTEM}
 _ACQUIRES = (ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import bootstrap, interpreter
-from ..settings import is_whole
-from ..user_lines import place_of, user_lines
+from ..interpreter import patches as interpreter
+from ..rendezvous import rank_info
+from ..utils.settings import is_whole
+from ..utils.user_lines import place_of, user_lines
 from .detector import Race
 from .memory import TorchWatched, host_reads_watched, kernels_watched
-from .node import Node
 from .scheduler import Schedule, Stuck, Task, make_schedules
+from .simulated_host import Node
 
 DEFAULT_SCHEDULES = 4
 _MISSED = (
@@ -118,7 +119,7 @@ def _run(
     node = Node(world_size, schedule)
     scheduler = node.scheduler
     with contextlib.ExitStack() as watched:
-        watched.enter_context(bootstrap.simulated(node))
+        watched.enter_context(rank_info.simulated(node))
         watched.enter_context(interpreter.simulated(node))
         watched.enter_context(kernels_watched(node))
         watched.enter_context(host_reads_watched(node))

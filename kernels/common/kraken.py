@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from iris_core import interpreter
+from iris_core.interpreter import patches as interpreter
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from .config import GemmConfig

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core import wait_for_earlier_kernels
 from iris_core.backends.base import round_up
-from iris_core.modes import plain_tensors
+from iris_core.utils.torch_modes import plain_tensors
 
 from .config import GemmConfig
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS

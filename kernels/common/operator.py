@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 from iris_core import Context
-from iris_core.modes import plain_tensors
+from iris_core.utils.torch_modes import plain_tensors
 
 from .compiled import Overwritten, call_in_graph, name_of
 from .config import GemmConfig, invalid_reason

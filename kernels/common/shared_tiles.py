@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from iris_core import let_next_kernel_start, signal, wait_each
-from iris_core.cache_key import in_cache_key
+from iris_core.device.cache_key import in_cache_key
 
 from .arguments import Block
 from .config import MOST_SPLITS

@@ -9,7 +9,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from iris_core import interpreter
+from iris_core.interpreter import patches as interpreter
 
 from ..config import GemmConfig
 from ..fused_operator import FusedOperator

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .conversation import FDS, LONGER, REJOIN, UNSENT, Conversation, close_fds
-from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .links import MESSAGE_LIMIT_BYTES, Link, accept_all, connect, random_address
-from .owner import Owner
+from ..errors import AllocationMismatch, HeapExhausted, PeerError
+from ..utils.owner import Owner
+from .exchange import FDS, LONGER, REJOIN, UNSENT, Conversation, close_fds
+from .unix_socket import MESSAGE_LIMIT_BYTES, Link, accept_all, connect, random_address
 
 __all__ = ["HostGroup", "random_address"]
 

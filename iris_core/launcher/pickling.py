@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from triton.runtime.errors import InterpreterError
 
-from .user_lines import said_of, user_lines
+from ..utils.user_lines import said_of, user_lines
 
 
 class _Pickler(pickle.Pickler):

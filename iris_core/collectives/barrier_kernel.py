@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 
-from .sync import barrier
+from ..device.sync import barrier
 
 
 @triton.jit(do_not_specialize=["rank"])

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .errors import PeerError
-from .owner import Owner
+from ..errors import PeerError
+from ..utils.owner import Owner
 
 CONNECT_TIMEOUT_S = 180.0  # a rank imports torch before it connects, several at a time on few cores
 MESSAGE_LIMIT_BYTES = 64 << 20  # of one rank; an answer holds every rank's

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .host_group import HostGroup
+from .control_plane import HostGroup
 
 _ending: set[dist.ProcessGroup] = set()  # whose end was begun here, and has not come
 

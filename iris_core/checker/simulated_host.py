@@ -18,9 +18,9 @@ from triton.runtime.interpreter import interpreter_builder
 
 from ..backends.base import STRIDE_ALIGNMENT, round_up
 from ..backends.shm import ShmBackend
-from ..bootstrap import Origin
-from ..host_group import HostGroup
-from ..reach import Reach, span_of
+from ..interpreter.memory_bounds import Reach, span_of
+from ..rendezvous.control_plane import HostGroup
+from ..rendezvous.rank_info import Origin
 from .clocks import Agent, Clock
 from .detector import Detector
 from .device import CheckedBackend, CheckedGroup, Queue

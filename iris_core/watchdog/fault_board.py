@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch
 
-from .backends.base import Backend, round_up
-from .host_group import HostGroup
-from .shared_memory import share_memory
-from .sync import REPORT_ROWS, REPORT_WORDS
+from ..backends.base import Backend, round_up
+from ..device.sync import REPORT_ROWS, REPORT_WORDS
+from ..rendezvous.control_plane import HostGroup
+from ..rendezvous.shared_memory import share_memory
 
 _ROWS = REPORT_ROWS.value
 _ROW_WORDS = REPORT_WORDS.value

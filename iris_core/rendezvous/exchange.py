@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from .errors import PeerError
-from .links import Link, MalformedMessage
+from ..errors import PeerError
+from .unix_socket import Link, MalformedMessage
 
 # What a rank that is not rank 0 waits longer: rank 0 knows who is missing, and should be the one to say so.
 LONGER = 1.25

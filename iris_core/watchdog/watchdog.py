@@ -9,11 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from .backends.base import Backend
-from .heap import SymmetricHeap
-from .host_group import HostGroup
-from .reports import Report, ReportBoard
-from .sync import (
+from ..backends.base import Backend
+from ..device.sync import (
     EXPIRED,
     WATCHDOG_ABORT,
     WATCHDOG_NOTICE_ADDRESS,
@@ -21,6 +18,9 @@ from .sync import (
     WATCHDOG_TIMEOUT_NS,
     WATCHDOG_WORDS,
 )
+from ..heap.heap import SymmetricHeap
+from ..rendezvous.control_plane import HostGroup
+from .fault_board import Report, ReportBoard
 
 UNTIL_RESET = "the context cannot be used until every rank has called its reset()"
 

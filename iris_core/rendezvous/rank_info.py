@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from . import links
-from .errors import PeerError
-from .host_group import HostGroup, random_address
-from .owner import Owner
-from .settings import number_in
+from ..errors import PeerError
+from ..utils.owner import Owner
+from ..utils.settings import number_in
+from . import unix_socket
+from .control_plane import HostGroup, random_address
 
 if TYPE_CHECKING:
-    from .checker.node import Node
+    from ..checker.simulated_host import Node
 
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
@@ -217,9 +217,9 @@ def _from_store(
     if rank == 0:
         store.set(key, f"{random_address()} {_host()}")
     try:
-        store.wait([key], timedelta(seconds=links.CONNECT_TIMEOUT_S))
+        store.wait([key], timedelta(seconds=unix_socket.CONNECT_TIMEOUT_S))
     except RuntimeError as error:  # of torch's, of which one is that the time is over
-        late = f"rank 0 did not say within {links.CONNECT_TIMEOUT_S:.0f} s in {started_by}'s store where to meet"
+        late = f"rank 0 did not say within {unix_socket.CONNECT_TIMEOUT_S:.0f} s in {started_by}'s store where to meet"
         raise PeerError(f"{late}: {error}") from None
     address, host = store.get(key).decode().split(" ", 1)
     _check_host(rank, host)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ..backends.base import Backend
+from ..errors import PeerError
+from ..rendezvous.control_plane import HostGroup
+from ..utils.torch_modes import plain_tensors
 from .allocator import OffsetAllocator
-from .backends.base import Backend
-from .errors import PeerError
-from .host_group import HostGroup
-from .modes import plain_tensors
 
 
 class SymmetricHeap:

@@ -6,13 +6,14 @@ from collections import Counter
 
 import torch
 
-from .. import bootstrap, interpreter
-from ..host_group import HostGroup
+from ..interpreter import patches as interpreter
+from ..rendezvous import rank_info
+from ..rendezvous.control_plane import HostGroup
 from . import make_backend
 from .base import Backend
 
 
-def choose_backend(device: str, origin: bootstrap.Origin) -> Backend:
+def choose_backend(device: str, origin: rank_info.Origin) -> Backend:
     """Return the backend for what a caller asks for, "cuda", "cpu" or "auto", on this rank.
 
     Raises:
@@ -43,13 +44,13 @@ def ranks_on_one_device(group: HostGroup, backend: Backend, ranks_per_gpu: int) 
     if found > most:
         raise ValueError(
             f"world size {group.world_size} is larger than the number of GPUs the ranks see ({len(ranks)}); "
-            f"start at most {most * len(ranks)} ranks, {bootstrap.advice_to_share(found)}"
+            f"start at most {most * len(ranks)} ranks, {rank_info.advice_to_share(found)}"
         )
     return found
 
 
-def _choose(device: str, origin: bootstrap.Origin) -> tuple[str, int]:
-    device = bootstrap.asked_device(device)
+def _choose(device: str, origin: rank_info.Origin) -> tuple[str, int]:
+    device = rank_info.asked_device(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() and not interpreter.is_enabled() else "cpu"
     if device == "cpu":

@@ -61,7 +61,7 @@ def clock_ns(_semantic: Any = None) -> Any:
     if _semantic is None:
         from triton.runtime.interpreter import TensorHandle
 
-        from .interpreter import clock_read
+        from ..interpreter.patches import clock_read
 
         clock_read()
         return tl.tensor(TensorHandle(np.array([time.monotonic_ns()], dtype=np.int64), tl.int64), tl.int64)
@@ -135,7 +135,7 @@ def check_on_heap(
     `mask` is that of the access, or None for all lanes, or "unknown".
     """
     if _semantic is None:
-        from . import interpreter
+        from ..interpreter import patches as interpreter
 
         interpreter.check_on_heap(pointers, from_rank, to_rank, heap_bases, _unwrap_if_constexpr(mask))
 
@@ -194,6 +194,6 @@ def store_by_each_thread(pointer: Any, value: Any, _semantic: Any = None) -> Non
 def pause(_semantic: Any = None) -> None:
     """Let others run while this program polls. Compiled, it is nothing: the poll's own latency paces the loop."""
     if _semantic is None:
-        from .interpreter import let_others_run
+        from ..interpreter.patches import let_others_run
 
         let_others_run()

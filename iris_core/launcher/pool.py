@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from . import bootstrap, interpreter
-from .errors import PeerError
-from .host_group import random_address
-from .messages import error_of, request_of
-from .serving import serve
-from .settings import is_whole
+from ..errors import PeerError
+from ..interpreter import patches as interpreter
+from ..rendezvous import rank_info
+from ..rendezvous.control_plane import random_address
+from ..utils.settings import is_whole
+from .pickling import error_of, request_of
+from .worker import serve
 
 _GRACE_S = 3.0  # between asking a rank to end and killing it
 _DYING_S = 0.5  # between a process's closing its sockets and its end
@@ -61,7 +62,7 @@ class RankPool:
         try:
             with _environment(_rank_environment(device) | (environment or {})):
                 for rank in range(world_size):
-                    self._start(bootstrap.Origin(rank, world_size, rank, address, "iris_core.launch"))
+                    self._start(rank_info.Origin(rank, world_size, rank, address, "iris_core.launch"))
         except BaseException:  # a keyboard interrupt too: no rank is left running
             self.close(kill=True)
             raise
@@ -113,7 +114,7 @@ class RankPool:
     def __exit__(self, kind: Any, *_: Any) -> None:
         self.close(kill=kind is not None)
 
-    def _start(self, origin: bootstrap.Origin) -> None:
+    def _start(self, origin: rank_info.Origin) -> None:
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe()
         by_main = threading.current_thread() is threading.main_thread()
@@ -238,19 +239,19 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
 
 
 def _checked_device(world_size: int, device: str) -> str:
-    device = bootstrap.asked_device(device)
+    device = rank_info.asked_device(device)
     if not is_whole(world_size):
         raise ValueError(f"world_size is {world_size!r}; it takes a positive number of ranks")
     gpus = torch.cuda.device_count()
     if device == "auto":
         device = "cuda" if gpus else "cpu"
-    if device == "cuda" and world_size > gpus * bootstrap.ranks_per_gpu():
+    if device == "cuda" and world_size > gpus * rank_info.ranks_per_gpu():
         if not gpus:
             raise ValueError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
-        most, needed = gpus * bootstrap.ranks_per_gpu(), -(-world_size // gpus)
+        most, needed = gpus * rank_info.ranks_per_gpu(), -(-world_size // gpus)
         raise ValueError(
             f"world size {world_size} is larger than the {gpus} GPU(s) present; start at most {most} ranks, "
-            f"{bootstrap.advice_to_share(needed)}"
+            f"{rank_info.advice_to_share(needed)}"
         )
     return device
 

@@ -14,14 +14,14 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from . import bootstrap
-from .messages import answer_of, error_as_answer
-from .owner import Owner
+from ..rendezvous import rank_info
+from ..utils.owner import Owner
+from .pickling import answer_of, error_as_answer
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: bool) -> None:
+def serve(origin: rank_info.Origin, pipe: Connection, parent: int, by_main: bool) -> None:
     """A rank's life: take calls until the pool closes the pipe. `by_main`: the parent's main thread started it."""
     if by_main:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -32,7 +32,7 @@ def serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: bool
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back until here
     os.set_inheritable(pipe.fileno(), False)  # a program that this one starts does not hold it
-    bootstrap.set_launched(origin)
+    rank_info.set_launched(origin)
     with contextlib.suppress(EOFError, OSError):  # the pool is gone
         while True:
             answer = _answer(origin, pipe.recv_bytes())
@@ -44,7 +44,7 @@ def serve(origin: bootstrap.Origin, pipe: Connection, parent: int, by_main: bool
     os._exit(0)
 
 
-def _answer(origin: bootstrap.Origin, request: bytes) -> bytes:
+def _answer(origin: rank_info.Origin, request: bytes) -> bytes:
     """Make a call and return what came of it; in a process that the call has forked, end that."""
     owner = Owner()
     try:

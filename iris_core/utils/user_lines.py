@@ -11,8 +11,8 @@ import torch
 import triton
 
 _MACHINERY = tuple(
-    os.path.realpath(os.path.dirname(str(file))) + os.sep
-    for file in (__file__, numpy.__file__, torch.__file__, triton.__file__)
+    os.path.realpath(folder) + os.sep
+    for folder in (Path(__file__).parents[1], *(Path(str(one.__file__)).parent for one in (numpy, torch, triton)))
 )
 
 

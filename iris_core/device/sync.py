@@ -13,10 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .device import translate
 from .intrinsics import check_flags, clock_ns, load_acquire, loads_acquire, pause, store_by_each_thread
+from .rma import translate
 
-# Layout of a watchdog block (int64 words on the device); watchdog.py has the host's half.
+# Layout of a watchdog block (int64 words on the device); watchdog/watchdog.py has the host's half.
 WATCHDOG_TIMEOUT_NS = tl.constexpr(0)  # 0: no limit
 WATCHDOG_ABORT = tl.constexpr(1)  # nonzero: a wait has failed here or on a peer, stop waiting
 WATCHDOG_REPORT_ADDRESS = tl.constexpr(2)  # host memory that receives this rank's reports
@@ -24,7 +24,7 @@ WATCHDOG_NOTICE_ADDRESS = tl.constexpr(3)  # the word there that says, to all ra
 WATCHDOG_WORDS = tl.constexpr(4)
 
 # Reports: a row a program, modulo REPORT_ROWS. Where two share one and their waits fail at the same moment, their words
-# may mix: each is then true of one of the two. reports.py has the host's half.
+# may mix: each is then true of one of the two. watchdog/fault_board.py has the host's half.
 REPORT_WORDS = tl.constexpr(6)
 REPORT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)

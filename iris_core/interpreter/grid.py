@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from triton.runtime.interpreter import interpreter_builder
 
+from ..utils.backoff import wait_a_little
 from .greenlets import import_greenlet
-from .patience import wait_a_little
+from .memory_bounds import Reach
 from .polling import POLLS, Polling
-from .reach import Reach
 
 
 class PollBound(Protocol):

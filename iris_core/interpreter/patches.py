@@ -26,10 +26,10 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
 from triton.runtime.jit import JITFunction
 
-from . import interpreter_kept
-from .reach import Reach
-from .turns import Grid
-from .user_lines import place_of, said_of, user_lines
+from ..utils.user_lines import place_of, said_of, user_lines
+from . import cache
+from .grid import Grid
+from .memory_bounds import Reach
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -67,9 +67,9 @@ def enable() -> None:
     JITFunction.__call__ = _call
     InterpretedFunction.__call__ = _call_interpreted
     GridExecutor.__call__ = _run_grid
-    tl.tensor.__init__ = interpreter_kept.init_tensor
-    tl.block_type.__init__ = interpreter_kept.init_block_type
-    triton_interpreter._get_np_dtype = interpreter_kept.get_np_dtype
+    tl.tensor.__init__ = cache.init_tensor
+    tl.block_type.__init__ = cache.init_block_type
+    triton_interpreter._get_np_dtype = cache.get_np_dtype
     for name, operation in _looked_up.items():
         setattr(InterpreterBuilder, name, operation)
 
@@ -107,7 +107,7 @@ def simulated(machine: Machine) -> Iterator[None]:
             kept.enter_context(_kept(owner, *names))
         was_enabled, was_switched = is_enabled(), _switched
         enable()
-        scope = interpreter_kept.patched_language()
+        scope = cache.patched_language()
         _machine = machine
         try:
             yield
@@ -245,7 +245,7 @@ def _run_on_host(self: GridExecutor, args: Any, kwargs: dict[str, Any]) -> None:
     host_args, host_kwargs = self._init_args_hst(args, kwargs)
     for hook in self.pre_run_hooks:
         hook(*host_args, **host_kwargs)
-    scope = interpreter_kept.patched_language()
+    scope = cache.patched_language()
     outer = _running
     try:
         arguments, shape = _bound(self, host_args, host_kwargs)

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from .allocator import first_difference
-from .backends.base import Backend
-from .errors import AllocationMismatch, PeerError
-from .heap import SymmetricHeap
-from .host_group import HostGroup
+from ..backends.base import Backend
+from ..errors import AllocationMismatch, PeerError
+from ..heap.allocator import first_difference
+from ..heap.heap import SymmetricHeap
+from ..rendezvous.control_plane import HostGroup
 from .watchdog import UNTIL_RESET, Watchdog
 
 

@@ -10,7 +10,7 @@ import mmap
 import os
 import sys
 
-from .host_group import HostGroup
+from .control_plane import HostGroup
 
 
 def share_memory(group: HostGroup, size_bytes: int, name: str) -> mmap.mmap:
