@@ -55,7 +55,7 @@ def body(rank, world_size, families, shape):
             if reason:
                 table.add_row(variant.name, reason, "not run")
                 continue
-            error = max(ctx.group.all_gather(worst_error(ctx, variant, problem)))
+            error = max(ctx.control_plane.all_gather(worst_error(ctx, variant, problem)))
             assert error < TOLERANCE, f"{family}/{variant.name}: relative error {error}"
             table.add_row(variant.name, variant.agent.value, f"{error:.1e}")
         if rank == 0:

@@ -8,10 +8,10 @@ from .context import Context
 from .device.intrinsics import (
     clock_ns,
     fence_before_descriptor_loads,
+    gdc_launch_dependents,
+    gdc_wait,
     interpreted,
-    let_next_kernel_start,
     pause,
-    wait_for_earlier_kernels,
 )
 from .device.rma import (
     atomic_add,
@@ -34,15 +34,15 @@ from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .errors import AllocationMismatch, HeapExhausted, PeerError
 from .launcher.pool import RankError, RankPool, launch
 from .opening import iris
-from .rendezvous.rank_info import Origin
+from .rendezvous.rank_info import RankInfo
 
 __all__ = [
     "AllocationMismatch",
     "Context",
     "HeapExhausted",
-    "Origin",
     "PeerError",
     "RankError",
+    "RankInfo",
     "RankPool",
     "atomic_add",
     "atomic_and",
@@ -57,11 +57,12 @@ __all__ = [
     "clock_ns",
     "copy",
     "fence_before_descriptor_loads",
+    "gdc_launch_dependents",
+    "gdc_wait",
     "get",
     "interpreted",
     "iris",
     "launch",
-    "let_next_kernel_start",
     "load",
     "pause",
     "put",
@@ -71,5 +72,4 @@ __all__ = [
     "translate",
     "wait",
     "wait_each",
-    "wait_for_earlier_kernels",
 ]

@@ -15,7 +15,7 @@ from .backends.base import Stream
 from .backends.select import choose_backend, ranks_on_one_device
 from .collectives.barrier_kernel import barrier_kernel
 from .heap.heap import SymmetricHeap
-from .heap.tensor_factories import Device, HeapTensors
+from .heap.tensor_factories import Device, TensorFactories
 from .interpreter.grid import polls_bounded
 from .rendezvous import rank_info
 from .rendezvous.process_group import make_process_group
@@ -25,7 +25,7 @@ from .watchdog.recovery import Meeting
 from .watchdog.watchdog import Watchdog
 
 
-class Context(HeapTensors, Meeting):
+class Context(TensorFactories, Meeting):
     """One rank's handle on the heap, its peers, and what they do together. Make it with `iris_core.iris`.
 
     When a wait has failed on any rank, or a rank did not come to something collective, whatever could give wrong data
@@ -53,16 +53,16 @@ class Context(HeapTensors, Meeting):
         process_group: dist.ProcessGroup | None,
         open_contexts: dict[int, Context],
     ) -> None:
-        self._origin = rank_info.find_origin(process_group)
+        self._rank_info = rank_info.find_rank_info(process_group)
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
         self.debug = switch_in("IRIS_DEBUG")
         self.operators: dict[Any, Any] = {}
         self._process_group: dist.ProcessGroup | None = None
         self._leave_group: Callable[[bool], None] = lambda is_failing: None
         self.timeout_s = timeout_s
-        self.group = rank_info.connect(self._origin, timeout_s)
+        self.control_plane = rank_info.connect(self._rank_info, timeout_s)
         with contextlib.ExitStack() as opened:
-            opened.callback(self.group.close)
+            opened.callback(self.control_plane.close)
             with plain_tensors():
                 self._open(heap_size, device, opened)
             self._opened = opened.pop_all()
@@ -70,11 +70,11 @@ class Context(HeapTensors, Meeting):
         self._opened.callback(open_contexts.pop, self.get_rank(), None)
 
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
-        with self.group.together("choose a device"):
-            self.backend = choose_backend(device, self._origin)
+        with self.control_plane.collective_section("choose a device"):
+            self.backend = choose_backend(device, self._rank_info)
             opened.callback(self.backend.close_window)
             ranks_per_gpu = rank_info.ranks_per_gpu()
-        self.ranks_on_device = ranks_on_one_device(self.group, self.backend, ranks_per_gpu)
+        self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
             "device": self.backend.name,
@@ -82,9 +82,9 @@ class Context(HeapTensors, Meeting):
             "IRIS_DEBUG": self.debug,
             "IRIS_RANKS_PER_GPU": ranks_per_gpu,
         }
-        self.group.agree("what the ranks ask of their context", asked)
-        self.heap = SymmetricHeap(self.group, self.backend, heap_size)
-        self.watchdog = Watchdog(self.group, self.heap, self.backend, timeout_s=self.timeout_s)
+        self.control_plane.agree("what the ranks ask of their context", asked)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
+        self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
         opened.enter_context(polls_bounded(self.watchdog))
         self._barrier_state = self.zeros(self.get_num_ranks() + 1, dtype=torch.int64)
         self.watchdog.watch(self._barrier_state, lambda peer, _: f"rank {peer} at a device barrier")
@@ -94,11 +94,11 @@ class Context(HeapTensors, Meeting):
 
     def get_rank(self) -> int:
         """Return this rank's number."""
-        return self.group.rank
+        return self.control_plane.rank
 
     def get_num_ranks(self) -> int:
         """Return the number of ranks."""
-        return self.group.world_size
+        return self.control_plane.world_size
 
     def get_device(self) -> torch.device:
         """Return the device the heap is on."""
@@ -196,15 +196,15 @@ class Context(HeapTensors, Meeting):
         self.check()
         is_source = self.get_rank() == source_rank
         is_tensor = is_source and isinstance(value, torch.Tensor)
-        with self.together("broadcast a tensor"):
+        with self.collective_section("broadcast a tensor"):
             if is_tensor and (value.layout is not torch.strided or value.is_quantized or value.is_meta):
                 raise ValueError(
                     f"a tensor of layout {value.layout} and dtype {value.dtype} on {value.device} cannot be broadcast; "
                     "a dense one can, such as its to_dense()"
                 )
         said = [list(value.shape), str(value.dtype).removeprefix("torch.")] if is_tensor else value
-        with self.explained():
-            is_tensor, said = self.group.broadcast([is_tensor, said], source_rank)
+        with self.raising_root_cause():
+            is_tensor, said = self.control_plane.broadcast([is_tensor, said], source_rank)
         if not is_tensor:
             return said
         shape, dtype = said[0], getattr(torch, said[1])
@@ -220,7 +220,7 @@ class Context(HeapTensors, Meeting):
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""
         self._check_open()
-        return self.backend.make_stream(self.timeout_s, self.watchdog.stream_gave_up)
+        return self.backend.make_stream(self.timeout_s, self.watchdog.stream_timed_out)
 
     def process_group(self) -> dist.ProcessGroup:
         """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call.
@@ -235,7 +235,7 @@ class Context(HeapTensors, Meeting):
             PeerError: a rank did not come to its making within the limit.
         """
         self._check_open()
-        if self._origin.node is not None:
+        if self._rank_info.node is not None:
             raise RuntimeError("the race checker's ranks are one process; torch's process groups are of several")
         if self.ranks_on_device > 1:
             raise RuntimeError(
@@ -243,8 +243,10 @@ class Context(HeapTensors, Meeting):
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
-            with self.explained():
-                self._process_group, self._leave_group = make_process_group(self.group, device, self._origin.group)
+            with self.raising_root_cause():
+                self._process_group, self._leave_group = make_process_group(
+                    self.control_plane, device, self._rank_info.group
+                )
         return self._process_group
 
     def release_operators(self) -> None:
@@ -280,13 +282,13 @@ class Context(HeapTensors, Meeting):
         self._close(is_failing=error is not None and error is not self._handled)
 
     def _close(self, *, is_failing: bool) -> None:
-        if self.is_closed or not self.group.is_owned:
+        if self.is_closed or not self.control_plane.is_owned:
             return
         self._handled = None  # whose traceback holds what its callers had
         with self._opened:
             self._opened.callback(lambda: self._leave_group(is_failing))
             try:
-                if self.watchdog.failure is None and self.group.failure is None and not is_failing:
+                if self.watchdog.failure is None and self.control_plane.failure is None and not is_failing:
                     self.barrier()
                 else:
                     self.watchdog.abort()

@@ -26,11 +26,11 @@ HUNG_S = 60.0  # more than whatever is done at once takes, on a busy machine
 @contextlib.contextmanager
 def short_limit(ctx: Context, timeout_s: float = 0.5) -> Iterator[None]:
     """Let this rank wait no longer than that, in kernels and on streams made meanwhile; on the host twice as long."""
-    links, longer = ctx.group._links.values(), LONGER if ctx.get_rank() else 1
+    links, longer = ctx.control_plane._links.values(), LONGER if ctx.get_rank() else 1
     patches = [
         mock.patch.object(ctx, "timeout_s", timeout_s),
         mock.patch.object(ctx.watchdog, "_timeout_s", timeout_s),
-        mock.patch.object(ctx.group, "timeout_s", 2 * timeout_s),
+        mock.patch.object(ctx.control_plane, "timeout_s", 2 * timeout_s),
         *(mock.patch.object(link, "_timeout_s", 2 * timeout_s * longer) for link in links),
     ]
     word = ctx.watchdog.words[WATCHDOG_TIMEOUT_NS.value]

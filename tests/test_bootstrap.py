@@ -134,4 +134,4 @@ def test_a_process_of_which_nothing_says_which_rank_it_is_hears_of_it(monkeypatc
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("multiprocessing.parent_process", object)
     with pytest.warns(UserWarning, match="a world of one rank; .*init_process_group first"):
-        assert rank_info.find_origin().world_size == 1
+        assert rank_info.find_rank_info().world_size == 1

@@ -100,7 +100,7 @@ def meet_between(rank: int, world_size: int, how: str) -> None:
     elif how == "device barrier":
         ctx.device_barrier()
     elif how == "hosts alone":  # the device may be far behind its host
-        ctx.group.barrier()
+        ctx.control_plane.barrier()
     if rank == 1:
         data.clone()
     ctx.close()

@@ -16,16 +16,16 @@ from ranks import raised as error_of
 
 from iris_core import AllocationMismatch, HeapExhausted, PeerError
 from iris_core.rendezvous import exchange
-from iris_core.rendezvous.control_plane import HostGroup, random_address
+from iris_core.rendezvous.control_plane import ControlPlane, random_address
 
 
-def run(body: Callable[[HostGroup], Any], world_size: int = 3, timeout_s: float = 20.0) -> list[Any]:
+def run(body: Callable[[ControlPlane], Any], world_size: int = 3, timeout_s: float = 20.0) -> list[Any]:
     """Run a body as every rank; return what each returned or raised."""
     address = random_address()
     results: list[Any] = [None] * world_size
 
     def be(rank: int) -> None:
-        group = HostGroup(rank, world_size, address, timeout_s=timeout_s)
+        group = ControlPlane(rank, world_size, address, timeout_s=timeout_s)
         try:
             results[rank] = body(group)
         except Exception as error:
@@ -54,7 +54,7 @@ def test_one_speaks_to_all() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_what_cannot_be_sent_is_an_error_on_every_rank(rank: int) -> None:
-    def body(group: HostGroup) -> list[Any]:
+    def body(group: ControlPlane) -> list[Any]:
         value = {torch.float32} if group.rank == rank else "something else"
         errors: list[Any] = [error_of(group.broadcast, value, rank), error_of(group.all_gather, value)]
         return [*errors, group.all_gather(group.rank)]
@@ -67,7 +67,7 @@ def test_what_cannot_be_sent_is_an_error_on_every_rank(rank: int) -> None:
 
 
 def test_long_messages_arrive_whole() -> None:
-    def body(group: HostGroup) -> list[int]:
+    def body(group: ControlPlane) -> list[int]:
         return [len(word) for word in group.all_gather("x" * (1_000_000 * (group.rank + 1)))]
 
     assert run(body) == [[1_000_000, 2_000_000, 3_000_000]] * 3
@@ -76,7 +76,7 @@ def test_long_messages_arrive_whole() -> None:
 def test_descriptors_are_shared() -> None:
     """Each rank writes into a pipe of its own; every rank holds every pipe's end."""
 
-    def body(group: HostGroup) -> int:
+    def body(group: ControlPlane) -> int:
         receive, send = os.pipe()
         fds = group.exchange_fds(send)
         for fd in fds:
@@ -91,7 +91,7 @@ def test_descriptors_are_shared() -> None:
 
 
 def test_one_rank_shares_a_descriptor_with_all() -> None:
-    def body(group: HostGroup) -> int:
+    def body(group: ControlPlane) -> int:
         own = os.open(os.devnull, os.O_RDONLY) if group.rank == 1 else None
         fds = group.exchange_fds(own)
         for fd in {*fds, own} - {None}:
@@ -113,8 +113,8 @@ def test_one_rank_shares_a_descriptor_with_all() -> None:
 )
 @pytest.mark.parametrize("failing", [0, 2])
 def test_what_fails_on_one_fails_on_all(error: type[Exception], heard: type[Exception], failing: int) -> None:
-    def body(group: HostGroup) -> None:
-        with group.together("do it"):
+    def body(group: ControlPlane) -> None:
+        with group.collective_section("do it"):
             if group.rank == failing:
                 raise error("of its own")
 
@@ -124,8 +124,8 @@ def test_what_fails_on_one_fails_on_all(error: type[Exception], heard: type[Exce
 
 
 def test_what_succeeds_on_all_goes_on() -> None:
-    def body(group: HostGroup) -> list[int]:
-        with group.together("do it"):
+    def body(group: ControlPlane) -> list[int]:
+        with group.collective_section("do it"):
             pass
         return group.all_gather(group.rank)
 
@@ -134,7 +134,7 @@ def test_what_succeeds_on_all_goes_on() -> None:
 
 @pytest.mark.parametrize("leaving", [0, 1])
 def test_a_rank_that_left_is_named(leaving: int) -> None:
-    def body(group: HostGroup) -> None:
+    def body(group: ControlPlane) -> None:
         if group.rank != leaving:
             group.barrier()
 
@@ -148,7 +148,7 @@ def test_a_rank_that_left_is_named(leaving: int) -> None:
 def test_a_rank_that_does_not_answer_is_named_to_all() -> None:
     done = threading.Event()
 
-    def body(group: HostGroup) -> None:
+    def body(group: ControlPlane) -> None:
         if group.rank == 1:
             done.wait(30)
             return
@@ -168,25 +168,25 @@ def test_a_ranks_own_failure_is_not_hidden_by_its_peers_impatience() -> None:
     """Rank 0 gives up and leaves before rank 1 fails: what rank 1 has to say is more than that a peer has left."""
     gave_up = threading.Event()
 
-    def body(group: HostGroup) -> None:
+    def body(group: ControlPlane) -> None:
         if group.rank == 0:
             with pytest.raises(PeerError, match="rank 1 did not answer within"):
                 group.barrier()
             gave_up.set()
             return
-        with group.together("do it"):
+        with group.collective_section("do it"):
             gave_up.wait(30)
             raise TimeoutError("of its own")
 
     assert str(run(body, world_size=2, timeout_s=0.5)[1]) == "of its own"
 
 
-def impatient(group: HostGroup) -> Any:
+def impatient(group: ControlPlane) -> Any:
     """Let this rank, which is not rank 0, give up soon."""
     return mock.patch.object(group._links[0], "_timeout_s", 0.2)
 
 
-def again(group: HostGroup) -> list[int]:
+def again(group: ControlPlane) -> list[int]:
     """Meet again, as often as it takes."""
     for _ in range(5):
         with contextlib.suppress(PeerError):
@@ -200,7 +200,7 @@ def test_what_one_has_given_up_nobody_completes(world_size: int) -> None:
     """Rank 1 gives up before the others come: they would go on with what it has undone."""
     gave_up = threading.Event()
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 1:
             with impatient(group):
                 error = error_of(group.barrier)
@@ -213,14 +213,14 @@ def test_what_one_has_given_up_nobody_completes(world_size: int) -> None:
     for rank, ((kind, message), met) in enumerate(run(body, world_size)):
         assert kind == "PeerError"
         own = "rank 0 did not answer within 25 s (2.5 times the limit of a wait); it may be waiting for another rank"
-        assert message.startswith(own if rank == 1 else f"rank 1 has given up: {own}")
+        assert message.startswith(own if rank == 1 else f"rank 1 aborted: {own}")
         assert met == list(range(world_size))
 
 
 def test_who_is_late_is_named_where_another_gives_up_first() -> None:
     over, done = threading.Event(), threading.Barrier(3)
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 2:
             assert over.wait(30)
         with impatient(group) if group.rank == 1 else contextlib.nullcontext():
@@ -232,7 +232,7 @@ def test_who_is_late_is_named_where_another_gives_up_first() -> None:
 
     first, _, third = run(body)
     assert first == third
-    assert "rank 1 has given up: rank 0 did not answer" in first[1]
+    assert "rank 1 aborted: rank 0 did not answer" in first[1]
     assert first[1].endswith("; rank 2 had not come")
 
 
@@ -241,7 +241,7 @@ def test_all_ranks_have_one_limit_together() -> None:
     over, done = threading.Event(), threading.Barrier(3)
     clock = SimpleNamespace(monotonic=lambda: 1e4 * clock.has_come, has_come=False)
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         hear = group._hear
 
         def hear_one(*arguments: Any) -> None:
@@ -267,10 +267,10 @@ def test_all_ranks_have_one_limit_together() -> None:
 def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupted: int, collective: str) -> None:
     was = threading.Event()
 
-    def meet(group: HostGroup, word: str) -> Any:
+    def meet(group: ControlPlane, word: str) -> Any:
         return group.broadcast(word, 0) if collective == "broadcast" else group.exchange_fds(None)
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == interrupted:
             with mock.patch.object(group, "_receive", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
                 meet(group, "first")
@@ -283,7 +283,7 @@ def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupte
 
     why = "it was interrupted by KeyboardInterrupt"
     for rank, (errors, heard) in enumerate(run(body)):
-        said = why if interrupted in (0, rank) else f"rank {interrupted} has given up: {why}"
+        said = why if interrupted in (0, rank) else f"rank {interrupted} aborted: {why}"
         assert errors[0] == errors[1]
         assert errors[0][0] == "PeerError"
         assert errors[0][1].startswith(said)
@@ -293,7 +293,7 @@ def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupte
 def test_a_reset_that_is_interrupted_can_be_repeated() -> None:
     """Rank 1 has the answer that ends it, rank 2 has not, when rank 0 is interrupted."""
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 0:
             send = group._send
 
@@ -312,7 +312,7 @@ def test_a_reset_that_is_interrupted_can_be_repeated() -> None:
 def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
     gave_up, over = threading.Event(), threading.Event()
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         error = None
         if group.rank == 1:
             with impatient(group):
@@ -337,7 +337,7 @@ def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
 def test_a_failure_while_descriptors_are_shared_is_told() -> None:
     before = len(os.listdir("/proc/self/fd"))
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 2:
             return None
         with open(os.devnull) as file:
@@ -352,7 +352,7 @@ def test_a_failure_while_descriptors_are_shared_is_told() -> None:
 def test_descriptors_of_ranks_that_do_different_things_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 2:
             return error_of(group.barrier)
         with open(os.devnull) as file:
@@ -360,12 +360,12 @@ def test_descriptors_of_ranks_that_do_different_things_are_closed() -> None:
 
     for kind, message in run(body):
         assert kind == "ValueError"
-        assert "rank 1: <share file descriptors>; rank 2: meet" in message
+        assert "rank 1: <share file descriptors>; rank 2: barrier" in message
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_rank_hears_its_own_value_as_json_brings_it() -> None:
-    def body(group: HostGroup) -> list[Any]:
+    def body(group: ControlPlane) -> list[Any]:
         group.agree("the shape", (1, 2))
         group.agree("the names", {1: "one"})
         return group.all_gather((group.rank, {1: None}))

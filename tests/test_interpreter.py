@@ -121,7 +121,7 @@ def count_rests(rank: int, world_size: int, waiting: str) -> tuple[list[int], in
         if looks == 3:
             flag.fill_(1)
 
-    with mock.patch.object(grid if waiting == "kernel" else shm, "wait_a_little", rest):
+    with mock.patch.object(grid if waiting == "kernel" else shm, "back_off", rest):
         if waiting == "kernel":
             wait_kernel[(2,)](flag, ctx.get_watchdog())
         else:
@@ -141,7 +141,7 @@ def test_long_waits_rest_longer_but_never_long(monkeypatch: pytest.MonkeyPatch) 
     rests: list[float] = []
     monkeypatch.setattr(backoff.time, "sleep", rests.append)
     for looks in (1, 2, 10, 1000, 10**9):
-        backoff.wait_a_little(looks)
+        backoff.back_off(looks)
     assert rests == sorted(rests)
     assert rests[0] < rests[2]
     assert rests[-1] < 0.01

@@ -23,17 +23,19 @@ from limits import wait_until
 
 from iris_core import PeerError
 from iris_core.rendezvous import unix_socket
-from iris_core.rendezvous.control_plane import HostGroup, random_address
+from iris_core.rendezvous.control_plane import ControlPlane, random_address
 from iris_core.rendezvous.shared_memory import share_memory
 
 
-def start(address: str, rank: int, world_size: int, results: dict[Any, Any], body: Callable[[HostGroup], Any]) -> Any:
+def start(
+    address: str, rank: int, world_size: int, results: dict[Any, Any], body: Callable[[ControlPlane], Any]
+) -> Any:
     """Be a rank in a thread; what it returned or raised is in `results` afterwards."""
 
     def be() -> None:
         group = None
         try:
-            group = HostGroup(rank, world_size, address, timeout_s=10)
+            group = ControlPlane(rank, world_size, address, timeout_s=10)
             results[rank] = body(group)
         except Exception as error:
             results[rank] = error
@@ -46,7 +48,7 @@ def start(address: str, rank: int, world_size: int, results: dict[Any, Any], bod
     return thread
 
 
-def meet(group: HostGroup) -> list[int]:
+def meet(group: ControlPlane) -> list[int]:
     return group.all_gather(group.rank)
 
 
@@ -144,7 +146,7 @@ def test_nobody_goes_on_before_all_are_there() -> None:
     """A rank that did would have less time for the others than it takes to start them."""
     address, results, has_come, is_in = random_address(), {}, threading.Event(), threading.Event()
 
-    def say_so_and_meet(group: HostGroup) -> list[int]:
+    def say_so_and_meet(group: ControlPlane) -> list[int]:
         is_in.set()
         return meet(group)
 
@@ -179,7 +181,7 @@ def test_a_rank_0_that_says_nothing_is_waited_for_no_longer_than_the_limit(monke
         mute.bind("\0" + address)
         mute.listen(1)
         with pytest.raises(PeerError, match="rank 0 did not welcome rank 1 within"):
-            HostGroup(1, 2, address, timeout_s=1)
+            ControlPlane(1, 2, address, timeout_s=1)
 
 
 def test_another_users_process_is_not_let_in() -> None:
@@ -209,9 +211,9 @@ def test_nor_is_one_joined_that_holds_the_address() -> None:
         other.bind("\0" + address)
         other.listen(1)
         with pytest.raises(PeerError, match="held by another user"):
-            HostGroup(1, 2, address, timeout_s=1)
+            ControlPlane(1, 2, address, timeout_s=1)
         with pytest.raises(PeerError, match="held by another process"):
-            HostGroup(0, 2, address, timeout_s=1)
+            ControlPlane(0, 2, address, timeout_s=1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -219,7 +221,7 @@ def test_a_rank_that_does_not_start_is_named(rank: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.5)
     began = time.monotonic()
     with pytest.raises(PeerError, match=r"rank\(s\) \[1\] did not start" if rank == 0 else "rank 0 did not start"):
-        HostGroup(rank, 2, random_address(), timeout_s=1)
+        ControlPlane(rank, 2, random_address(), timeout_s=1)
     assert time.monotonic() - began < 60  # less than the usual limit
 
 
@@ -230,8 +232,8 @@ MESSAGES = {
     ),
     "no JSON": (struct.pack("!QQ", 4, 0) + b"\xff{]x", "that are not JSON"),
     "nested": (struct.pack("!QQ", 100_000, 0) + b"[" * 100_000, "that are not JSON (RecursionError)"),
-    "another shape": (struct.pack("!QQ", 2, 0) + b"42", "none of ours"),
-    "another epoch": (struct.pack("!QQ", 13, 0) + b'["x", "y", 1]', "none of ours"),
+    "another shape": (struct.pack("!QQ", 2, 0) + b"42", "malformed"),
+    "another epoch": (struct.pack("!QQ", 13, 0) + b'["x", "y", 1]', "malformed"),
 }
 
 
@@ -261,7 +263,7 @@ def test_a_value_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pyt
     import iris_core.rendezvous.control_plane
 
     monkeypatch.setattr(iris_core.rendezvous.control_plane, "MESSAGE_LIMIT_BYTES", 1000)
-    group = HostGroup(0, 1, random_address(), timeout_s=1)
+    group = ControlPlane(0, 1, random_address(), timeout_s=1)
     with pytest.raises(ValueError, match="a value of 602 bytes to gather values; at most 500 can be sent"):
         group.all_gather("x" * 600)
     group.close()
@@ -270,7 +272,7 @@ def test_a_value_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pyt
 @pytest.mark.parametrize(("said", "sent"), [(2, 1), (1, 2), (2, 2), (0, 1), (1, 0)])
 def test_descriptors_of_a_malformed_message_are_closed(said: int, sent: int) -> None:
     ours, theirs = socket.socketpair()
-    link = unix_socket.Link(ours, timeout_s=5)
+    link = unix_socket.MessageSocket(ours, timeout_s=5)
     before = len(os.listdir("/proc/self/fd"))
     message = struct.pack("!QQ", 2, said) + b"[]"
     if sent:
@@ -289,7 +291,7 @@ def test_descriptors_of_a_malformed_message_are_closed(said: int, sent: int) -> 
 def test_descriptors_that_nobody_takes_are_closed() -> None:
     """As of an answer that comes when its rank has given up."""
     ours, theirs = socket.socketpair()
-    one, other = unix_socket.Link(ours, timeout_s=5), unix_socket.Link(theirs, timeout_s=5)
+    one, other = unix_socket.MessageSocket(ours, timeout_s=5), unix_socket.MessageSocket(theirs, timeout_s=5)
     before = len(os.listdir("/proc/self/fd"))
     for fds in ([theirs.fileno()], []):
         other.send("late", fds)
@@ -304,7 +306,7 @@ def test_descriptors_that_nobody_takes_are_closed() -> None:
 
 def test_a_message_that_comes_in_pieces_is_whole_though_the_first_wait_for_it_failed() -> None:
     ours, theirs = socket.socketpair()
-    link = unix_socket.Link(ours, timeout_s=0.1)
+    link = unix_socket.MessageSocket(ours, timeout_s=0.1)
     data = struct.pack("!QQ", 7, 0) + b'["all"]'
     theirs.sendall(data[:11])
     with pytest.raises(TimeoutError):
@@ -318,7 +320,7 @@ def test_a_message_that_comes_in_pieces_is_whole_though_the_first_wait_for_it_fa
 def test_a_link_that_is_closed_is_so_though_a_child_holds_it() -> None:
     """As workers do that a rank has forked."""
     ours, theirs = socket.socketpair()
-    one, other = unix_socket.Link(ours, timeout_s=20), unix_socket.Link(theirs, timeout_s=20)
+    one, other = unix_socket.MessageSocket(ours, timeout_s=20), unix_socket.MessageSocket(theirs, timeout_s=20)
     wait_for, go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -344,7 +346,7 @@ def test_a_link_that_is_closed_is_so_though_a_child_holds_it() -> None:
 
 
 def test_shared_memory_has_no_name_and_no_descriptor_is_left() -> None:
-    group = HostGroup(0, 1, random_address(), timeout_s=1)
+    group = ControlPlane(0, 1, random_address(), timeout_s=1)
     before, files = len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
     memory = share_memory(group, 4096, "iris_test")
     maps = Path("/proc/self/maps").read_text()

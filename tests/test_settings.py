@@ -32,7 +32,7 @@ def test_what_torchrun_sets_is_named_where_it_is_no_number(
     for variable, value in (OF_TORCHRUN | {name: given}).items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=f"^{name} is '{given}'; "):
-        rank_info.find_origin()
+        rank_info.find_rank_info()
 
 
 @pytest.mark.parametrize(("name", "given"), [("RANK", "2"), ("WORLD_SIZE", "0"), ("MASTER_PORT", "65536")])
@@ -42,7 +42,7 @@ def test_what_torchrun_sets_is_named_where_it_is_out_of_range(
     for variable, value in (OF_TORCHRUN | {name: given}).items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=f"^{name} is '{given}'; "):
-        rank_info.find_origin()
+        rank_info.find_rank_info()
 
 
 def open_in_debug_mode(rank: int, world_size: int) -> tuple[dict[str, bool], tuple[str, str]]:

@@ -8,12 +8,12 @@ import torch
 
 from ..interpreter import patches as interpreter
 from ..rendezvous import rank_info
-from ..rendezvous.control_plane import HostGroup
+from ..rendezvous.control_plane import ControlPlane
 from . import make_backend
 from .base import Backend
 
 
-def choose_backend(device: str, origin: rank_info.Origin) -> Backend:
+def choose_backend(device: str, origin: rank_info.RankInfo) -> Backend:
     """Return the backend for what a caller asks for, "cuda", "cpu" or "auto", on this rank.
 
     Raises:
@@ -25,31 +25,31 @@ def choose_backend(device: str, origin: rank_info.Origin) -> Backend:
     return make_backend(*_choose(device, origin))
 
 
-def ranks_on_one_device(group: HostGroup, backend: Backend, ranks_per_gpu: int) -> int:
+def ranks_on_one_device(control_plane: ControlPlane, backend: Backend, ranks_per_gpu: int) -> int:
     """Return how many ranks are on the device that has the most; collective.
 
     Args:
-        group: all ranks.
+        control_plane: all ranks.
         backend: this rank's.
         ranks_per_gpu: how many this rank allows.
 
     Raises:
         ValueError: more than a rank allows.
     """
-    said = group.all_gather([backend.identity(), ranks_per_gpu])
+    said = control_plane.all_gather([backend.identity(), ranks_per_gpu])
     if not all(name for name, _ in said):  # what is asked of the context is compared later
         return 1
     ranks = Counter(name for name, _ in said)
     most, found = min(allowed for _, allowed in said), max(ranks.values())
     if found > most:
         raise ValueError(
-            f"world size {group.world_size} is larger than the number of GPUs the ranks see ({len(ranks)}); "
+            f"world size {control_plane.world_size} is larger than the number of GPUs the ranks see ({len(ranks)}); "
             f"start at most {most * len(ranks)} ranks, {rank_info.advice_to_share(found)}"
         )
     return found
 
 
-def _choose(device: str, origin: rank_info.Origin) -> tuple[str, int]:
+def _choose(device: str, origin: rank_info.RankInfo) -> tuple[str, int]:
     device = rank_info.asked_device(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() and not interpreter.is_enabled() else "cpu"

@@ -16,12 +16,12 @@ from ..backends.base import Stream
 from ..backends.shm import ShmBackend
 from ..heap.heap import address_of
 from ..interpreter.memory_bounds import span_of
-from ..rendezvous.control_plane import HostGroup
-from ..rendezvous.unix_socket import Link
+from ..rendezvous.control_plane import ControlPlane
+from ..rendezvous.unix_socket import MessageSocket
 from .clocks import SYSTEM, Clock
 
 if TYPE_CHECKING:
-    from .simulated_host import Node
+    from .simulated_host import SimulatedHost
 
 _COPY_PIECES = 4  # others see a copy half done
 
@@ -29,7 +29,7 @@ _COPY_PIECES = 4  # others see a copy half done
 class Queue:
     """One stream of a rank: a task that does what was queued, in order."""
 
-    def __init__(self, node: Node, rank: int) -> None:
+    def __init__(self, node: SimulatedHost, rank: int) -> None:
         self._node = node
         self.rank = rank
         self.number = len(node.queues)
@@ -124,7 +124,7 @@ class Queue:
 class CheckedStream(Stream):
     """See `Stream`."""
 
-    def __init__(self, node: Node, rank: int) -> None:
+    def __init__(self, node: SimulatedHost, rank: int) -> None:
         self._node = node
         self._queue = Queue(node, rank)
 
@@ -150,11 +150,11 @@ class CheckedStream(Stream):
 class CheckedBackend(ShmBackend):
     """The heap of a rank of the simulated host; all ranks' lie in one tensor."""
 
-    def __init__(self, node: Node, rank: int) -> None:
+    def __init__(self, node: SimulatedHost, rank: int) -> None:
         self._node = node
         self._rank = rank
 
-    def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
+    def open_window(self, group: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
         return self._node.open_window(heap_size)
 
     def close_window(self) -> None:
@@ -167,14 +167,14 @@ class CheckedBackend(ShmBackend):
     def synchronize(self) -> None:
         self._node.synchronize(self._rank)
 
-    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
+    def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> Stream:
         return CheckedStream(self._node, self._rank)
 
 
-class CheckedGroup(HostGroup):
+class SimulatedControlPlane(ControlPlane):
     """The ranks of the simulated host; no sockets."""
 
-    def __init__(self, node: Node, rank: int) -> None:
+    def __init__(self, node: SimulatedHost, rank: int) -> None:
         self._node = node
         super().__init__(rank, node.world_size, "", timeout_s=0.0)
 
@@ -183,7 +183,7 @@ class CheckedGroup(HostGroup):
         self._node.meet(self.rank, None)  # before anyone closes its own
         return fds
 
-    def _connect(self, address: str) -> dict[int, Link]:
+    def _connect(self, address: str) -> dict[int, MessageSocket]:
         return {}
 
     def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:

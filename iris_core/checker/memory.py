@@ -19,7 +19,7 @@ from ..interpreter.memory_bounds import itemsize_of, lanes_of
 from .clocks import CTA, GPU, SYSTEM, WEAK, Agent
 
 if TYPE_CHECKING:
-    from .simulated_host import Node
+    from .simulated_host import SimulatedHost
 
 _SCOPE_OF = {ir.MEM_SYNC_SCOPE.CTA: CTA, ir.MEM_SYNC_SCOPE.GPU: GPU, ir.MEM_SYNC_SCOPE.SYSTEM: SYSTEM}
 _ACQUIRES = (ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
@@ -29,7 +29,7 @@ _TO_HOST = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "ate
 
 
 @contextlib.contextmanager
-def kernels_watched(node: Node) -> Iterator[None]:
+def kernels_watched(node: SimulatedHost) -> Iterator[None]:
     """Send every memory operation of interpreted kernels past the checker."""
     operations = _Operations(node)
     names = (
@@ -58,7 +58,7 @@ def kernels_watched(node: Node) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def host_reads_watched(node: Node) -> Iterator[None]:
+def host_reads_watched(node: SimulatedHost) -> Iterator[None]:
     """Let the host see a tensor as numbers only when its stream has got there: these go past torch's dispatcher."""
     names = ("tolist", "numpy", "__array__")
     originals = {name: getattr(torch.Tensor, name) for name in names}
@@ -84,7 +84,7 @@ def host_reads_watched(node: Node) -> Iterator[None]:
 class _Operations:
     """The interpreter's memory operations, each first told to the checker. Signatures are the interpreter's."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedHost) -> None:
         self._node = node
         self._original = type(interpreter_builder)
 
@@ -216,7 +216,7 @@ class _Operations:
 class TorchWatched(TorchDispatchMode):
     """Sends torch's operations on memory that kernels also use past the checker, in the order of the rank's stream."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedHost) -> None:
         super().__init__()
         self._node = node
         self._made_of = WeakTensorKeyDictionary()  # tensors made of such memory, elsewhere

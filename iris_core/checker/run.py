@@ -17,7 +17,7 @@ from ..utils.user_lines import place_of, user_lines
 from .detector import Race
 from .memory import TorchWatched, host_reads_watched, kernels_watched
 from .scheduler import Schedule, Stuck, Task, make_schedules
-from .simulated_host import Node
+from .simulated_host import SimulatedHost
 
 DEFAULT_SCHEDULES = 4
 _MISSED = (
@@ -116,7 +116,7 @@ def _run(
     Returns:
         Looks that missed a write; see `Detector.missed_looks`.
     """
-    node = Node(world_size, schedule)
+    node = SimulatedHost(world_size, schedule)
     scheduler = node.scheduler
     with contextlib.ExitStack() as watched:
         watched.enter_context(rank_info.simulated(node))
@@ -154,7 +154,7 @@ def _run(
     return node.detector.missed_looks()
 
 
-def _mistake(node: Node, error: Exception) -> tuple[str, str]:
+def _mistake(node: SimulatedHost, error: Exception) -> tuple[str, str]:
     """Return the user's line that an error comes from, and what it says; the same whoever raises it."""
     said = f"{type(error).__name__}: {error}" if str(error) else _without_words(error)
     where = node.detector.describe_origin(error)
@@ -179,12 +179,12 @@ def _listed(names: list[str]) -> str:
     return f"schedule {names[0]}" if len(names) == 1 else f"{len(names)} schedules, the first: {names[0]}"
 
 
-def _describe_deadlock(node: Node, schedule: Schedule) -> str:
+def _describe_deadlock(node: SimulatedHost, schedule: Schedule) -> str:
     waiting = [text for task in node.scheduler.tasks if (text := _describe_wait(node, task))]
     return "\n  ".join([f"deadlock, schedule {schedule.name}: nobody can go on", *waiting])
 
 
-def _describe_wait(node: Node, task: Task) -> str | None:
+def _describe_wait(node: SimulatedHost, task: Task) -> str | None:
     """Say what a task waits for; None for a stream with nothing to do."""
     if task.ready is not None:
         return f"{task.name} waits for {task.waits_for}" if task.waits_for else None

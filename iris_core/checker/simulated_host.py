@@ -18,19 +18,19 @@ from triton.runtime.interpreter import interpreter_builder
 
 from ..backends.base import STRIDE_ALIGNMENT, round_up
 from ..backends.shm import ShmBackend
-from ..interpreter.memory_bounds import Reach, span_of
-from ..rendezvous.control_plane import HostGroup
-from ..rendezvous.rank_info import Origin
+from ..interpreter.memory_bounds import MemoryBounds, span_of
+from ..rendezvous.control_plane import ControlPlane
+from ..rendezvous.rank_info import RankInfo
 from .clocks import Agent, Clock
 from .detector import Detector
-from .device import CheckedBackend, CheckedGroup, Queue
+from .device import CheckedBackend, Queue, SimulatedControlPlane
 from .scheduler import Schedule, Scheduler
 
 if TYPE_CHECKING:
     from ..context import Context
 
 
-class Node:
+class SimulatedHost:
     """The simulated host: hands each rank its place, its group and its device."""
 
     def __init__(self, world_size: int, schedule: Schedule) -> None:
@@ -46,7 +46,7 @@ class Node:
         self._meetings: dict[int, dict[int, tuple[str, Clock]]] = {}
         self._met = [0] * world_size
         self._programs: dict[tuple[int, int, int], Agent] = {}
-        self.reach = Reach()  # held: memory that was freed and handed out again would look like the same bytes
+        self.reach = MemoryBounds()  # held: memory that was freed and handed out again would look like the same bytes
 
     # What the ranks' contexts ask for --------------------------------------------------------------------------
 
@@ -56,13 +56,13 @@ class Node:
         assert self.scheduler.current is not None, "no rank of the simulated host is running"
         return self.scheduler.current.agent.rank
 
-    def origin(self) -> Origin:
+    def origin(self) -> RankInfo:
         """Return the running rank's place."""
-        return Origin(self.rank, self.world_size, self.rank, "", "the race checker", node=self)
+        return RankInfo(self.rank, self.world_size, self.rank, "", "the race checker", node=self)
 
-    def join(self, rank: int) -> HostGroup:
+    def join(self, rank: int) -> ControlPlane:
         """Return a rank's way to talk to the others."""
-        return CheckedGroup(self, rank)
+        return SimulatedControlPlane(self, rank)
 
     def backend(self, rank: int) -> ShmBackend:
         """Return a rank's device."""

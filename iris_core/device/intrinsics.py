@@ -89,18 +89,18 @@ def fence_before_descriptor_loads(_semantic: Any = None) -> None:
 
 
 @_builtin
-def wait_for_earlier_kernels(_semantic: Any = None) -> None:
+def gdc_wait(_semantic: Any = None) -> None:
     """Wait until what is before this kernel in its stream is done, and seen, if the kernel was launched early.
 
     A kernel is launched early by Triton's option ``launch_pdl`` (programmatic dependent launch, from sm_90 on): when
-    all programs of the one before have ended or called `let_next_kernel_start`. Up to this call it may only do what
+    all programs of the one before have ended or called `gdc_launch_dependents`. Up to this call it may only do what
     does not depend on anything earlier.
     """
     _place_from_hopper_on("griddepcontrol.wait;", _semantic)
 
 
 @_builtin
-def let_next_kernel_start(_semantic: Any = None) -> None:
+def gdc_launch_dependents(_semantic: Any = None) -> None:
     """Let programs of the next kernel in this stream, if it may be launched early, take SMs that this one leaves.
 
     All of this kernel's programs are resident by then: it takes effect once each has called it, or has ended.

@@ -19,14 +19,14 @@ from .rma import translate
 # Layout of a watchdog block (int64 words on the device); watchdog/watchdog.py has the host's half.
 WATCHDOG_TIMEOUT_NS = tl.constexpr(0)  # 0: no limit
 WATCHDOG_ABORT = tl.constexpr(1)  # nonzero: a wait has failed here or on a peer, stop waiting
-WATCHDOG_REPORT_ADDRESS = tl.constexpr(2)  # host memory that receives this rank's reports
+WATCHDOG_FAULTS_ADDRESS = tl.constexpr(2)  # host memory that receives this rank's failed waits
 WATCHDOG_NOTICE_ADDRESS = tl.constexpr(3)  # the word there that says, to all ranks, that there is any
 WATCHDOG_WORDS = tl.constexpr(4)
 
-# Reports: a row a program, modulo REPORT_ROWS. Where two share one and their waits fail at the same moment, their words
-# may mix: each is then true of one of the two. watchdog/fault_board.py has the host's half.
-REPORT_WORDS = tl.constexpr(6)
-REPORT_ROWS = tl.constexpr(64)
+# The fault board: a row a program, modulo FAULT_ROWS. Where two share one and their waits fail at the same time, their
+# words may mix: each is then true of one of the two. watchdog/fault_board.py has the host's half.
+FAULT_WORDS = tl.constexpr(6)
+FAULT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)
 ABORTED = tl.constexpr(2)
 
@@ -48,10 +48,10 @@ def signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
 
 @triton.jit
 def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("sys")):
-    """Wait until the flag is at least `expected`, with acquire; give up after the watchdog's limit.
+    """Wait until the flag is at least `expected`, with acquire; at most for the watchdog's limit.
 
     Edge: everything before the `signal` that wrote the value seen happens before everything after this call, in every
-    thread of this program. When the limit passes, or another wait of this heap has failed, it reports and returns:
+    thread of this program. When the limit passes, or another wait of this heap has failed, it records that and returns:
     the kernel ends with wrong data and the host raises. `watchdog_ptr` is ``Context.get_watchdog()``.
     """
     check_flags(flag_ptr)
@@ -59,7 +59,7 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
         if load_acquire(flag_ptr, scope) < expected:
             seen = _poll(flag_ptr, expected, watchdog_ptr, scope)
             if seen < expected:
-                _report(flag_ptr, seen, expected, watchdog_ptr)
+                _record(flag_ptr, seen, expected, watchdog_ptr)
         tl.debug_barrier()  # what follows, a plain store to the flag perhaps, comes after every thread's polls
     else:
         if _load_anew(flag_ptr) < expected:
@@ -68,7 +68,7 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
         # it. The result must be used: an atomic whose result is not is deleted, with its acquire (Triton 3.6).
         seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
         if seen < expected:
-            _report(flag_ptr, seen, expected, watchdog_ptr)
+            _record(flag_ptr, seen, expected, watchdog_ptr)
 
 
 @triton.jit
@@ -87,13 +87,13 @@ def signal_each(flag_ptrs, value, mask):
 def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
     """Wait until every flag of a block that `mask` selects is at least `expected`, with acquire.
 
-    Edge and limit: those of `wait` over the system, for each of them; of several that fail one is reported.
+    Edge and limit: those of `wait` over the system, for each of them; of several that fail one is recorded.
     """
     check_flags(flag_ptrs)
     if loads_acquire():
         if _any_below(load_acquire(flag_ptrs, "sys", mask), expected, mask, True):
             seen = _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
-            _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr)
+            _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr)
         tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
     else:
         if _any_below(_load_anew(flag_ptrs, mask), expected, mask, True):
@@ -101,16 +101,16 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
         # The result must be used, as in `wait`.
         seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
         tl.debug_barrier()
-        _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr)
+        _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr)
 
 
 @triton.jit
-def _report_each(flag_ptrs, seen, expected, mask, watchdog_ptr):
-    """Report one of the flags that were seen to be below `expected`, if any."""
+def _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr):
+    """Record one of the flags that were seen to be below `expected`, if any."""
     addresses = tl.where(mask & (seen < expected), tl.cast(flag_ptrs, tl.int64), 0)
     failed = tl.max(addresses, axis=0)
     if failed != 0:
-        _report(failed, tl.max(tl.where(addresses == failed, seen, 0), axis=0), expected, watchdog_ptr)
+        _record(failed, tl.max(tl.where(addresses == failed, seen, 0), axis=0), expected, watchdog_ptr)
 
 
 @triton.jit
@@ -158,12 +158,12 @@ def _any_below(seen, expected, mask, has_time):
 
 
 @triton.jit
-def _report(flag_ptr, seen, expected, watchdog_ptr):
+def _record(flag_ptr, seen, expected, watchdog_ptr):
     pid = tl.program_id(0)
     aborted = _load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
-    reports = tl.load(watchdog_ptr + WATCHDOG_REPORT_ADDRESS).to(tl.pointer_type(tl.int64))
+    rows = tl.load(watchdog_ptr + WATCHDOG_FAULTS_ADDRESS).to(tl.pointer_type(tl.int64))
     notice = tl.load(watchdog_ptr + WATCHDOG_NOTICE_ADDRESS).to(tl.pointer_type(tl.int64))
-    row = reports + (pid % REPORT_ROWS) * REPORT_WORDS
+    row = rows + (pid % FAULT_ROWS) * FAULT_WORDS
     if _load_anew(row) == 0:  # a program's first failure says why, its later ones only follow
         tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
         tl.store(row + 2, tl.cast(expected, tl.int64))

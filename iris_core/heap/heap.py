@@ -9,7 +9,7 @@ import torch
 
 from ..backends.base import Backend
 from ..errors import PeerError
-from ..rendezvous.control_plane import HostGroup
+from ..rendezvous.control_plane import ControlPlane
 from ..utils.torch_modes import plain_tensors
 from .allocator import OffsetAllocator
 
@@ -18,17 +18,17 @@ class SymmetricHeap:
     """One heap a rank. Rank r's lies at ``base + r * stride``, so a peer's copy of a buffer is a constant away.
 
     Args:
-        group: all ranks; making a heap is collective.
+        control_plane: all ranks; making a heap is collective.
         backend: the kind of memory.
         size: bytes a rank, rounded up to the backend's granularity.
     """
 
-    def __init__(self, group: HostGroup, backend: Backend, size: int) -> None:
+    def __init__(self, control_plane: ControlPlane, backend: Backend, size: int) -> None:
         self._storages_are_whole = backend.storages_are_whole
-        self.rank = group.rank
-        self.world_size = group.world_size
+        self.rank = control_plane.rank
+        self.world_size = control_plane.world_size
         try:
-            self.window, self.stride = backend.open_window(group, size)
+            self.window, self.stride = backend.open_window(control_plane, size)
         except PeerError:
             raise
         except (OSError, OverflowError, RuntimeError) as error:

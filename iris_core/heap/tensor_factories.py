@@ -17,7 +17,7 @@ Size = int | Sequence[int]
 Device = torch.device | str | int | None
 
 
-class HeapTensors(ABC):
+class TensorFactories(ABC):
     """Makes tensors on the heap. Every method here is collective: each rank must make the same calls in the same order.
 
     `device`, where given, must be the context's own. Values drawn at random come from the rank's own torch generator.

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from triton.runtime.interpreter import interpreter_builder
 
-from ..utils.backoff import wait_a_little
+from ..utils.backoff import back_off
 from .greenlets import import_greenlet
-from .memory_bounds import Reach
+from .memory_bounds import MemoryBounds
 from .polling import POLLS, Polling
 
 
@@ -59,7 +59,7 @@ class Grid:
     """
 
     def __init__(
-        self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], reach: Reach
+        self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], reach: MemoryBounds
     ) -> None:
         greenlet = import_greenlet()
         self.reach = reach
@@ -87,7 +87,7 @@ class Grid:
             rounds = rounds + 1 if len(waiting) == len(self._waiting) else 0
             self._waiting = waiting
             if rounds:
-                wait_a_little(rounds)
+                back_off(rounds)
 
     def pause(self) -> None:
         """Give the turn to the next program: the running one says that it polls."""

@@ -60,7 +60,7 @@ def span_of(memory: torch.Tensor, name: str, *, heaps: int = 0) -> Span:
     return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name, storage, heaps)
 
 
-class Reach:
+class MemoryBounds:
     """The memory that some kernels may touch."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Reach:
         self._heap_bases: set[int] = set()  # where these tensors begin
 
     @classmethod
-    def of_process(cls) -> Reach:
+    def of_process(cls) -> MemoryBounds:
         """Return what every kernel of this process may touch."""
         reach = cls()
         for span in _of_process:

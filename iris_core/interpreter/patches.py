@@ -29,7 +29,7 @@ from triton.runtime.jit import JITFunction
 from ..utils.user_lines import place_of, said_of, user_lines
 from . import cache
 from .grid import Grid
-from .memory_bounds import Reach
+from .memory_bounds import MemoryBounds
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -81,7 +81,7 @@ class Machine(Protocol):
         reach: what its kernels may touch.
     """
 
-    reach: Reach
+    reach: MemoryBounds
 
     def launch(
         self, name: str, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], given: Any
@@ -183,7 +183,7 @@ def let_others_run() -> None:
 
 
 def check_on_heap(pointers: Any, from_rank: Any, to_rank: Any, heap_bases: Any, mask: Any) -> None:
-    """Raise if what the running kernel wants to translate is not on `from_rank`'s heap; see `Reach.check_on_heap`."""
+    """Raise if what the running kernel wants to translate is not on `from_rank`'s heap; see `MemoryBounds`."""
     runner = _machine or _running
     if runner is not None:
         ranks = _values(from_rank), _values(to_rank)
@@ -250,7 +250,7 @@ def _run_on_host(self: GridExecutor, args: Any, kwargs: dict[str, Any]) -> None:
     try:
         arguments, shape = _bound(self, host_args, host_kwargs)
         triton_interpreter.interpreter_builder.set_grid_dim(*shape)
-        reach = Reach.of_process()
+        reach = MemoryBounds.of_process()
         reach.add_arguments((host_args, host_kwargs), f"an argument of {self.fn.__name__}")
         _running = Grid(self.fn, arguments, shape, reach)
         _running.run()

@@ -27,7 +27,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def request_of(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
+def pickle_call(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
     """Return a call as a rank takes it.
 
     Raises:
@@ -42,14 +42,14 @@ def request_of(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
         ) from error
 
 
-def answer_of(result: Any) -> bytes:
+def pickle_result(result: Any) -> bytes:
     """Return that a call has succeeded, and its result."""
     pickled = io.BytesIO()
     _Pickler(pickled).dump((True, result))
     return pickled.getvalue()
 
 
-def error_as_answer(error: Exception) -> bytes:
+def pickle_error(error: Exception) -> bytes:
     """Return that a call has failed, of what, and where; call this while it is handled."""
     text = traceback.format_exc()
     if isinstance(error, InterpreterError) and error.__suppress_context__:  # which says itself where
@@ -61,7 +61,7 @@ def error_as_answer(error: Exception) -> bytes:
     return pickle.dumps((False, (pickled, said_of(error), text)))
 
 
-def error_of(answer: tuple[bytes, str, str]) -> tuple[Exception, str]:
+def unpickle_error(answer: tuple[bytes, str, str]) -> tuple[Exception, str]:
     """Return the error of a call that has failed, and its traceback; a RuntimeError where it cannot be rebuilt here."""
     pickled, said, text = answer
     try:

@@ -21,8 +21,8 @@ from ..interpreter import patches as interpreter
 from ..rendezvous import rank_info
 from ..rendezvous.control_plane import random_address
 from ..utils.settings import is_whole
-from .pickling import error_of, request_of
-from .worker import serve
+from .pickling import pickle_call, unpickle_error
+from .worker import run_worker
 
 _GRACE_S = 3.0  # between asking a rank to end and killing it
 _DYING_S = 0.5  # between a process's closing its sockets and its end
@@ -62,7 +62,7 @@ class RankPool:
         try:
             with _environment(_rank_environment(device) | (environment or {})):
                 for rank in range(world_size):
-                    self._start(rank_info.Origin(rank, world_size, rank, address, "iris_core.launch"))
+                    self._start(rank_info.RankInfo(rank, world_size, rank, address, "iris_core.launch"))
         except BaseException:  # a keyboard interrupt too: no rank is left running
             self.close(kill=True)
             raise
@@ -81,7 +81,7 @@ class RankPool:
         with self._one_call:
             if not self._processes:
                 raise RuntimeError("the ranks of this pool have ended")
-            request = request_of(fn, args)
+            request = pickle_call(fn, args)
             try:
                 self._send(request)
                 return self._collect()
@@ -114,12 +114,12 @@ class RankPool:
     def __exit__(self, kind: Any, *_: Any) -> None:
         self.close(kill=kind is not None)
 
-    def _start(self, origin: rank_info.Origin) -> None:
+    def _start(self, origin: rank_info.RankInfo) -> None:
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe()
         by_main = threading.current_thread() is threading.main_thread()
         process = spawn.Process(
-            target=serve, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {origin.rank}"
+            target=run_worker, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {origin.rank}"
         )
         process.daemon = True
         with _interrupts_held():
@@ -178,7 +178,7 @@ class RankPool:
             raise _Death(f"rank {rank} {self._how_ended(rank)}") from None
         if succeeded:
             return answer
-        error, text = error_of(answer)
+        error, text = unpickle_error(answer)
         raise error from RankError(f"rank {rank} of {self.world_size} raised:\n{text}")
 
     def _raise_what_is_behind(self, rank: int, error: Exception, others: set[int]) -> None:

@@ -16,12 +16,12 @@ from typing import NoReturn
 
 from ..rendezvous import rank_info
 from ..utils.owner import Owner
-from .pickling import answer_of, error_as_answer
+from .pickling import pickle_error, pickle_result
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def serve(origin: rank_info.Origin, pipe: Connection, parent: int, by_main: bool) -> None:
+def run_worker(origin: rank_info.RankInfo, pipe: Connection, parent: int, by_main: bool) -> None:
     """A rank's life: take calls until the pool closes the pipe. `by_main`: the parent's main thread started it."""
     if by_main:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -44,7 +44,7 @@ def serve(origin: rank_info.Origin, pipe: Connection, parent: int, by_main: bool
     os._exit(0)
 
 
-def _answer(origin: rank_info.Origin, request: bytes) -> bytes:
+def _answer(origin: rank_info.RankInfo, request: bytes) -> bytes:
     """Make a call and return what came of it; in a process that the call has forked, end that."""
     owner = Owner()
     try:
@@ -52,14 +52,14 @@ def _answer(origin: rank_info.Origin, request: bytes) -> bytes:
         result = fn(origin.rank, origin.world_size, *args)
         if not owner.is_this_process:
             sys.exit()
-        return answer_of(result)
+        return pickle_result(result)
     except BaseException as error:
         if not owner.is_this_process:
             _end_as_child(error)
         if isinstance(error, Exception):
-            return error_as_answer(error)
+            return pickle_error(error)
         # sys.exit() and the like, at which not the caller is to end
-        return error_as_answer(RuntimeError(f"rank {origin.rank} raised {error!r} in the middle of a call"))
+        return pickle_error(RuntimeError(f"rank {origin.rank} raised {error!r} in the middle of a call"))
 
 
 def _end_as_child(error: BaseException) -> NoReturn:

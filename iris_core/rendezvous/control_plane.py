@@ -9,16 +9,16 @@ from typing import Any
 
 from ..errors import AllocationMismatch, HeapExhausted, PeerError
 from ..utils.owner import Owner
-from .exchange import FDS, LONGER, REJOIN, UNSENT, Conversation, close_fds
-from .unix_socket import MESSAGE_LIMIT_BYTES, Link, accept_all, connect, random_address
+from .exchange import FDS, LONGER, REJOIN, UNSENT, Exchange, close_fds
+from .unix_socket import MESSAGE_LIMIT_BYTES, MessageSocket, accept_all, connect, random_address
 
-__all__ = ["HostGroup", "random_address"]
+__all__ = ["ControlPlane", "random_address"]
 
 # What a peer's failure is raised as on the other ranks, when it is one of these.
 _SAME_TYPE = {t.__name__: t for t in (ValueError, TypeError, HeapExhausted, AllocationMismatch, NotImplementedError)}
 
 
-class HostGroup(Conversation):
+class ControlPlane(Exchange):
     """The ranks of one context, on one host.
 
     After a `PeerError` every call raises the same again, until all ranks have called `rejoin`. In a process forked from
@@ -47,9 +47,9 @@ class HostGroup(Conversation):
         All are as JSON brings them, this rank's own too: what is a tuple there is a list everywhere.
 
         Raises:
-            PeerError: a rank died, did not answer within the limit, or has given up.
+            PeerError: a rank died, did not answer within the limit, or aborted.
             TypeError: JSON does not hold a rank's value; on every rank.
-            ValueError: the ranks do different things, or a value is too large; on every rank.
+            ValueError: the ranks are in different collective calls, or a value is too large; on every rank.
         """
         self.check()
         refusal = _refusal(value, what)
@@ -58,7 +58,7 @@ class HostGroup(Conversation):
 
     def broadcast(self, value: Any, root: int) -> Any:
         """Return `root`'s `value`, as JSON brings it, on the root too."""
-        return self.all_gather(value if self.rank == root else None, f"hear rank {root}")[root]
+        return self.all_gather(value if self.rank == root else None, f"broadcast from rank {root}")[root]
 
     def agree(self, what: str, value: Any) -> None:
         """Raise on every rank unless all ranks give the same value.
@@ -73,7 +73,7 @@ class HostGroup(Conversation):
 
     def barrier(self) -> None:
         """Return when every rank has called this."""
-        self.all_gather(None, "meet")
+        self.all_gather(None, "barrier")
 
     def exchange_fds(self, fd: int | None) -> list[int]:
         """Give every rank a copy of this rank's descriptor, or nothing; return copies of all that came, by rank.
@@ -83,7 +83,7 @@ class HostGroup(Conversation):
         """
         self.check()
         own = [] if fd is None else [fd]
-        said, fds = self._converse(self._epoch, FDS, len(own), own)
+        said, fds = self._exchange(self._epoch, FDS, len(own), own)
         try:
             _values(said)
         except (TypeError, ValueError):
@@ -92,7 +92,7 @@ class HostGroup(Conversation):
         return fds
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def collective_section(self, what: str) -> Iterator[None]:
         """Do something all ranks must succeed at: if it raises on one, it raises on every one.
 
         The failing rank raises its own error; the others one that names it, of the same type where that is a type of
@@ -134,12 +134,12 @@ class HostGroup(Conversation):
         self._meet(epoch, REJOIN, None)
         self._epoch, self.failure = epoch, None
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Tell the ranks, also those that wait for this one, that it will meet nobody before `rejoin`."""
         self.check_owner()
         if self.failure is None:
             self.failure = why
-            self._say_that_over(self._epoch, why)
+            self._notify_abort(self._epoch, why)
 
     def check(self) -> None:
         """Raise if an earlier call has failed, or this is not the rank's own process.
@@ -173,7 +173,7 @@ class HostGroup(Conversation):
             link.close()
         self._links.clear()
 
-    def _connect(self, address: str) -> dict[int, Link]:
+    def _connect(self, address: str) -> dict[int, MessageSocket]:
         """Return a link to each rank that this one talks to: rank 0 to all, the others to rank 0."""
         if self.rank == 0:
             return accept_all(address, self.world_size, timeout_s=self.timeout_s)
@@ -181,20 +181,20 @@ class HostGroup(Conversation):
 
     def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
         """Return what each rank does, and its value."""
-        said, fds = self._converse(epoch, what, value, [])
+        said, fds = self._exchange(epoch, what, value, [])
         close_fds(fds)  # of ranks that do something else
         return said
 
 
 def _values(said: list[list[Any]]) -> list[Any]:
-    """Return the values that the ranks gave, all for the same; see `HostGroup.all_gather` for what is raised."""
+    """Return the values that the ranks gave, all for the same; see `ControlPlane.all_gather` for what is raised."""
     for rank, (one, why) in enumerate(said):
         if one == UNSENT:
             raise _SAME_TYPE[why[0]](f"rank {rank}: {why[1]}")
     doing = [one for one, _ in said]
     if len(set(doing)) > 1:
         listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(doing))
-        raise ValueError(f"the ranks do different things together: {listed}")
+        raise ValueError(f"the ranks are in different collective calls: {listed}")
     return [value for _, value in said]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import PeerError
-from .unix_socket import Link, MalformedMessage
+from .unix_socket import MalformedMessage, MessageSocket
 
 # What a rank that is not rank 0 waits longer: rank 0 knows who is missing, and should be the one to say so.
 LONGER = 1.25
@@ -26,13 +26,13 @@ LONGER = 1.25
 ANSWER = "<answer>"
 FAILED = "<failed>"  # instead of an answer: what went wrong, and whether that is final
 REJOIN = "<reset>"
-GAVE_UP = "<give up>"  # its value says why
+ABORTED = "<aborted>"  # its value says why
 UNSENT = "<refused>"  # instead of what a rank does: its value cannot be sent; of what type the error is, and why
 FDS = "<share file descriptors>"  # its value says how many come with it
 
 
-class Conversation:
-    """A rank's part in what the ranks of a `HostGroup` say; `converse` is collective.
+class Exchange:
+    """A rank's part in what the ranks of a `ControlPlane` say; `converse` is collective.
 
     Attributes:
         failure: what the calls raise since one has failed, or None.
@@ -44,14 +44,14 @@ class Conversation:
     failure: str | None = None
     is_lost = False
     _epoch = 0
-    _links: dict[int, Link]  # of rank 0 to all, of the others to rank 0
+    _links: dict[int, MessageSocket]  # of rank 0 to all, of the others to rank 0
 
     def __init__(self) -> None:
         self._rejoining: dict[int, list[Any]] = {}  # what ranks said that wait in `rejoin`, for rank 0's call of it
 
     # Messages: [epoch, what the rank does, value]; from rank 0 [epoch, ANSWER, all that] or [epoch, FAILED, why] ------
 
-    def _converse(self, epoch: int, what: str, value: Any, fds: list[int]) -> tuple[list[list[Any]], list[int]]:
+    def _exchange(self, epoch: int, what: str, value: Any, fds: list[int]) -> tuple[list[list[Any]], list[int]]:
         """Return what each rank does, and its value, and copies of all descriptors.
 
         Whatever ends it on this rank, an interrupt too, is heard by the others and by later calls: an answer that
@@ -65,7 +65,7 @@ class Conversation:
             interrupt = f"it was interrupted by {type(error).__name__}"
             why = str(error) if isinstance(error, PeerError) else interrupt
             self.failure = self.failure or why
-            self._say_that_over(epoch, why)
+            self._notify_abort(epoch, why)
             raise
 
     def _ask(self, epoch: int, what: str, value: Any, fds: list[int]) -> tuple[list[list[Any]], list[int]]:
@@ -117,16 +117,16 @@ class Conversation:
         of_epoch, doing, value = self._receive(peer, deadline)
         if of_epoch > epoch:
             self._rejoining[peer] = [doing, value]
-            self._fail(f"rank {peer} has given up and waits in reset()")
+            self._fail(f"rank {peer} aborted and waits in reset()")
         elif of_epoch < epoch:
-            if doing not in (REJOIN, GAVE_UP):  # it waits for an answer that rank 0 will not give
-                self._send(peer, [of_epoch, FAILED, ["rank 0 has given up and waits in reset()", False]])
-        elif doing == GAVE_UP:
+            if doing not in (REJOIN, ABORTED):  # it waits for an answer that rank 0 will not give
+                self._send(peer, [of_epoch, FAILED, ["rank 0 aborted and waits in reset()", False]])
+        elif doing == ABORTED:
             waited = said.pop(peer, None)
             if what != REJOIN:  # to which it comes again
                 missing = self._links.keys() - said.keys() - {peer}
                 late = f"; {ranks_named(missing)} had not come" if waited and missing else ""
-                self._fail(f"rank {peer} has given up: {value}{late}")
+                self._fail(f"rank {peer} aborted: {value}{late}")
         elif doing != REJOIN or what == REJOIN:
             said[peer] = [doing, value]
         # Else it gave up waiting in `rejoin`, tried again, and the first time was answered after all.
@@ -149,7 +149,7 @@ class Conversation:
         except MalformedMessage as error:
             self._lost(peer, str(error))
         if not (isinstance(message, list) and len(message) == 3 and isinstance(message[0], int)):
-            self._lost(peer, "sent a message that is none of ours")
+            self._lost(peer, "sent a message that is malformed")
         return message
 
     # Failures --------------------------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ class Conversation:
             self.failure, self.is_lost = why, self.is_lost or final
         raise PeerError(why)
 
-    def _say_that_over(self, epoch: int, why: str) -> None:
+    def _notify_abort(self, epoch: int, why: str) -> None:
         """Let those hear who wait for this rank, now or later, that it has given up."""
         for peer, link in self._links.items():
             # In `rejoin` rank 0's peers wait on: it may come again while they do.
-            message = [epoch, GAVE_UP, why] if peer == 0 else [self._epoch, FAILED, [why, self.is_lost]]
+            message = [epoch, ABORTED, why] if peer == 0 else [self._epoch, FAILED, [why, self.is_lost]]
             with contextlib.suppress(OSError):  # it has gone
                 link.send(message)
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .control_plane import HostGroup
+from .control_plane import ControlPlane
 
 _ending: set[dist.ProcessGroup] = set()  # whose end was begun here, and has not come
 
 
 def make_process_group(
-    group: HostGroup, device: torch.device | None, given: dist.ProcessGroup | None = None
+    control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None = None
 ) -> tuple[dist.ProcessGroup, Callable[[bool], None]]:
     """Return a process group of these ranks, and what gives it back, if it was made here; collective.
 
@@ -28,7 +28,7 @@ def make_process_group(
     way, it warns of whatever goes wrong.
 
     Args:
-        group: the ranks.
+        control_plane: the ranks.
         device: the GPU of this rank, for NCCL or RCCL; None for gloo.
         given: the one that they are of, which may be of another backend.
 
@@ -37,10 +37,10 @@ def make_process_group(
         PeerError: a rank did not come.
     """
     backend = "gloo" if device is None else "nccl"
-    limit_s = group.timeout_s
+    limit_s = control_plane.timeout_s
     limit: dict[str, Any] = {"timeout": timedelta(seconds=limit_s)} if limit_s else {}
     known = given if given is not None else dist.group.WORLD
-    with group.together("look for a process group"):
+    with control_plane.collective_section("look for a process group"):
         if known in _ending:
             raise RuntimeError(
                 "torch's process group of this process is one of a context that was closed, and has not ended: CUDA "
@@ -53,12 +53,12 @@ def make_process_group(
         made = dist.new_group(ranks, backend=backend, use_local_synchronization=given is not None, **limit)
         return made, lambda is_failing: _destroy(made, device, limit_s, is_failing)
     store = None
-    if group.rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, group.world_size, is_master=True, wait_for_workers=False)
-    port = group.broadcast(store.port if store else 0, 0)
-    store = store or dist.TCPStore("127.0.0.1", port, group.world_size, is_master=False)
+    if control_plane.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, control_plane.world_size, is_master=True, wait_for_workers=False)
+    port = control_plane.broadcast(store.port if store else 0, 0)
+    store = store or dist.TCPStore("127.0.0.1", port, control_plane.world_size, is_master=False)
     dist.init_process_group(
-        backend, store=store, rank=group.rank, world_size=group.world_size, device_id=device, **limit
+        backend, store=store, rank=control_plane.rank, world_size=control_plane.world_size, device_id=device, **limit
     )
     world = dist.group.WORLD
     assert world is not None

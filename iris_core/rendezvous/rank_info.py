@@ -19,10 +19,10 @@ from ..errors import PeerError
 from ..utils.owner import Owner
 from ..utils.settings import number_in
 from . import unix_socket
-from .control_plane import HostGroup, random_address
+from .control_plane import ControlPlane, random_address
 
 if TYPE_CHECKING:
-    from ..checker.simulated_host import Node
+    from ..checker.simulated_host import SimulatedHost
 
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
@@ -32,7 +32,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Origin:
+class RankInfo:
     """A process's place among the ranks.
 
     Args:
@@ -49,17 +49,17 @@ class Origin:
     local_rank: int
     address: str
     started_by: str
-    node: Node | None = None
+    node: SimulatedHost | None = None
     group: dist.ProcessGroup | None = None
 
 
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-_launched: tuple[Origin, Owner] | None = None
-_node: Node | None = None
+_launched: tuple[RankInfo, Owner] | None = None
+_node: SimulatedHost | None = None
 
 
 @contextlib.contextmanager
-def simulated(node: Node) -> Iterator[None]:
+def simulated(node: SimulatedHost) -> Iterator[None]:
     """Make the ranks that take turns in this process those of a simulated host."""
     global _node
     _node = node
@@ -69,13 +69,13 @@ def simulated(node: Node) -> Iterator[None]:
         _node = None
 
 
-def set_launched(origin: Origin) -> None:
+def set_launched(origin: RankInfo) -> None:
     """Say that `iris_core.launch` started this process as `origin`."""
     global _launched
     _launched = origin, Owner()
 
 
-def simulated_host() -> Node | None:
+def simulated_host() -> SimulatedHost | None:
     """Return the simulated host whose ranks take turns in this process, if it has one."""
     return _node
 
@@ -147,7 +147,7 @@ def _local_rank(default: int) -> int:
     return number_in("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else default
 
 
-def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
+def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
     """Return this process's place: in `group`, or from `launch`, torch.distributed, torchrun, mpirun, or alone.
 
     Raises:
@@ -178,24 +178,24 @@ def find_origin(group: dist.ProcessGroup | None = None) -> Origin:
             "with torch.multiprocessing.spawn, call torch.distributed.init_process_group first",
             stacklevel=2,
         )
-    return Origin(0, 1, 0, random_address(), "nothing (a world of one rank)")
+    return RankInfo(0, 1, 0, random_address(), "nothing (a world of one rank)")
 
 
-def connect(origin: Origin, timeout_s: float) -> HostGroup:
+def connect(origin: RankInfo, timeout_s: float) -> ControlPlane:
     """Connect the ranks of one host; `timeout_s` is the limit of a wait in a kernel.
 
     The host waits twice as long: where a peer's kernel waits in vain, its report comes first.
     """
     if origin.node is not None:
         return origin.node.join(origin.rank)
-    return HostGroup(origin.rank, origin.world_size, origin.address, timeout_s=2 * timeout_s)
+    return ControlPlane(origin.rank, origin.world_size, origin.address, timeout_s=2 * timeout_s)
 
 
 _stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context
 _contexts_made: Counter[str] = Counter()  # by what their ranks are
 
 
-def _from_group(group: dist.ProcessGroup) -> Origin:
+def _from_group(group: dist.ProcessGroup) -> RankInfo:
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("this process is none of the given group's; each process gives the group that it is in")
@@ -207,7 +207,7 @@ def _from_group(group: dist.ProcessGroup) -> Origin:
 
 def _from_store(
     store: dist.Store, rank: int, world_size: int, started_by: str, whose: str = "all", number: int | None = None
-) -> Origin:
+) -> RankInfo:
     """Agree on an address through a store; `whose` tells groups apart, `number` is the process's on its host."""
     local_rank = _local_rank(rank if number is None else number)
     # A process that makes a second context later needs a second name.
@@ -223,10 +223,10 @@ def _from_store(
         raise PeerError(f"{late}: {error}") from None
     address, host = store.get(key).decode().split(" ", 1)
     _check_host(rank, host)
-    return Origin(rank, world_size, local_rank, address, started_by)
+    return RankInfo(rank, world_size, local_rank, address, started_by)
 
 
-def _from_mpi() -> Origin:
+def _from_mpi() -> RankInfo:
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -235,7 +235,7 @@ def _from_mpi() -> Origin:
     address, host = world.bcast((random_address(), _host()) if world.rank == 0 else None, root=0)
     _check_host(world.rank, host)
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
-    return Origin(world.rank, world.size, local_rank, address, "mpirun")
+    return RankInfo(world.rank, world.size, local_rank, address, "mpirun")
 
 
 def _host() -> str:

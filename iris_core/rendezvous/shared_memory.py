@@ -10,10 +10,10 @@ import mmap
 import os
 import sys
 
-from .control_plane import HostGroup
+from .control_plane import ControlPlane
 
 
-def share_memory(group: HostGroup, size_bytes: int, name: str) -> mmap.mmap:
+def share_memory(control_plane: ControlPlane, size_bytes: int, name: str) -> mmap.mmap:
     """Return zeroed memory that all ranks have mapped; collective. `name` is for ``/proc/<pid>/maps``.
 
     Raises:
@@ -21,14 +21,14 @@ def share_memory(group: HostGroup, size_bytes: int, name: str) -> mmap.mmap:
     """
     own = None
     with contextlib.ExitStack() as descriptors:
-        with group.together(f"share {size_bytes:,} bytes of host memory"):
+        with control_plane.collective_section(f"share {size_bytes:,} bytes of host memory"):
             if size_bytes > sys.maxsize:
                 raise OSError(f"no process has {size_bytes:,} bytes of addresses")
-            if group.rank == 0:
+            if control_plane.rank == 0:
                 own = os.memfd_create(name, os.MFD_CLOEXEC)
                 descriptors.callback(os.close, own)
                 os.ftruncate(own, size_bytes)
-        (fd,) = group.exchange_fds(own)
+        (fd,) = control_plane.exchange_fds(own)
         descriptors.callback(os.close, fd)
-        with group.together(f"map {size_bytes:,} bytes of host memory"):
+        with control_plane.collective_section(f"map {size_bytes:,} bytes of host memory"):
             return mmap.mmap(fd, size_bytes)

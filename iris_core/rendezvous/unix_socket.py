@@ -41,7 +41,7 @@ def random_address() -> str:
     return f"iris-{secrets.token_hex(16)}"
 
 
-class Link:
+class MessageSocket:
     """Messages to and from one rank.
 
     Args:
@@ -156,7 +156,7 @@ class Link:
             self._received += piece
 
 
-def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, Link]:
+def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, MessageSocket]:
     """Wait, as rank 0, until all other ranks have connected, and welcome them; return a link to each, by rank.
 
     Whoever connects and does not say which rank it is keeps nobody waiting. Processes of other users are turned away,
@@ -165,7 +165,7 @@ def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, 
     Raises:
         PeerError: a rank did not connect in time, or another process has the address.
     """
-    links: dict[int, Link] = {}
+    links: dict[int, MessageSocket] = {}
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     with contextlib.ExitStack() as strangers, selectors.DefaultSelector() as selector:
         listener = strangers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -193,7 +193,7 @@ def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, 
     return dict(sorted(links.items()))
 
 
-def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Link:
+def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> MessageSocket:
     """Connect, as a rank other than 0, to rank 0; return when all ranks have.
 
     Raises:
@@ -215,7 +215,7 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Li
         connection.close()
         raise PeerError("the group's address is held by another user")
     limits = {"limit_bytes": 2 * MESSAGE_LIMIT_BYTES * world_size, "limit_fds": world_size}
-    link = Link(connection, timeout_s=timeout_s, **limits)
+    link = MessageSocket(connection, timeout_s=timeout_s, **limits)
     limit_s = CONNECT_TIMEOUT_S * _LONGER
     try:
         connection.sendall(_HELLO.pack(rank, world_size))
@@ -245,7 +245,7 @@ def _hear(
     key: selectors.SelectorKey,
     selector: selectors.BaseSelector,
     world_size: int,
-    links: dict[int, Link],
+    links: dict[int, MessageSocket],
     timeout_s: float,
 ) -> None:
     """Receive what has come of a stranger's greeting; when it is whole, link its rank or turn it away."""
@@ -260,7 +260,7 @@ def _hear(
         return
     rank, refusal = _judge(hello, world_size, links)
     # A copy of the descriptor, as the stranger's own is closed with all strangers'.
-    link = Link(stranger.dup(), timeout_s=timeout_s)
+    link = MessageSocket(stranger.dup(), timeout_s=timeout_s)
     if refusal:
         _tell([link], refusal)
         link.close()
@@ -268,13 +268,13 @@ def _hear(
         links[rank] = link
 
 
-def _tell(links: Iterable[Link], word: str) -> None:
+def _tell(links: Iterable[MessageSocket], word: str) -> None:
     for link in links:
         with contextlib.suppress(OSError):  # who has gone again is found out at the first message
             link.send(word)
 
 
-def _judge(hello: bytearray, world_size: int, links: dict[int, Link]) -> tuple[int, str | None]:
+def _judge(hello: bytearray, world_size: int, links: dict[int, MessageSocket]) -> tuple[int, str | None]:
     """Return which rank a newcomer says it is, and why it is turned away, or None."""
     rank, its_world_size = _HELLO.unpack(hello)
     if its_world_size != world_size:

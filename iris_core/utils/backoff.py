@@ -8,6 +8,6 @@ _STEP_S = 5e-5
 _LONGEST_S = 2e-3
 
 
-def wait_a_little(looks: int) -> None:
+def back_off(looks: int) -> None:
     """Let other processes run, after that many looks: the more, the longer, 2 ms at most."""
     time.sleep(min(looks * _STEP_S, _LONGEST_S))

@@ -10,14 +10,14 @@ from ..backends.base import Backend
 from ..errors import AllocationMismatch, PeerError
 from ..heap.allocator import first_difference
 from ..heap.heap import SymmetricHeap
-from ..rendezvous.control_plane import HostGroup
+from ..rendezvous.control_plane import ControlPlane
 from .watchdog import UNTIL_RESET, Watchdog
 
 
 class Meeting:
     """The part of a context that meets the other ranks."""
 
-    group: HostGroup
+    control_plane: ControlPlane
     backend: Backend
     heap: SymmetricHeap
     watchdog: Watchdog
@@ -31,10 +31,10 @@ class Meeting:
             AllocationMismatch: the ranks allocated or freed in different orders; names the first difference.
             PeerError: a rank died, or did not come within the limit.
         """
-        with self.together("reach the barrier"):
+        with self.collective_section("reach the barrier"):
             self.backend.synchronize()
             self.check()
-        with self.explained():
+        with self.raising_root_cause():
             self._compare_allocations()
 
     def check(self) -> None:
@@ -46,15 +46,15 @@ class Meeting:
             RuntimeError: it is closed, or this process was forked from the one that opened it.
         """
         self._check_open()
-        if not self.group.is_lost:
+        if not self.control_plane.is_lost:
             try:
                 self.watchdog.check()
             except TimeoutError as error:
-                self.group.give_up(str(error))
+                self.control_plane.abort(str(error))
                 raise
-        if self.group.failure is not None:
-            hint = "this is final, start the ranks again" if self.group.is_lost else UNTIL_RESET
-            raise PeerError(f"{self.group.failure}; {hint}")
+        if self.control_plane.failure is not None:
+            hint = "this is final, start the ranks again" if self.control_plane.is_lost else UNTIL_RESET
+            raise PeerError(f"{self.control_plane.failure}; {hint}")
 
     def reset(self) -> None:
         """Make the context usable again after `check` has raised; collective, and no matter where each rank failed.
@@ -71,20 +71,20 @@ class Meeting:
         self.watchdog.abort()
         self.backend.synchronize()
         try:
-            self.group.rejoin()
+            self.control_plane.rejoin()
         except PeerError as error:
-            if self.group.is_lost:
+            if self.control_plane.is_lost:
                 self.check()
             raise PeerError(f"reset: {error}; {UNTIL_RESET}") from None
-        with self.group.together("reset"):
+        with self.control_plane.collective_section("reset"):
             self.watchdog.clear()
             self.backend.synchronize()
         self._compare_allocations()
         self.watchdog.failure = None
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Do something with `group`; where it fails because a wait has failed, that is what is raised."""
+    def raising_root_cause(self) -> Iterator[None]:
+        """Do something with `control_plane`; where it fails because a wait has failed, that is what is raised."""
         self._check_open()
         try:
             yield
@@ -93,24 +93,24 @@ class Meeting:
             raise
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[None]:
-        """As `HostGroup.together`, explained."""
-        with self.explained(), self.group.together(what):
+    def collective_section(self, what: str) -> Iterator[None]:
+        """As `ControlPlane.collective_section`, explained."""
+        with self.raising_root_cause(), self.control_plane.collective_section(what):
             yield
 
     @contextlib.contextmanager
-    def all_or_nothing(self, what: str) -> Iterator[None]:
+    def collective_allocation(self, what: str) -> Iterator[None]:
         """Do something collective that allocates; if it raises on one rank it raises on all, and allocates on none.
 
         What it gave the watchdog to watch is forgotten too.
 
         Raises:
-            As `HostGroup.together`; and what `check` raises.
+            As `ControlPlane.collective_section`; and what `check` raises.
         """
         self.check()
         allocated, watched = self.heap.allocator.snapshot(), list(self.watchdog.watched)
         try:
-            with self.together(what):
+            with self.collective_section(what):
                 yield
         except BaseException:
             self.heap.allocator.restore(allocated)
@@ -123,18 +123,18 @@ class Meeting:
         Raises:
             ValueError: the values differ; names every rank's.
         """
-        with self.explained():
-            self.group.agree(what, value)
+        with self.raising_root_cause():
+            self.control_plane.agree(what, value)
 
     def _check_open(self) -> None:
-        self.group.check_owner()
+        self.control_plane.check_owner()
         if self.is_closed:
             raise RuntimeError("this context is closed; iris_core.iris makes another")
 
     def _compare_allocations(self) -> None:
         allocator = self.heap.allocator
-        if len(set(self.group.all_gather(allocator.digest, "compare allocations"))) > 1:
-            difference = first_difference(self.group.all_gather(allocator.history, "find the difference"))
+        if len(set(self.control_plane.all_gather(allocator.digest, "compare allocations"))) > 1:
+            difference = first_difference(self.control_plane.all_gather(allocator.history, "find the difference"))
             raise AllocationMismatch(
                 f"the ranks allocated differently since the last barrier: {difference}; allocation and free are "
                 "collective, every rank must make the same calls in the same order"

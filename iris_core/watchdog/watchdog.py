@@ -1,4 +1,4 @@
-"""The host's half of bounded waits: sets the limit, hears of failed waits, says what they waited for, starts again."""
+"""The host's half of bounded waits: sets the limit, finds failed waits, names what they waited for, and resets."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ..backends.base import Backend
 from ..device.sync import (
     EXPIRED,
     WATCHDOG_ABORT,
+    WATCHDOG_FAULTS_ADDRESS,
     WATCHDOG_NOTICE_ADDRESS,
-    WATCHDOG_REPORT_ADDRESS,
     WATCHDOG_TIMEOUT_NS,
     WATCHDOG_WORDS,
 )
 from ..heap.heap import SymmetricHeap
-from ..rendezvous.control_plane import HostGroup
-from .fault_board import Report, ReportBoard
+from ..rendezvous.control_plane import ControlPlane
+from .fault_board import Fault, FaultBoard
 
 UNTIL_RESET = "the context cannot be used until every rank has called its reset()"
 
 
 class Watched(NamedTuple):
-    """Flags that kernels wait on, and what is said of them."""
+    """Flags that kernels wait on, and their descriptions."""
 
     flags: torch.Tensor
     describe: Callable[[int, int], str]
     call_of: Callable[[int, int], int] | None
 
     def name(self, address: int, rank: int, expected: int | None = None) -> str | None:
-        """Say what a rank's word stands for, given where this rank has it, if it is one of these.
+        """Return what a rank's word stands for, given where this rank has it; None if it is none of these.
 
         In which call, too, if `expected` is known.
         """
@@ -48,7 +48,7 @@ class Watchdog:
     """Watches the waits of one rank's kernels; making one is collective.
 
     Args:
-        group: all ranks.
+        control_plane: all ranks.
         heap: the symmetric heap; the watchdog's words lie there, where peers can write them.
         backend: whose kernels wait.
         timeout_s: limit of a wait in seconds; 0 for none.
@@ -58,17 +58,17 @@ class Watchdog:
         failure: what `check` raises since a wait of any rank has failed, or None.
     """
 
-    def __init__(self, group: HostGroup, heap: SymmetricHeap, backend: Backend, *, timeout_s: float) -> None:
-        self._rank = group.rank
+    def __init__(self, control_plane: ControlPlane, heap: SymmetricHeap, backend: Backend, *, timeout_s: float) -> None:
+        self._rank = control_plane.rank
         self._timeout_s = timeout_s
         self._heap = heap
         self._backend = backend
-        self._board = ReportBoard(group, backend, heap.base)
+        self._board = FaultBoard(control_plane, backend, heap.base)
         self.failure: str | None = None
         self.words = heap.allocate((WATCHDOG_WORDS.value,), torch.int64)
         self.words[WATCHDOG_TIMEOUT_NS.value] = int(timeout_s * 1e9)
         self.words[WATCHDOG_ABORT.value] = 0
-        self.words[WATCHDOG_REPORT_ADDRESS.value] = self._board.rows_address
+        self.words[WATCHDOG_FAULTS_ADDRESS.value] = self._board.rows_address
         self.words[WATCHDOG_NOTICE_ADDRESS.value] = self._board.notice_address
         self.watched: list[Watched] = []
 
@@ -78,13 +78,13 @@ class Watchdog:
         describe: Callable[[int, int], str],
         call_of: Callable[[int, int], int] | None = None,
     ) -> None:
-        """Name the words of `flags` for reports, and have a reset zero them.
+        """Name the words of `flags` for error messages, and have a reset zero them.
 
         Whichever rank raises says what any rank waited for: that one may be busy, or gone.
 
         Args:
-            flags: contiguous int64 words, or int32 ones for a stream, on the context's device. Every rank hears the
-                names of those on the heap; of others it hears whose they are.
+            flags: contiguous int64 words, or int32 ones for a stream, on the context's device. Errors name
+                those on the heap on every rank; of others they name the rank alone.
             describe: ``describe(i, rank)`` says what element i stands for on `rank`, any of the ranks.
             call_of: ``call_of(i, expected)`` gives the call in which element i is expected to be that.
 
@@ -105,7 +105,7 @@ class Watchdog:
         self.watched = [one for one in self.watched if not start <= one.flags.data_ptr() < stop]
 
     def check(self) -> None:
-        """Raise if a wait of any rank has failed; the first time, make all ranks' waits give up.
+        """Raise if a wait of any rank has failed; the first time, abort all ranks' waits.
 
         Raises:
             TimeoutError: what waited for what, how long, and what it saw; the same until the reset.
@@ -118,13 +118,13 @@ class Watchdog:
         raise TimeoutError(self.failure)
 
     def abort(self) -> None:
-        """Make every wait give up, on all ranks, though their devices are busy."""
+        """Abort every wait, on all ranks, though their devices are busy."""
         self._backend.write_words(self._heap.peer_view(self.words)[:, WATCHDOG_ABORT.value], 1)
 
-    def stream_gave_up(self, flag: torch.Tensor, expected: int) -> None:
-        """Report that a stream has waited in vain for a word to be at least `expected`."""
+    def stream_timed_out(self, flag: torch.Tensor, expected: int) -> None:
+        """Record that a stream's wait for a word to be at least `expected` has timed out."""
         now = time.monotonic_ns()
-        self._board.add(Report(EXPIRED.value, now, self._rank, -1, flag.data_ptr(), expected, int(flag.item())))
+        self._board.add(Fault(EXPIRED.value, now, self._rank, -1, flag.data_ptr(), expected, int(flag.item())))
 
     def poll_failure(self, address: int, waited_s: float) -> str | None:
         """Return what to raise of an interpreted kernel's loop that polls a word; None while it may go on."""
@@ -137,36 +137,36 @@ class Watchdog:
         )
 
     def clear(self) -> None:
-        """Zero every watched word and forget the reports; no kernel of any rank may run."""
+        """Zero every watched word and forget the faults; no kernel of any rank may run."""
         for one in self.watched:
             one.flags.zero_()
         self.words[WATCHDOG_ABORT.value] = 0
         self._board.clear()
 
     def _message(self) -> str:
-        reports = self._board.reports()
-        if not reports:
-            return f"a wait of some rank has failed and its report has not arrived; {UNTIL_RESET}"
-        first = reports[0]
-        own = next((report for report in reports if report.rank == self._rank), first)
-        others = sorted({report.rank for report in reports} - {first.rank, self._rank})
-        parts = [f"{self._say(first)} (limit: iris(timeout_s=...) or IRIS_TIMEOUT_S)"]
+        faults = self._board.faults()
+        if not faults:
+            return f"a wait of some rank has failed and its record has not arrived; {UNTIL_RESET}"
+        first = faults[0]
+        own = next((fault for fault in faults if fault.rank == self._rank), first)
+        others = sorted({fault.rank for fault in faults} - {first.rank, self._rank})
+        parts = [f"{self._describe(first)} (limit: iris(timeout_s=...) or IRIS_TIMEOUT_S)"]
         if own is not first:
-            parts.append(f"on this rank, {self._say(own)}")
+            parts.append(f"on this rank, {self._describe(own)}")
         if others:
             parts.append(f"waits of rank(s) {', '.join(map(str, others))} failed too")
         return "; ".join([*parts, UNTIL_RESET])
 
-    def _say(self, report: Report) -> str:
+    def _describe(self, fault: Fault) -> str:
         why = (
-            f"waited {self._timeout_s:g} s in vain"
-            if report.reason == EXPIRED.value
-            else "gave up, as another wait had failed or a rank has left, waiting"
+            f"timed out after {self._timeout_s:g} s waiting"
+            if fault.reason == EXPIRED.value
+            else "was aborted, as another wait had failed or a rank has left, waiting"
         )
-        who = f"program {report.program}" if report.program >= 0 else "a stream"
+        who = f"program {fault.program}" if fault.program >= 0 else "a stream"
         return (
-            f"rank {report.rank}: {who} {why} for {self._name(report)}: "
-            f"expected at least {report.expected}, saw {report.seen}"
+            f"rank {fault.rank}: {who} {why} for {self._describe_flag(fault)}: "
+            f"expected at least {fault.expected}, saw {fault.seen}"
         )
 
     def find(self, address: int, expected: int | None = None) -> str | None:
@@ -177,15 +177,15 @@ class Watchdog:
         names = (one.name(address, rank, expected) for one in self.watched)
         return next((name for name in names if name), None)
 
-    def _name(self, report: Report) -> str:
+    def _describe_flag(self, fault: Fault) -> str:
         """Say what a flag stands for. On the heap it stands for the same on every rank; others are their rank's own."""
-        address = report.address
-        offset = address - self._board.heap_base(report.rank)
+        address = fault.address
+        offset = address - self._board.heap_base(fault.rank)
         if 0 <= offset < self._heap.stride:
             address = self._heap.base + offset
-        elif report.rank != self._rank:
-            return f"a flag of rank {report.rank}'s own"
-        return self._find(address, report.rank, report.expected) or f"the flag at address {report.address:#x}"
+        elif fault.rank != self._rank:
+            return f"a flag of rank {fault.rank}'s own"
+        return self._find(address, fault.rank, fault.expected) or f"the flag at address {fault.address:#x}"
 
 
 def _refuse_what_cannot_be_watched(flags: torch.Tensor, device: torch.device) -> None:
