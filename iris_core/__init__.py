@@ -4,7 +4,7 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 `store`, `get`, `put`, `copy`, atomics) and synchronisation (`signal`, `wait`, `barrier`), to be called from kernels.
 """
 
-from .context import Context
+from .context import Context, iris
 from .device.intrinsics import (
     clock_ns,
     fence_before_descriptor_loads,
@@ -33,7 +33,6 @@ from .device.rma import (
 from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .errors import AllocationMismatch, HeapExhausted, PeerError
 from .launcher.pool import RankError, RankPool, launch
-from .opening import iris
 from .rendezvous.rank_info import RankInfo
 
 __all__ = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
-from iris_core.rendezvous.rank_info import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 
 # Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
 LONG = (

@@ -15,6 +15,7 @@ import torch
 
 from iris_core import PeerError
 from iris_core.rendezvous import rank_info, unix_socket
+from iris_core.utils import settings
 
 PROGRAMS = Path(__file__).parent / "programs"
 # What a shell would not have, but the ranks of a pool, or of the tests' own launcher, do.
@@ -107,26 +108,26 @@ def test_the_limit_of_waits_comes_from_the_environment(
     monkeypatch.delenv("IRIS_TIMEOUT_S", raising=False)
     if text is not None:
         monkeypatch.setenv("IRIS_TIMEOUT_S", text)
-    assert rank_info.timeout_s() == seconds
+    assert settings.timeout_s() == seconds
 
 
 def test_an_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_TIMEOUT_S", "7")
-    assert rank_info.timeout_s(2) == 2.0
-    assert rank_info.timeout_s(0) == 0.0
+    assert settings.timeout_s(2) == 2.0
+    assert settings.timeout_s(0) == 0.0
 
 
 @pytest.mark.parametrize("asked", [-1, float("nan"), float("inf"), 1e7, "soon", [3]])
 def test_an_argument_that_is_no_number_of_seconds_is_refused(asked: Any) -> None:
     with pytest.raises(ValueError, match=r"timeout_s is .*takes a number of seconds"):
-        rank_info.timeout_s(asked)
+        settings.timeout_s(asked)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("IRIS_TIMEOUT_S", text)
     with pytest.raises(ValueError, match=r"IRIS_TIMEOUT_S is .*takes a number of seconds"):
-        rank_info.timeout_s()
+        settings.timeout_s()
 
 
 def test_a_process_of_which_nothing_says_which_rank_it_is_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

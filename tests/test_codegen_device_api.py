@@ -13,7 +13,7 @@ from compiling import HEAP_SIZE, LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case,
 from triton.compiler.errors import CompilationError
 
 import iris_core
-from iris_core.collectives.barrier_kernel import barrier_kernel
+from iris_core.collectives.host_collectives import barrier_kernel
 
 pytestmark = pytest.mark.parametrize("target", TARGETS)
 

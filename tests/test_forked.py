@@ -78,7 +78,7 @@ def use_in_child(rank: int, world_size: int) -> tuple[list[int], dict[str, list[
         uses = uses_of(ctx, tensor)
         for name in ("collective_section", "collective_allocation"):
             uses[name] = (entered, getattr(ctx, name))
-        uses["raising_root_cause"] = (entered, lambda _: ctx.raising_root_cause())
+        uses["raising_root_cause"] = (entered, lambda _: ctx.recovery.raising_root_cause())
         uses["operator"] = (operator, operand, operand)
         uses["operator.close"] = (operator.close,)
         uses["iris"] = (iris, 1 << 20)

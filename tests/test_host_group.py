@@ -16,7 +16,8 @@ from ranks import raised as error_of
 
 from iris_core import AllocationMismatch, HeapExhausted, PeerError
 from iris_core.rendezvous import exchange
-from iris_core.rendezvous.control_plane import ControlPlane, random_address
+from iris_core.rendezvous.control_plane import ControlPlane
+from iris_core.rendezvous.unix_socket import random_address
 
 
 def run(body: Callable[[ControlPlane], Any], world_size: int = 3, timeout_s: float = 20.0) -> list[Any]:
@@ -25,7 +26,7 @@ def run(body: Callable[[ControlPlane], Any], world_size: int = 3, timeout_s: flo
     results: list[Any] = [None] * world_size
 
     def be(rank: int) -> None:
-        group = ControlPlane(rank, world_size, address, timeout_s=timeout_s)
+        group = ControlPlane.connect(rank, world_size, address, timeout_s=timeout_s)
         try:
             results[rank] = body(group)
         except Exception as error:
@@ -183,7 +184,7 @@ def test_a_ranks_own_failure_is_not_hidden_by_its_peers_impatience() -> None:
 
 def impatient(group: ControlPlane) -> Any:
     """Let this rank, which is not rank 0, give up soon."""
-    return mock.patch.object(group._links[0], "_timeout_s", 0.2)
+    return mock.patch.object(group.exchange._sockets[0], "_timeout_s", 0.2)
 
 
 def again(group: ControlPlane) -> list[int]:
@@ -242,7 +243,7 @@ def test_all_ranks_have_one_limit_together() -> None:
     clock = SimpleNamespace(monotonic=lambda: 1e4 * clock.has_come, has_come=False)
 
     def body(group: ControlPlane) -> Any:
-        hear = group._hear
+        hear = group.exchange._receive_call
 
         def hear_one(*arguments: Any) -> None:
             hear(*arguments)
@@ -250,7 +251,7 @@ def test_all_ranks_have_one_limit_together() -> None:
 
         if group.rank == 2:
             assert over.wait(30)
-        with mock.patch.object(group, "_hear", hear_one):
+        with mock.patch.object(group.exchange, "_receive_call", hear_one):
             error = error_of(group.barrier)
         if group.rank == 0:
             over.set()
@@ -272,7 +273,10 @@ def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupte
 
     def body(group: ControlPlane) -> Any:
         if group.rank == interrupted:
-            with mock.patch.object(group, "_receive", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            with (
+                mock.patch.object(group.exchange, "_receive", side_effect=KeyboardInterrupt),
+                pytest.raises(KeyboardInterrupt),
+            ):
                 meet(group, "first")
             was.set()
         elif group.rank == 0:
@@ -295,14 +299,14 @@ def test_a_reset_that_is_interrupted_can_be_repeated() -> None:
 
     def body(group: ControlPlane) -> Any:
         if group.rank == 0:
-            send = group._send
+            send = group.exchange._send
 
             def send_one(peer: int, *message: Any) -> None:
                 if peer == 2:
                     raise KeyboardInterrupt
                 send(peer, *message)
 
-            with mock.patch.object(group, "_send", send_one), pytest.raises(KeyboardInterrupt):
+            with mock.patch.object(group.exchange, "_send", send_one), pytest.raises(KeyboardInterrupt):
                 group.rejoin()
         return again(group)
 
@@ -321,7 +325,7 @@ def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
             assert over.wait(30)
         elif group.rank == 0:
             assert gave_up.wait(30)
-            with mock.patch.object(group, "timeout_s", 0.2):
+            with mock.patch.object(group.exchange, "timeout_s", 0.2):
                 error = error_of(group.rejoin)
             over.set()
         group.rejoin()

@@ -23,8 +23,9 @@ from limits import wait_until
 
 from iris_core import PeerError
 from iris_core.rendezvous import unix_socket
-from iris_core.rendezvous.control_plane import ControlPlane, random_address
+from iris_core.rendezvous.control_plane import ControlPlane
 from iris_core.rendezvous.shared_memory import share_memory
+from iris_core.rendezvous.unix_socket import random_address
 
 
 def start(
@@ -35,7 +36,7 @@ def start(
     def be() -> None:
         group = None
         try:
-            group = ControlPlane(rank, world_size, address, timeout_s=10)
+            group = ControlPlane.connect(rank, world_size, address, timeout_s=10)
             results[rank] = body(group)
         except Exception as error:
             results[rank] = error
@@ -129,7 +130,7 @@ def test_a_rank_that_is_taken_is_turned_away() -> None:
     assert results == {0: [0, 1, 2], 2: [0, 1, 2]}
     assert {1: [0, 1, 2]} in claims
     assert isinstance(refused, PeerError)
-    assert "rank 0 turned rank 1 away: rank 1 has connected already" in str(refused)
+    assert "rank 0 refused rank 1: rank 1 has connected already" in str(refused)
 
 
 def seen(judge: Callable[..., Any], event: threading.Event) -> Any:
@@ -181,7 +182,7 @@ def test_a_rank_0_that_says_nothing_is_waited_for_no_longer_than_the_limit(monke
         mute.bind("\0" + address)
         mute.listen(1)
         with pytest.raises(PeerError, match="rank 0 did not welcome rank 1 within"):
-            ControlPlane(1, 2, address, timeout_s=1)
+            ControlPlane.connect(1, 2, address, timeout_s=1)
 
 
 def test_another_users_process_is_not_let_in() -> None:
@@ -211,9 +212,9 @@ def test_nor_is_one_joined_that_holds_the_address() -> None:
         other.bind("\0" + address)
         other.listen(1)
         with pytest.raises(PeerError, match="held by another user"):
-            ControlPlane(1, 2, address, timeout_s=1)
+            ControlPlane.connect(1, 2, address, timeout_s=1)
         with pytest.raises(PeerError, match="held by another process"):
-            ControlPlane(0, 2, address, timeout_s=1)
+            ControlPlane.connect(0, 2, address, timeout_s=1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -221,7 +222,7 @@ def test_a_rank_that_does_not_start_is_named(rank: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.5)
     began = time.monotonic()
     with pytest.raises(PeerError, match=r"rank\(s\) \[1\] did not start" if rank == 0 else "rank 0 did not start"):
-        ControlPlane(rank, 2, random_address(), timeout_s=1)
+        ControlPlane.connect(rank, 2, random_address(), timeout_s=1)
     assert time.monotonic() - began < 60  # less than the usual limit
 
 
@@ -263,7 +264,7 @@ def test_a_value_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pyt
     import iris_core.rendezvous.control_plane
 
     monkeypatch.setattr(iris_core.rendezvous.control_plane, "MESSAGE_LIMIT_BYTES", 1000)
-    group = ControlPlane(0, 1, random_address(), timeout_s=1)
+    group = ControlPlane.connect(0, 1, random_address(), timeout_s=1)
     with pytest.raises(ValueError, match="a value of 602 bytes to gather values; at most 500 can be sent"):
         group.all_gather("x" * 600)
     group.close()
@@ -346,7 +347,7 @@ def test_a_link_that_is_closed_is_so_though_a_child_holds_it() -> None:
 
 
 def test_shared_memory_has_no_name_and_no_descriptor_is_left() -> None:
-    group = ControlPlane(0, 1, random_address(), timeout_s=1)
+    group = ControlPlane.connect(0, 1, random_address(), timeout_s=1)
     before, files = len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
     memory = share_memory(group, 4096, "iris_test")
     maps = Path("/proc/self/maps").read_text()

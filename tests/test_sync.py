@@ -296,7 +296,7 @@ def ask_for_a_limit(rank: int, world_size: int, how: str) -> list[float]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IRIS_TIMEOUT_S", "40")
         ctx = iris_core.iris(1 << 20, timeout_s=50) if how == "argument" else iris_core.iris(1 << 20)
-    links: Any = ctx.control_plane._links.values()
+    links: Any = ctx.control_plane.exchange._sockets.values()
     word = ctx.get_watchdog()[WATCHDOG_TIMEOUT_NS.value].item()
     stream: Any = ctx.make_stream()
     vendors: Any = ctx.process_group()._get_backend(ctx.get_device())

@@ -6,23 +6,60 @@ from collections import Counter
 
 import torch
 
-from ..interpreter import patches as interpreter
-from ..rendezvous import rank_info
+from ..device import interpretation
 from ..rendezvous.control_plane import ControlPlane
-from . import make_backend
+from ..utils.settings import advice_to_share, asked_device
 from .base import Backend
 
+BACKENDS = ("cuda", "hip", "shm")
 
-def choose_backend(device: str, origin: rank_info.RankInfo) -> Backend:
+
+def select_backend(device: str, local_rank: int) -> Backend:
     """Return the backend for what a caller asks for, "cuda", "cpu" or "auto", on this rank.
 
     Raises:
         RuntimeError: the machine lacks what the device needs.
         ValueError: there is no such device.
     """
-    if origin.node is not None:
-        return origin.node.backend(origin.rank)
-    return make_backend(*_choose(device, origin))
+    device = asked_device(device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() and not interpretation.is_enabled() else "cpu"
+    if device == "cpu":
+        interpretation.enable()
+        return make_backend("shm", 0)
+    if interpretation.is_enabled():
+        variable = "TRITON_INTERPRET is set (launch sets it for ranks on the CPU)"
+        why = variable if interpretation.was_asked_for() else "it has had a context on the CPU"
+        raise RuntimeError(
+            f"device='cuda', but kernels of this process are interpreted, as {why}, and cannot reach a GPU's memory; "
+            "use another process for the GPU"
+        )
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise RuntimeError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
+    return make_backend("hip" if torch.version.hip else "cuda", local_rank % count)
+
+
+def make_backend(name: str, device_index: int) -> Backend:
+    """Return a backend by name; `device_index` is the GPU's, and ignored by ``shm``.
+
+    Raises:
+        RuntimeError: this machine cannot run it; the message says what is missing.
+        ValueError: no backend has this name.
+    """
+    if name == "cuda":
+        from .cuda import CudaBackend
+
+        return CudaBackend(device_index)
+    if name == "hip":
+        from .hip import HipBackend
+
+        return HipBackend(device_index)
+    if name == "shm":
+        from .shm import ShmBackend
+
+        return ShmBackend()
+    raise ValueError(f"unknown backend {name!r}; known backends: {', '.join(BACKENDS)}")
 
 
 def ranks_on_one_device(control_plane: ControlPlane, backend: Backend, ranks_per_gpu: int) -> int:
@@ -36,34 +73,14 @@ def ranks_on_one_device(control_plane: ControlPlane, backend: Backend, ranks_per
     Raises:
         ValueError: more than a rank allows.
     """
-    said = control_plane.all_gather([backend.identity(), ranks_per_gpu])
-    if not all(name for name, _ in said):  # what is asked of the context is compared later
+    devices = control_plane.all_gather([backend.identity(), ranks_per_gpu])
+    if not all(name for name, _ in devices):  # what is asked of the context is compared later
         return 1
-    ranks = Counter(name for name, _ in said)
-    most, found = min(allowed for _, allowed in said), max(ranks.values())
+    ranks = Counter(name for name, _ in devices)
+    most, found = min(allowed for _, allowed in devices), max(ranks.values())
     if found > most:
         raise ValueError(
             f"world size {control_plane.world_size} is larger than the number of GPUs the ranks see ({len(ranks)}); "
-            f"start at most {most * len(ranks)} ranks, {rank_info.advice_to_share(found)}"
+            f"start at most {most * len(ranks)} ranks, {advice_to_share(found)}"
         )
     return found
-
-
-def _choose(device: str, origin: rank_info.RankInfo) -> tuple[str, int]:
-    device = rank_info.asked_device(device)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() and not interpreter.is_enabled() else "cpu"
-    if device == "cpu":
-        interpreter.enable()
-        return "shm", 0
-    if interpreter.is_enabled():
-        variable = "TRITON_INTERPRET is set (launch sets it for ranks on the CPU)"
-        why = variable if interpreter.was_asked_for() else "it has had a context on the CPU"
-        raise RuntimeError(
-            f"device='cuda', but kernels of this process are interpreted, as {why}, and cannot reach a GPU's memory; "
-            "use another process for the GPU"
-        )
-    count = torch.cuda.device_count()
-    if count == 0:
-        raise RuntimeError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
-    return ("hip" if torch.version.hip else "cuda"), origin.local_rank % count

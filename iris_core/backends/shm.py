@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ..interpreter.memory_bounds import Span, share, unshare
+from ..device.kernel_memory import Span, share, unshare
 from ..rendezvous.control_plane import ControlPlane
 from ..rendezvous.shared_memory import share_memory
 from ..utils.backoff import back_off

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language import BlockedLayout
 from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.language.core import _unwrap_if_constexpr, inline_asm_elementwise
 
+from . import interpretation
 from .cache_key import in_cache_key
 
 _LANES_OF_A_WARP = 32  # on NVIDIA GPUs, for which there are kernels in Gluon
@@ -61,9 +62,7 @@ def clock_ns(_semantic: Any = None) -> Any:
     if _semantic is None:
         from triton.runtime.interpreter import TensorHandle
 
-        from ..interpreter.patches import clock_read
-
-        clock_read()
+        interpretation.hooks.clock_read()
         return tl.tensor(TensorHandle(np.array([time.monotonic_ns()], dtype=np.int64), tl.int64), tl.int64)
     return _device_clock_ns(_semantic)
 
@@ -135,9 +134,7 @@ def check_on_heap(
     `mask` is that of the access, or None for all lanes, or "unknown".
     """
     if _semantic is None:
-        from ..interpreter import patches as interpreter
-
-        interpreter.check_on_heap(pointers, from_rank, to_rank, heap_bases, _unwrap_if_constexpr(mask))
+        interpretation.hooks.check_on_heap(pointers, from_rank, to_rank, heap_bases, _unwrap_if_constexpr(mask))
 
 
 @_builtin
@@ -194,6 +191,4 @@ def store_by_each_thread(pointer: Any, value: Any, _semantic: Any = None) -> Non
 def pause(_semantic: Any = None) -> None:
     """Let others run while this program polls. Compiled, it is nothing: the poll's own latency paces the loop."""
     if _semantic is None:
-        from ..interpreter.patches import let_others_run
-
-        let_others_run()
+        interpretation.hooks.pause()

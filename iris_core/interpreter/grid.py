@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from triton.runtime.interpreter import interpreter_builder
 
+from ..device.interpretation import poll_limits
 from ..utils.backoff import back_off
 from .greenlets import import_greenlet
 from .memory_bounds import MemoryBounds
 from .polling import POLLS, Polling
-
-
-class PollBound(Protocol):
-    """What bounds loops that poll with no limit of their own: a context's watchdog."""
-
-    def poll_failure(self, address: int, waited_s: float) -> str | None:
-        """Return what to raise of a poll of the word at an address for that long, or None while it may go on."""
-
-
-_bounds: list[PollBound] = []
-
-
-@contextlib.contextmanager
-def polls_bounded(bound: PollBound) -> Iterator[None]:
-    """Let `bound` say meanwhile how long a program of this process may poll with no limit of its own."""
-    _bounds.append(bound)
-    try:
-        yield
-    finally:
-        _bounds.remove(bound)
 
 
 @dataclass
@@ -55,14 +35,14 @@ class Grid:
     Args:
         fn: a program, called with `arguments`.
         shape: how many there are in each dimension.
-        reach: what they may touch.
+        bounds: what they may touch.
     """
 
     def __init__(
-        self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], reach: MemoryBounds
+        self, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], bounds: MemoryBounds
     ) -> None:
         greenlet = import_greenlet()
-        self.reach = reach
+        self.bounds = bounds
         self._scheduler = greenlet.getcurrent()
         self._waiting = [
             _Program(index, greenlet.greenlet(lambda: fn(**arguments)))
@@ -113,7 +93,7 @@ class Grid:
         if found is None or (addresses.size > 1 and not is_strong):  # a store, or data
             program.polling.work()
             return
-        if self.reach.is_heap_bases(int(addresses.flat[0])):  # read in a loop that polls a peer's word
+        if self.bounds.is_heap_bases(int(addresses.flat[0])):  # read in a loop that polls a peer's word
             return
         word = addresses.tobytes()
         times = program.polling.look(word, found.data.tobytes())
@@ -129,8 +109,8 @@ class Grid:
 
     def _end_turn_of_loop(self, program: _Program, address: int) -> None:
         waited_s = time.monotonic() - program.polls_since
-        for bound in _bounds:
-            if failure := bound.poll_failure(address, waited_s):
+        for limit in poll_limits:
+            if failure := limit.poll_failure(address, waited_s):
                 raise TimeoutError(failure)
         if not program.has_paused:
             self._scheduler.switch()

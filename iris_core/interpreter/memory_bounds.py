@@ -9,55 +9,14 @@ from __future__ import annotations
 import bisect
 import ctypes
 import gc
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
+from ..device.kernel_memory import Span, shared_spans, span_of
+
 _NEAR_BYTES = 1 << 20  # what is further from any memory is not said to be past its end
-
-
-class Span(NamedTuple):
-    """A range of addresses.
-
-    Args:
-        start, stop: its bounds.
-        name: what lies there.
-        owner: what keeps it there.
-        heaps: how many heaps these are, one a rank, all of one size; 0 for other memory.
-    """
-
-    start: int
-    stop: int
-    name: str
-    owner: object
-    heaps: int = 0
-
-    @property
-    def stride(self) -> int:
-        """How far apart heaps are."""
-        return (self.stop - self.start) // self.heaps
-
-
-_of_process: list[Span] = []  # what `share` was given
-
-
-def share(memory: torch.Tensor, name: str, *, heaps: int = 0) -> Span:
-    """Let all kernels of this process touch a tensor's memory, until `unshare`; see `Span`."""
-    span = span_of(memory, name, heaps=heaps)
-    _of_process.append(span)
-    return span
-
-
-def unshare(span: Span) -> None:
-    """End what `share` has begun."""
-    _of_process[:] = [one for one in _of_process if one is not span]
-
-
-def span_of(memory: torch.Tensor, name: str, *, heaps: int = 0) -> Span:
-    """Return the whole storage of a tensor."""
-    storage = memory.untyped_storage()
-    return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name, storage, heaps)
 
 
 class MemoryBounds:
@@ -71,10 +30,10 @@ class MemoryBounds:
     @classmethod
     def of_process(cls) -> MemoryBounds:
         """Return what every kernel of this process may touch."""
-        reach = cls()
-        for span in _of_process:
-            reach.add(span)
-        return reach
+        bounds = cls()
+        for span in shared_spans:
+            bounds.add(span)
+        return bounds
 
     def add(self, span: Span) -> None:
         """Let them touch this, too."""

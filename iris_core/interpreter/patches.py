@@ -11,43 +11,29 @@ on a GPU: it says so (`intrinsics.pause`), or is found to (polling.py).
 from __future__ import annotations
 
 import contextlib
-import inspect
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from traceback import FrameSummary
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as triton_interpreter
-from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
 from triton.runtime.jit import JITFunction
 
-from ..utils.user_lines import place_of, said_of, user_lines
+from ..device import interpretation
 from . import cache
-from .grid import Grid
-from .memory_bounds import MemoryBounds
+from .executor import Executor, ProcessExecutor
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
-_switched = False  # by `enable`, for good
+_process = ProcessExecutor()
+_executor: Executor = _process
 
 
-def is_enabled() -> bool:
-    """Return whether kernels of this process are interpreted."""
-    return bool(triton.knobs.runtime.interpret)
-
-
-def was_asked_for() -> bool:
-    """Return whether ``TRITON_INTERPRET`` was set from outside; Triton sets it too, where `enable` has switched."""
-    return is_enabled() and not _switched
-
-
-def enable() -> None:
-    """Interpret every Triton kernel of this process from now on, also those decorated earlier.
+def patch_triton() -> None:
+    """Make Triton interpret kernels that are decorated already, and run their grids by the executor.
 
     Raises:
         RuntimeError: the installed numpy is too new for the interpreter of this Triton.
@@ -57,9 +43,6 @@ def enable() -> None:
             f"Triton {triton.__version__}'s interpreter does not work with numpy {np.__version__}; "
             "running without a GPU needs numpy<2.4"
         )
-    global _switched
-    _switched = _switched or not is_enabled()
-    triton.knobs.runtime.interpret = True
     # Integer arithmetic is not checked for overflow, as it is not on a GPU: the checks take half of the time.
     builder = triton_interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
@@ -70,55 +53,36 @@ def enable() -> None:
     tl.tensor.__init__ = cache.init_tensor
     tl.block_type.__init__ = cache.init_block_type
     triton_interpreter._get_np_dtype = cache.get_np_dtype
-    for name, operation in _looked_up.items():
+    for name, operation in _checked.items():
         setattr(InterpreterBuilder, name, operation)
-
-
-class Machine(Protocol):
-    """What runs kernels in place of this module: the race checker's simulated host.
-
-    Attributes:
-        reach: what its kernels may touch.
-    """
-
-    reach: MemoryBounds
-
-    def launch(
-        self, name: str, fn: Callable[..., None], arguments: dict[str, Any], shape: tuple[int, ...], given: Any
-    ) -> None:
-        """Queue a grid of programs, each ``fn(**arguments)``; `given` are the launch's own arguments."""
-
-    def poll(self) -> None:
-        """Let others go on: the running program polls."""
+    interpretation.install(_executor)
 
 
 @contextlib.contextmanager
-def simulated(machine: Machine) -> Iterator[None]:
-    """Hand all launches of this process to a machine, whose programs, of several kernels, may then run in turns.
+def executing(executor: Executor) -> Iterator[None]:
+    """Within the block, interpret all kernels, and hand their launches to this executor.
 
     Raises:
-        RuntimeError: there is one already.
+        RuntimeError: this happens within another such block.
     """
-    global _machine, _switched
-    if _machine is not None:
+    global _executor
+    if _executor is not _process:
         raise RuntimeError("this process is simulating a host already")
     with contextlib.ExitStack() as kept:
         for owner, *names in _REPLACED:
             kept.enter_context(_kept(owner, *names))
-        was_enabled, was_switched = is_enabled(), _switched
-        enable()
-        scope = cache.patched_language()
-        _machine = machine
+        kept.callback(interpretation.install, interpretation.hooks)
+        kept.callback(interpretation.set_enabled, interpretation.is_enabled(), here=interpretation.is_enabled_here())
+        _executor = executor
         try:
+            interpretation.enable()
+            kept.callback(cache.patched_language().restore)
             yield
         finally:
-            _machine = None
-            scope.restore()
-            triton.knobs.runtime.interpret = was_enabled
-            _switched = was_switched
+            _executor = _process
 
 
-def _looking_up(name: str, pointers: int, mask: int | None, doing: str) -> Callable[..., Any]:
+def _checking(name: str, pointers: int, mask: int | None, doing: str) -> Callable[..., Any]:
     """Return an operation of the interpreter's on memory that asks first whether the memory is there.
 
     `pointers` and `mask` are their places among its arguments.
@@ -126,28 +90,27 @@ def _looking_up(name: str, pointers: int, mask: int | None, doing: str) -> Calla
     original = getattr(InterpreterBuilder, name)
 
     def operate(self: InterpreterBuilder, *given: Any, **named: Any) -> Any:
-        runner = _machine or _running
-        if runner is not None:
-            runner.reach.check(given[pointers], None if mask is None else given[mask], doing)
+        if (bounds := _executor.bounds) is None:
+            return original(self, *given, **named)
+        bounds.check(given[pointers], None if mask is None else given[mask], doing)
         result = original(self, *given, **named)
-        if runner is not None and runner is _running:  # a machine follows its programs itself
-            is_volatile = named.get("is_volatile", False) or any(given[_IS_VOLATILE:])
-            is_strong = is_volatile if doing == "reads" else doing != "writes"
-            runner.follow(given[pointers].data, result, is_strong=is_strong)
+        is_volatile = named.get("is_volatile", False) or any(given[_IS_VOLATILE:])
+        is_strong = is_volatile if doing == "reads" else doing != "writes"
+        _executor.follow(given[pointers].data, result, is_strong=is_strong)
         return result
 
     return operate
 
 
 _IS_VOLATILE = 5  # the place of that among a load's arguments, its last; a descriptor's load gives it by name
-_looked_up = {
-    "create_masked_load": _looking_up("create_masked_load", 0, 1, "reads"),
-    "create_masked_store": _looking_up("create_masked_store", 0, 2, "writes"),
-    "create_atomic_rmw": _looking_up("create_atomic_rmw", 1, 3, "updates a word"),
-    "create_atomic_cas": _looking_up("create_atomic_cas", 0, None, "updates a word"),
+_checked = {
+    "create_masked_load": _checking("create_masked_load", 0, 1, "reads"),
+    "create_masked_store": _checking("create_masked_store", 0, 2, "writes"),
+    "create_atomic_rmw": _checking("create_atomic_rmw", 1, 3, "updates a word"),
+    "create_atomic_cas": _checking("create_atomic_cas", 0, None, "updates a word"),
 }
 
-# What `enable` replaces.
+# What `patch_triton` replaces.
 _REPLACED: list[tuple[Any, ...]] = [
     (JITFunction, "run", "__call__"),
     (InterpretedFunction, "__call__"),
@@ -155,7 +118,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
     (triton_interpreter, "_get_np_dtype"),
-    (InterpreterBuilder, *_looked_up),
+    (InterpreterBuilder, *_checked),
 ]
 
 
@@ -171,29 +134,6 @@ def _kept(owner: Any, *names: str) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
-
-
-def let_others_run() -> None:
-    """Give the turn to the grid's next program; when all of them poll, to other processes."""
-    if _machine is not None:
-        _machine.poll()
-        return
-    if _running is not None:
-        _running.pause()
-
-
-def check_on_heap(pointers: Any, from_rank: Any, to_rank: Any, heap_bases: Any, mask: Any) -> None:
-    """Raise if what the running kernel wants to translate is not on `from_rank`'s heap; see `MemoryBounds`."""
-    runner = _machine or _running
-    if runner is not None:
-        ranks = _values(from_rank), _values(to_rank)
-        lanes = mask if mask is None or isinstance(mask, str) else _values(mask)
-        runner.reach.check_on_heap(pointers.handle, *ranks, heap_bases.handle, lanes)
-
-
-def _values(value: Any) -> np.ndarray:
-    """Return what a kernel has as a value, a block, a number or a constexpr."""
-    return value.handle.data if isinstance(value, tl.tensor) else np.asarray(getattr(value, "value", value))
 
 
 def _as_interpreted(kernel: JITFunction) -> InterpretedFunction:
@@ -218,65 +158,6 @@ def _call_interpreted(self: InterpretedFunction, *args: Any, **kwargs: Any) -> A
     return self.rewrite()(*args, **kwargs)
 
 
-def clock_read() -> None:
-    """Note that the running program reads the clock; see `Grid.clock_read`."""
-    if _running is not None:
-        _running.clock_read()
-
-
-_running: Grid | None = None
-_machine: Machine | None = None
-_turn = threading.RLock()  # held by the thread whose grid runs: the language is patched for all threads
-
-
 def _run_grid(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
-    """Stand in for `GridExecutor.__call__`: the same steps, but the programs take turns, and so do threads' grids."""
-    kwargs = {name: value for name, value in kwargs.items() if name in self.arg_names}  # without num_warps and the like
-    if _machine is not None:
-        arguments, shape = _bound(self, args, kwargs)
-        _machine.launch(self.fn.__name__, self.fn, arguments, shape, (args, kwargs))
-        return
-    with _turn:
-        _run_on_host(self, args, kwargs)
-
-
-def _run_on_host(self: GridExecutor, args: Any, kwargs: dict[str, Any]) -> None:
-    global _running
-    host_args, host_kwargs = self._init_args_hst(args, kwargs)
-    for hook in self.pre_run_hooks:
-        hook(*host_args, **host_kwargs)
-    scope = cache.patched_language()
-    outer = _running
-    try:
-        arguments, shape = _bound(self, host_args, host_kwargs)
-        triton_interpreter.interpreter_builder.set_grid_dim(*shape)
-        reach = MemoryBounds.of_process()
-        reach.add_arguments((host_args, host_kwargs), f"an argument of {self.fn.__name__}")
-        _running = Grid(self.fn, arguments, shape, reach)
-        _running.run()
-    except Exception as error:
-        lines = user_lines(error)
-        if not lines:  # it is no mistake in the kernel
-            raise InterpreterError(repr(error)) from error
-        raise InterpreterError(_describe_mistake(error, lines, self.fn.__name__)) from None
-    finally:
-        _running = outer
-        scope.restore()
-    self._restore_args_dev(args, host_args, kwargs, host_kwargs)
-
-
-def _describe_mistake(error: Exception, lines: list[FrameSummary], kernel: str) -> str:
-    """Say what is wrong in a kernel, beginning with the line where."""
-    called_from = "".join(f", called from {place_of(line)} ({line.name})" for line in lines[1:])
-    program = f" program {_running.index} of" if _running is not None else ""
-    return f"{place_of(lines[0])}: {said_of(error)}\n    {lines[0].line}\n  in{program} {kernel}{called_from}"
-
-
-def _bound(executor: GridExecutor, args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return what each program of a launch is called with, and the shape of the grid."""
-    arguments = {
-        name: value if name in executor.constexprs else triton_interpreter._implicit_cvt(value)
-        for name, value in inspect.getcallargs(executor.fn, *args, **kwargs).items()
-    }
-    shape = executor.grid(arguments) if callable(executor.grid) else executor.grid
-    return arguments, (*shape, 1, 1)[:3]
+    """Stand in for `GridExecutor.__call__`."""
+    _executor.run(self, args, {name: value for name, value in kwargs.items() if name in self.arg_names})

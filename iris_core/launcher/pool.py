@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from ..device import interpretation
 from ..errors import PeerError
-from ..interpreter import patches as interpreter
-from ..rendezvous import rank_info
-from ..rendezvous.control_plane import random_address
-from ..utils.settings import is_whole
+from ..rendezvous.rank_info import RankInfo
+from ..rendezvous.unix_socket import random_address
+from ..utils.settings import advice_to_share, asked_device, is_whole, ranks_per_gpu
 from .pickling import pickle_call, unpickle_error
 from .worker import run_worker
 
@@ -62,7 +62,7 @@ class RankPool:
         try:
             with _environment(_rank_environment(device) | (environment or {})):
                 for rank in range(world_size):
-                    self._start(rank_info.RankInfo(rank, world_size, rank, address, "iris_core.launch"))
+                    self._start(RankInfo(rank, world_size, rank, address, "iris_core.launch"))
         except BaseException:  # a keyboard interrupt too: no rank is left running
             self.close(kill=True)
             raise
@@ -114,12 +114,12 @@ class RankPool:
     def __exit__(self, kind: Any, *_: Any) -> None:
         self.close(kill=kind is not None)
 
-    def _start(self, origin: rank_info.RankInfo) -> None:
+    def _start(self, rank_info: RankInfo) -> None:
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe()
         by_main = threading.current_thread() is threading.main_thread()
         process = spawn.Process(
-            target=run_worker, args=(origin, theirs, os.getpid(), by_main), name=f"iris rank {origin.rank}"
+            target=run_worker, args=(rank_info, theirs, os.getpid(), by_main), name=f"iris rank {rank_info.rank}"
         )
         process.daemon = True
         with _interrupts_held():
@@ -214,7 +214,7 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
     """Start `world_size` ranks on this host, run ``fn(rank, world_size, *args)`` on each, and end them.
 
     A rank is a process; in it `iris_core.iris` finds the others. Without a GPU the ranks share host memory and run
-    their kernels in Triton's interpreter. As with `torch.multiprocessing.spawn`, `fn` must be importable by name and
+    their kernels in Triton's interpretation. As with `torch.multiprocessing.spawn`, `fn` must be importable by name and
     a script's call must stand under ``if __name__ == "__main__":``. A rank cannot start processes of its own, such as
     a DataLoader's workers; ranks of ``torchrun`` can. Nor does it run what ``atexit`` was given, or write out files
     that are still open.
@@ -239,26 +239,26 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
 
 
 def _checked_device(world_size: int, device: str) -> str:
-    device = rank_info.asked_device(device)
+    device = asked_device(device)
     if not is_whole(world_size):
         raise ValueError(f"world_size is {world_size!r}; it takes a positive number of ranks")
     gpus = torch.cuda.device_count()
     if device == "auto":
         device = "cuda" if gpus else "cpu"
-    if device == "cuda" and world_size > gpus * rank_info.ranks_per_gpu():
+    if device == "cuda" and world_size > gpus * ranks_per_gpu():
         if not gpus:
             raise ValueError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
-        most, needed = gpus * rank_info.ranks_per_gpu(), -(-world_size // gpus)
+        most, needed = gpus * ranks_per_gpu(), -(-world_size // gpus)
         raise ValueError(
             f"world size {world_size} is larger than the {gpus} GPU(s) present; start at most {most} ranks, "
-            f"{rank_info.advice_to_share(needed)}"
+            f"{advice_to_share(needed)}"
         )
     return device
 
 
 def _rank_environment(device: str) -> dict[str, str]:
     environment = {"IRIS_DEVICE": device}
-    if device == "cuda" and interpreter.is_enabled() and not interpreter.was_asked_for():
+    if device == "cuda" and interpretation.is_enabled() and not interpretation.was_asked_for():
         environment["TRITON_INTERPRET"] = "0"  # set by Triton as this process had a context on the CPU
     if device == "cpu":
         # Ranks outnumber cores: one thread each. Gloo would look its own host up, which need not succeed.

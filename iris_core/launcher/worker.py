@@ -14,14 +14,14 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from ..rendezvous import rank_info
+from ..rendezvous.rank_info import RankInfo, set_launched
 from ..utils.owner import Owner
 from .pickling import pickle_error, pickle_result
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def run_worker(origin: rank_info.RankInfo, pipe: Connection, parent: int, by_main: bool) -> None:
+def run_worker(rank_info: RankInfo, pipe: Connection, parent: int, by_main: bool) -> None:
     """A rank's life: take calls until the pool closes the pipe. `by_main`: the parent's main thread started it."""
     if by_main:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -32,10 +32,10 @@ def run_worker(origin: rank_info.RankInfo, pipe: Connection, parent: int, by_mai
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back until here
     os.set_inheritable(pipe.fileno(), False)  # a program that this one starts does not hold it
-    rank_info.set_launched(origin)
+    set_launched(rank_info)
     with contextlib.suppress(EOFError, OSError):  # the pool is gone
         while True:
-            answer = _answer(origin, pipe.recv_bytes())
+            answer = _answer(rank_info, pipe.recv_bytes())
             _flush()  # what a rank printed comes before what its caller prints next
             pipe.send_bytes(answer)
     # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
@@ -44,12 +44,12 @@ def run_worker(origin: rank_info.RankInfo, pipe: Connection, parent: int, by_mai
     os._exit(0)
 
 
-def _answer(origin: rank_info.RankInfo, request: bytes) -> bytes:
+def _answer(rank_info: RankInfo, request: bytes) -> bytes:
     """Make a call and return what came of it; in a process that the call has forked, end that."""
     owner = Owner()
     try:
         fn, args = pickle.loads(request)
-        result = fn(origin.rank, origin.world_size, *args)
+        result = fn(rank_info.rank, rank_info.world_size, *args)
         if not owner.is_this_process:
             sys.exit()
         return pickle_result(result)
@@ -59,7 +59,7 @@ def _answer(origin: rank_info.RankInfo, request: bytes) -> bytes:
         if isinstance(error, Exception):
             return pickle_error(error)
         # sys.exit() and the like, at which not the caller is to end
-        return pickle_error(RuntimeError(f"rank {origin.rank} raised {error!r} in the middle of a call"))
+        return pickle_error(RuntimeError(f"rank {rank_info.rank} raised {error!r} in the middle of a call"))
 
 
 def _end_as_child(error: BaseException) -> NoReturn:

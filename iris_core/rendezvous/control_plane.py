@@ -1,4 +1,4 @@
-"""What the ranks of one host say to each other outside kernels: gather, barrier, passing file descriptors."""
+"""The control plane: rank-to-rank messages on the host, outside kernels."""
 
 from __future__ import annotations
 
@@ -9,40 +9,55 @@ from typing import Any
 
 from ..errors import AllocationMismatch, HeapExhausted, PeerError
 from ..utils.owner import Owner
-from .exchange import FDS, LONGER, REJOIN, UNSENT, Exchange, close_fds
-from .unix_socket import MESSAGE_LIMIT_BYTES, MessageSocket, accept_all, connect, random_address
+from .exchange import Exchange, SocketExchange, close_fds
+from .unix_socket import MESSAGE_LIMIT_BYTES
 
-__all__ = ["ControlPlane", "random_address"]
+_UNSENT = "<refused>"  # instead of the call: its value cannot be sent; of what type the error is, and why
+_FDS = "<share file descriptors>"  # its value says how many come with it
 
 # What a peer's failure is raised as on the other ranks, when it is one of these.
 _SAME_TYPE = {t.__name__: t for t in (ValueError, TypeError, HeapExhausted, AllocationMismatch, NotImplementedError)}
 
 
-class ControlPlane(Exchange):
-    """The ranks of one context, on one host.
+class ControlPlane:
+    """Collectives of the ranks of one context, on the host.
 
     After a `PeerError` every call raises the same again, until all ranks have called `rejoin`. In a process forked from
     the rank every call raises RuntimeError, and `close` does nothing.
 
     Args:
         rank, world_size: this rank and the number of ranks.
-        address: the group's name, from `random_address`, the same on every rank.
-        timeout_s: limit of each operation in seconds; 0 for none.
-
-    Raises:
-        PeerError: a rank did not connect, died, or did not answer within the limit.
+        exchange: how their values get to one another.
     """
 
-    def __init__(self, rank: int, world_size: int, address: str, *, timeout_s: float) -> None:
-        super().__init__()
+    def __init__(self, rank: int, world_size: int, exchange: Exchange) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.timeout_s = timeout_s
+        self.exchange = exchange
         self._owner = Owner()
-        self._links = self._connect(address)
+
+    @classmethod
+    def connect(cls, rank: int, world_size: int, address: str, *, timeout_s: float) -> ControlPlane:
+        """Connect processes of one host by sockets; see `SocketExchange`."""
+        return cls(rank, world_size, SocketExchange(rank, world_size, address, timeout_s=timeout_s))
+
+    @property
+    def timeout_s(self) -> float:
+        """The limit of each call in seconds; 0 for none."""
+        return self.exchange.timeout_s
+
+    @property
+    def failure(self) -> str | None:
+        """What the calls raise since one has failed, or None."""
+        return self.exchange.failure
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether that is final: a rank has gone."""
+        return self.exchange.is_lost
 
     def all_gather(self, value: Any, what: str = "gather values") -> list[Any]:
-        """Return every rank's `value` (anything JSON can hold), by rank; `what` says what for, for messages.
+        """Return every rank's `value` (anything JSON can hold), by rank; `what` names the call in error messages.
 
         All are as JSON brings them, this rank's own too: what is a tuple there is a list everywhere.
 
@@ -53,8 +68,9 @@ class ControlPlane(Exchange):
         """
         self.check()
         refusal = _refusal(value, what)
-        said = self._meet(self._epoch, *((what, value) if refusal is None else (UNSENT, refusal)))
-        return _values(said)
+        calls, fds = self.exchange.exchange(*((what, value) if refusal is None else (_UNSENT, refusal)))
+        close_fds(fds)  # of ranks in another call
+        return _values(calls)
 
     def broadcast(self, value: Any, root: int) -> Any:
         """Return `root`'s `value`, as JSON brings it, on the root too."""
@@ -83,9 +99,9 @@ class ControlPlane(Exchange):
         """
         self.check()
         own = [] if fd is None else [fd]
-        said, fds = self._exchange(self._epoch, FDS, len(own), own)
+        calls, fds = self.exchange.exchange(_FDS, len(own), own)
         try:
-            _values(said)
+            _values(calls)
         except (TypeError, ValueError):
             close_fds(fds)
             raise
@@ -93,7 +109,7 @@ class ControlPlane(Exchange):
 
     @contextlib.contextmanager
     def collective_section(self, what: str) -> Iterator[None]:
-        """Do something all ranks must succeed at: if it raises on one, it raises on every one.
+        """Run a block in which all ranks must succeed: if it raises on one, it raises on every one.
 
         The failing rank raises its own error; the others one that names it, of the same type where that is a type of
         this package or a caller's mistake, else `PeerError`.
@@ -105,14 +121,14 @@ class ControlPlane(Exchange):
             raise
         except Exception as error:
             failure = error
-        said = None if failure is None else [type(failure).__name__, str(failure)]
+        own = None if failure is None else [type(failure).__name__, str(failure)]
         try:
-            answers = self.all_gather(said, what)
+            outcomes = self.all_gather(own, what)
         except (PeerError, ValueError):
-            if failure is not None:  # it says more than that a peer has given up waiting for this rank
+            if failure is not None:  # it says more than that a peer has aborted
                 raise failure from None
             raise
-        failures = [(peer, answer) for peer, answer in enumerate(answers) if answer]
+        failures = [(peer, outcome) for peer, outcome in enumerate(outcomes) if outcome]
         if failure is not None:
             raise failure
         if failures:
@@ -122,7 +138,7 @@ class ControlPlane(Exchange):
             raise of_peer
 
     def rejoin(self) -> None:
-        """Meet all ranks again after a failure, wherever each of them failed; what was said before is forgotten.
+        """Start again with all ranks after a failure, wherever each of them failed.
 
         Raises:
             PeerError: a rank has gone, or did not call this within the limit.
@@ -130,22 +146,18 @@ class ControlPlane(Exchange):
         self.check_owner()
         if self.is_lost:
             self.check()
-        epoch = self._epoch + 1
-        self._meet(epoch, REJOIN, None)
-        self._epoch, self.failure = epoch, None
+        self.exchange.rejoin()
 
     def abort(self, why: str) -> None:
-        """Tell the ranks, also those that wait for this one, that it will meet nobody before `rejoin`."""
+        """Notify the ranks, also those that wait for this one, that it takes part in nothing before `rejoin`."""
         self.check_owner()
-        if self.failure is None:
-            self.failure = why
-            self._notify_abort(self._epoch, why)
+        self.exchange.abort(why)
 
     def check(self) -> None:
         """Raise if an earlier call has failed, or this is not the rank's own process.
 
         Raises:
-            PeerError: what it failed of.
+            PeerError: why it failed.
             RuntimeError: see `check_owner`.
         """
         self.check_owner()
@@ -166,36 +178,21 @@ class ControlPlane(Exchange):
         self._owner.check("opened this context")
 
     def close(self) -> None:
-        """Leave the group."""
-        if not self.is_owned:
-            return
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
-
-    def _connect(self, address: str) -> dict[int, MessageSocket]:
-        """Return a link to each rank that this one talks to: rank 0 to all, the others to rank 0."""
-        if self.rank == 0:
-            return accept_all(address, self.world_size, timeout_s=self.timeout_s)
-        return {0: connect(address, self.rank, self.world_size, timeout_s=self.timeout_s * LONGER)}
-
-    def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
-        """Return what each rank does, and its value."""
-        said, fds = self._exchange(epoch, what, value, [])
-        close_fds(fds)  # of ranks that do something else
-        return said
+        """Leave the other ranks."""
+        if self.is_owned:
+            self.exchange.close()
 
 
-def _values(said: list[list[Any]]) -> list[Any]:
-    """Return the values that the ranks gave, all for the same; see `ControlPlane.all_gather` for what is raised."""
-    for rank, (one, why) in enumerate(said):
-        if one == UNSENT:
+def _values(calls: list[list[Any]]) -> list[Any]:
+    """Return the values that the ranks gave, all in one call; see `ControlPlane.all_gather` for what is raised."""
+    for rank, (call, why) in enumerate(calls):
+        if call == _UNSENT:
             raise _SAME_TYPE[why[0]](f"rank {rank}: {why[1]}")
-    doing = [one for one, _ in said]
-    if len(set(doing)) > 1:
-        listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(doing))
+    names = [call for call, _ in calls]
+    if len(set(names)) > 1:
+        listed = "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
         raise ValueError(f"the ranks are in different collective calls: {listed}")
-    return [value for _, value in said]
+    return [value for _, value in calls]
 
 
 def _refusal(value: Any, what: str) -> list[str] | None:

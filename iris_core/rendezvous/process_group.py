@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,14 +18,25 @@ from .control_plane import ControlPlane
 _ending: set[dist.ProcessGroup] = set()  # whose end was begun here, and has not come
 
 
+class ProcessGroup(NamedTuple):
+    """torch's process group of some ranks.
+
+    Args:
+        group: torch's.
+        leave: gives it back, if it was made here; told whether an error is on its way, it warns of what goes wrong.
+    """
+
+    group: dist.ProcessGroup
+    leave: Callable[[bool], None]
+
+
 def make_process_group(
     control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None = None
-) -> tuple[dist.ProcessGroup, Callable[[bool], None]]:
-    """Return a process group of these ranks, and what gives it back, if it was made here; collective.
+) -> ProcessGroup:
+    """Return a process group of these ranks; collective.
 
     One that is made here waits as long as the ranks do on the host, where torch would wait for 10 or 30 minutes, and
-    for its own end without limit: what gives it back raises TimeoutError then. If it is told that an error is on its
-    way, it warns of whatever goes wrong.
+    for its own end without limit: `ProcessGroup.leave` raises TimeoutError then.
 
     Args:
         control_plane: the ranks.
@@ -48,10 +59,10 @@ def make_process_group(
             )
     if known is not None:
         if _serves(known, backend, device or torch.device("cpu")):
-            return known, lambda is_failing: None
+            return ProcessGroup(known, lambda is_failing: None)
         ranks = dist.get_process_group_ranks(known)
         made = dist.new_group(ranks, backend=backend, use_local_synchronization=given is not None, **limit)
-        return made, lambda is_failing: _destroy(made, device, limit_s, is_failing)
+        return ProcessGroup(made, lambda is_failing: _destroy(made, device, limit_s, is_failing))
     store = None
     if control_plane.rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, control_plane.world_size, is_master=True, wait_for_workers=False)
@@ -62,7 +73,7 @@ def make_process_group(
     )
     world = dist.group.WORLD
     assert world is not None
-    return world, lambda is_failing: _destroy(world, device, limit_s, is_failing)
+    return ProcessGroup(world, lambda is_failing: _destroy(world, device, limit_s, is_failing))
 
 
 def _serves(known: dist.ProcessGroup, backend: str, device: torch.device) -> bool:

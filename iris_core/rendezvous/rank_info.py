@@ -1,4 +1,4 @@
-"""Who am I, and how do I reach the others: the answer of whatever started this process."""
+"""Rank info: which rank this process is, and where the ranks meet, as whatever started it says."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import multiprocessing
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -19,16 +17,9 @@ from ..errors import PeerError
 from ..utils.owner import Owner
 from ..utils.settings import number_in
 from . import unix_socket
-from .control_plane import ControlPlane, random_address
-
-if TYPE_CHECKING:
-    from ..checker.simulated_host import SimulatedHost
+from .unix_socket import random_address
 
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
-
-DEFAULT_TIMEOUT_S = 30.0
-LONGEST_TIMEOUT_S = 1e6  # eleven days; far below what nanoseconds or a socket's timeout can hold
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -38,9 +29,8 @@ class RankInfo:
     Args:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
-        address: the name of the ranks' host group.
-        started_by: what told us, for messages.
-        node: the simulated host that this rank is on, if it is.
+        address: the name under which the ranks meet.
+        started_by: where this is from, for error messages.
         group: torch's process group of these ranks, where the caller gave one.
     """
 
@@ -49,84 +39,17 @@ class RankInfo:
     local_rank: int
     address: str
     started_by: str
-    node: SimulatedHost | None = None
     group: dist.ProcessGroup | None = None
 
 
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _launched: tuple[RankInfo, Owner] | None = None
-_node: SimulatedHost | None = None
 
 
-@contextlib.contextmanager
-def simulated(node: SimulatedHost) -> Iterator[None]:
-    """Make the ranks that take turns in this process those of a simulated host."""
-    global _node
-    _node = node
-    try:
-        yield
-    finally:
-        _node = None
-
-
-def set_launched(origin: RankInfo) -> None:
-    """Say that `iris_core.launch` started this process as `origin`."""
+def set_launched(rank_info: RankInfo) -> None:
+    """Say that `iris_core.launch` started this process as `rank_info`."""
     global _launched
-    _launched = origin, Owner()
-
-
-def simulated_host() -> SimulatedHost | None:
-    """Return the simulated host whose ranks take turns in this process, if it has one."""
-    return _node
-
-
-def timeout_s(asked: float | None = None) -> float:
-    """Return the limit of every wait in seconds: `asked`, or where that is None ``IRIS_TIMEOUT_S``; 0 means none.
-
-    Raises:
-        ValueError: it is not a number of seconds.
-    """
-    name = "IRIS_TIMEOUT_S" if asked is None else "timeout_s"
-    given = os.environ.get("IRIS_TIMEOUT_S", str(DEFAULT_TIMEOUT_S)) if asked is None else asked
-    try:
-        value = float(given)
-    except (TypeError, ValueError):
-        value = -1.0
-    if not 0 <= value <= LONGEST_TIMEOUT_S:
-        raise ValueError(
-            f"{name} is {given!r}; it takes a number of seconds up to {LONGEST_TIMEOUT_S:.0f}, 0 for no limit"
-        )
-    return value
-
-
-def advice_to_share(ranks: int) -> str:
-    """Return what to tell who starts more ranks than there are GPUs: so many on one."""
-    return f"use device='cpu', or set IRIS_RANKS_PER_GPU={ranks}, which lets ranks take turns on a GPU, slowly"
-
-
-def ranks_per_gpu() -> int:
-    """Return how many ranks may take turns on one GPU: ``IRIS_RANKS_PER_GPU``, or 1.
-
-    Raises:
-        ValueError: it is not a positive number.
-    """
-    given = os.environ.get("IRIS_RANKS_PER_GPU", "1")
-    if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"IRIS_RANKS_PER_GPU is {given!r}; it takes a positive number of ranks, 1 for none that share")
-    return int(given)
-
-
-def asked_device(device: str) -> str:
-    """Return the device to use: `device`, or what ``IRIS_DEVICE`` says where that is "auto".
-
-    Raises:
-        ValueError: it is not a device we know.
-    """
-    asked = os.environ.get("IRIS_DEVICE", "auto") if device == "auto" else device
-    if asked not in DEVICES:
-        where = "" if device == asked else " (from IRIS_DEVICE)"
-        raise ValueError(f"unknown device {asked!r}{where}; known devices: {', '.join(DEVICES)}")
-    return asked
+    _launched = rank_info, Owner()
 
 
 def rank_of_torchrun() -> tuple[int, int] | None:
@@ -158,12 +81,10 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
     """
     if group is not None:
         return _from_group(group)
-    if _node is not None:
-        return _node.origin()
     if _launched is not None:
-        origin, owner = _launched
+        rank_info, owner = _launched
         owner.check("is a rank that iris_core.launch started")
-        return origin
+        return rank_info
     if dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
         return _from_store(store, dist.get_rank(), dist.get_world_size(), "torch.distributed")
@@ -181,16 +102,6 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
     return RankInfo(0, 1, 0, random_address(), "nothing (a world of one rank)")
 
 
-def connect(origin: RankInfo, timeout_s: float) -> ControlPlane:
-    """Connect the ranks of one host; `timeout_s` is the limit of a wait in a kernel.
-
-    The host waits twice as long: where a peer's kernel waits in vain, its report comes first.
-    """
-    if origin.node is not None:
-        return origin.node.join(origin.rank)
-    return ControlPlane(origin.rank, origin.world_size, origin.address, timeout_s=2 * timeout_s)
-
-
 _stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context
 _contexts_made: Counter[str] = Counter()  # by what their ranks are
 
@@ -201,8 +112,8 @@ def _from_group(group: dist.ProcessGroup) -> RankInfo:
         raise ValueError("this process is none of the given group's; each process gives the group that it is in")
     ranks = dist.get_process_group_ranks(group)
     store = dist.distributed_c10d._get_default_store()
-    origin = _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
-    return replace(origin, group=group)
+    rank_info = _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
+    return replace(rank_info, group=group)
 
 
 def _from_store(

@@ -1,4 +1,4 @@
-"""How the ranks of one host find each other, and the messages between two of them.
+"""Unix sockets between the ranks of one host: how they connect, and the messages between two of them.
 
 Every rank connects to rank 0, by a Unix socket whose name is abstract (no file to leave behind) and random. The other
 end's user is checked. A message is JSON, so nothing received is executed, and its size is bounded; file descriptors
@@ -24,20 +24,20 @@ from ..utils.owner import Owner
 
 CONNECT_TIMEOUT_S = 180.0  # a rank imports torch before it connects, several at a time on few cores
 MESSAGE_LIMIT_BYTES = 64 << 20  # of one rank; an answer holds every rank's
-_LONGER = 1.25  # what a rank waits longer to be welcomed: rank 0 knows who is missing, and says so
+_LONGER = 1.25  # how much longer a rank waits to be accepted: rank 0 knows who is missing, and reports it
 _HEADER = struct.Struct("!QQ")  # bytes, file descriptors
 _HELLO = struct.Struct("!QQ")  # rank, number of ranks
 _WELCOME = "welcome"
-_PIECE_BYTES = 1 << 20
+_RECEIVE_BYTES = 1 << 20
 _FD_BYTES = array.array("i").itemsize
 
 
 class MalformedMessage(Exception):
-    """What came over a link is no message of ours; nothing after it can be understood."""
+    """What came over a socket is not a message; nothing after it can be parsed."""
 
 
 def random_address() -> str:
-    """Return a fresh name for a group, to be given to all its ranks."""
+    """Return a fresh name under which ranks can meet, to be given to all of them."""
     return f"iris-{secrets.token_hex(16)}"
 
 
@@ -95,7 +95,7 @@ class MessageSocket:
         """Return the next message; `take_fds` returns what came with it, until the next call.
 
         Args:
-            deadline: when it must have come, by `time.monotonic`; None for the link's own limit.
+            deadline: when it must have come, by `time.monotonic`; None for the socket's own limit.
 
         Raises:
             TimeoutError: none came within the limit.
@@ -127,7 +127,7 @@ class MessageSocket:
         return fds
 
     def close(self) -> None:
-        """Close the socket, and tell the other end, though a child of this process may hold a copy of it."""
+        """Close the socket at both ends, though a child of this process may hold a copy of it."""
         self._close_fds()
         if self._owner.is_this_process:  # not in such a child
             with contextlib.suppress(OSError):
@@ -144,60 +144,60 @@ class MessageSocket:
         while len(self._received) < size:
             self._socket.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
             try:
-                piece, ancillary, _, _ = self._socket.recvmsg(min(size - len(self._received), _PIECE_BYTES), room)
+                received, ancillary, _, _ = self._socket.recvmsg(min(size - len(self._received), _RECEIVE_BYTES), room)
             except TimeoutError:
                 raise
             except OSError:
-                piece, ancillary = b"", []
+                received, ancillary = b"", []
             for _, _, rights in ancillary:
                 self._fds += array.array("i", rights[: len(rights) // _FD_BYTES * _FD_BYTES])
-            if not piece:
+            if not received:
                 raise EOFError
-            self._received += piece
+            self._received += received
 
 
 def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, MessageSocket]:
-    """Wait, as rank 0, until all other ranks have connected, and welcome them; return a link to each, by rank.
+    """Wait, as rank 0, until all other ranks have connected; return a socket to each, by rank.
 
-    Whoever connects and does not say which rank it is keeps nobody waiting. Processes of other users are turned away,
-    and so is who claims a rank that does not exist or is taken.
+    A connection that does not send its rank delays no other. Processes of other users are refused, and so is one that
+    claims a rank that does not exist or is taken.
 
     Raises:
         PeerError: a rank did not connect in time, or another process has the address.
     """
-    links: dict[int, MessageSocket] = {}
+    sockets: dict[int, MessageSocket] = {}
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     with contextlib.ExitStack() as strangers, selectors.DefaultSelector() as selector:
         listener = strangers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             listener.bind("\0" + address)
         except OSError:
-            raise PeerError(f"the group's address is held by another process: {address}") from None
+            raise PeerError(f"the ranks' address is held by another process: {address}") from None
         listener.listen(world_size)
         selector.register(listener, selectors.EVENT_READ)
-        while len(links) < world_size - 1:
+        while len(sockets) < world_size - 1:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready and time.monotonic() >= deadline:
-                missing = sorted(set(range(1, world_size)) - set(links))
+                missing = sorted(set(range(1, world_size)) - set(sockets))
                 why = f"rank(s) {missing} did not start on this host within {CONNECT_TIMEOUT_S:.0f} s"
-                _tell(links.values(), why)
-                for link in links.values():
-                    link.close()
+                _send_to(sockets.values(), why)
+                for message_socket in sockets.values():
+                    message_socket.close()
                 raise PeerError(why)
             for key, _ in ready:
                 if key.fileobj is listener:
-                    _let_in(listener, selector, strangers)
+                    _accept(listener, selector, strangers)
                 else:
-                    _hear(key, selector, world_size, links, timeout_s)
-        _tell(links.values(), _WELCOME)
-    return dict(sorted(links.items()))
+                    _receive_hello(key, selector, world_size, sockets, timeout_s)
+        _send_to(sockets.values(), _WELCOME)
+    return dict(sorted(sockets.items()))
 
 
 def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> MessageSocket:
     """Connect, as a rank other than 0, to rank 0; return when all ranks have.
 
     Raises:
-        PeerError: a rank did not start in time, or rank 0 belongs to another user, or turned this rank away.
+        PeerError: a rank did not start in time, or rank 0 belongs to another user, or refused this rank.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
@@ -213,26 +213,26 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Me
             time.sleep(0.02)
     if not _same_user(connection):
         connection.close()
-        raise PeerError("the group's address is held by another user")
+        raise PeerError("the ranks' address is held by another user")
     limits = {"limit_bytes": 2 * MESSAGE_LIMIT_BYTES * world_size, "limit_fds": world_size}
-    link = MessageSocket(connection, timeout_s=timeout_s, **limits)
+    message_socket = MessageSocket(connection, timeout_s=timeout_s, **limits)
     limit_s = CONNECT_TIMEOUT_S * _LONGER
     try:
         connection.sendall(_HELLO.pack(rank, world_size))
-        answer = link.receive(time.monotonic() + limit_s)
-        refusal = None if answer == _WELCOME else f"rank 0 turned rank {rank} away: {answer}"
+        answer = message_socket.receive(time.monotonic() + limit_s)
+        refusal = None if answer == _WELCOME else f"rank 0 refused rank {rank}: {answer}"
     except TimeoutError:
         refusal = f"rank 0 did not welcome rank {rank} within {limit_s:.0f} s"
-    except (OSError, EOFError, MalformedMessage):  # it is no rank 0 of ours, or has gone
+    except (OSError, EOFError, MalformedMessage):  # it is not rank 0, or has gone
         refusal = "rank 0 left while connecting"
     if refusal:
-        link.close()
+        message_socket.close()
         raise PeerError(refusal)
-    return link
+    return message_socket
 
 
-def _let_in(listener: socket.socket, selector: selectors.BaseSelector, strangers: contextlib.ExitStack) -> None:
-    """Take a connection, of which nothing is known but the user."""
+def _accept(listener: socket.socket, selector: selectors.BaseSelector, strangers: contextlib.ExitStack) -> None:
+    """Accept a connection, of which nothing is known but the user."""
     stranger, _ = listener.accept()
     if not _same_user(stranger):
         stranger.close()
@@ -241,47 +241,47 @@ def _let_in(listener: socket.socket, selector: selectors.BaseSelector, strangers
     selector.register(stranger, selectors.EVENT_READ, bytearray())
 
 
-def _hear(
+def _receive_hello(
     key: selectors.SelectorKey,
     selector: selectors.BaseSelector,
     world_size: int,
-    links: dict[int, MessageSocket],
+    sockets: dict[int, MessageSocket],
     timeout_s: float,
 ) -> None:
-    """Receive what has come of a stranger's greeting; when it is whole, link its rank or turn it away."""
+    """Receive what has come of a stranger's hello; once it is whole, keep its socket by rank, or refuse it."""
     stranger, hello = key.fileobj, key.data
     assert isinstance(stranger, socket.socket)
-    piece = _received_now(stranger, _HELLO.size - len(hello))
-    hello += piece
-    if piece and len(hello) < _HELLO.size:
+    received = _received_now(stranger, _HELLO.size - len(hello))
+    hello += received
+    if received and len(hello) < _HELLO.size:
         return
     selector.unregister(stranger)
-    if not piece:
+    if not received:
         return
-    rank, refusal = _judge(hello, world_size, links)
+    rank, refusal = _rank_of(hello, world_size, sockets)
     # A copy of the descriptor, as the stranger's own is closed with all strangers'.
-    link = MessageSocket(stranger.dup(), timeout_s=timeout_s)
+    message_socket = MessageSocket(stranger.dup(), timeout_s=timeout_s)
     if refusal:
-        _tell([link], refusal)
-        link.close()
+        _send_to([message_socket], refusal)
+        message_socket.close()
     else:
-        links[rank] = link
+        sockets[rank] = message_socket
 
 
-def _tell(links: Iterable[MessageSocket], word: str) -> None:
-    for link in links:
-        with contextlib.suppress(OSError):  # who has gone again is found out at the first message
-            link.send(word)
+def _send_to(sockets: Iterable[MessageSocket], message: str) -> None:
+    for message_socket in sockets:
+        with contextlib.suppress(OSError):  # one that has gone is found at the first message
+            message_socket.send(message)
 
 
-def _judge(hello: bytearray, world_size: int, links: dict[int, MessageSocket]) -> tuple[int, str | None]:
-    """Return which rank a newcomer says it is, and why it is turned away, or None."""
+def _rank_of(hello: bytearray, world_size: int, sockets: dict[int, MessageSocket]) -> tuple[int, str | None]:
+    """Return which rank a newcomer claims to be, and why it is refused, or None."""
     rank, its_world_size = _HELLO.unpack(hello)
     if its_world_size != world_size:
         return rank, f"it counts {its_world_size} ranks, rank 0 counts {world_size}"
     if not 0 < rank < world_size:
         return rank, f"there is no rank {rank} to join; the others are 1 to {world_size - 1}"
-    return rank, f"rank {rank} has connected already" if rank in links else None
+    return rank, f"rank {rank} has connected already" if rank in sockets else None
 
 
 def _received_now(connection: socket.socket, size: int) -> bytes:

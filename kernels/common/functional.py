@@ -108,7 +108,7 @@ def _problem(
 ) -> Problem:
     ctx.agree("A's dtype", str(a.dtype))
     ctx.agree("the sizes of the whole that the ranks give", sizes)
-    with ctx.raising_root_cause():
+    with ctx.recovery.raising_root_cause():
         shapes = ctx.control_plane.all_gather([list(a.shape), list(b.shape)], "compare shapes")
     a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]
     problem = problem_type.from_shapes(a_shapes, b_shapes, a.dtype)
