@@ -197,7 +197,7 @@ class Cut(ABC):
         sizes = m, n, k, self.ctx.get_num_ranks(), dtype
 
         def make() -> Operator[Any]:
-            with self.ctx.together(f"make {family.FAMILY}/{variant}"):
+            with self.ctx.collective_section(f"make {family.FAMILY}/{variant}"):
                 if m == 0:
                     raise ValueError(
                         f"{self._name}: rank {self.ctx.get_rank()} has no tokens; where ranks have different numbers, "

@@ -10,7 +10,7 @@ import torch
 from prefork import Template, preforked
 from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 
 # Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
 LONG = (

@@ -22,7 +22,7 @@ import torch
 from emulated_memory import Descriptor, Pointer, Register, Shared
 from triton.runtime.jit import JITFunction
 
-from iris_core.greenlets import import_greenlet
+from iris_core.interpreter.greenlets import import_greenlet
 
 
 class Deadlock(Exception):

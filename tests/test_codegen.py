@@ -49,7 +49,7 @@ MATRIX_INSTRUCTION = {
     "gfx942": r"v_mfma_f32_",
     "gfx950": r"v_mfma_f32_",
 }
-# What the ordering edges of iris_core.sync and of the handshake look like in assembly.
+# What the ordering edges of iris_core.device.sync and of the handshake look like in assembly.
 NVIDIA_EDGES = {
     "release to system": r"atom\.global\.sys\.release\.exch",
     "acquire from system": NVIDIA_ACQUIRE.format("sys"),
@@ -73,7 +73,7 @@ AMD_EDGES = {
     "count at peer": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_add_x2[^\n]*\n(?!{_WAITS[2:]}buffer_inv)",
 }
 # Where the stores are that move no tile: words of the handshake and of failed waits.
-HANDSHAKE_FILES = {"sync.py", "handshake.py", "device.py"}
+HANDSHAKE_FILES = {"sync.py", "handshake.py", "rma.py"}
 
 # Bytes of a thread. Exact fp32 keeps its whole tile in registers; the assembler may park a word of the handshake.
 FEW_WORDS = 16

@@ -83,7 +83,7 @@ def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
     kernel = specialized(case)
     stores = kernel.stores_by_file()
     exchanged = stores.pop("team.py", {})  # sums that a team exchanges
-    assert set(stores) <= {"sync.py", "handshake.py", "device.py"}
+    assert set(stores) <= {"sync.py", "handshake.py", "rma.py"}
     assert set(exchanged) <= {8}  # two columns; four neighbouring threads fill a sector
     assert bool(exchanged) == (kernel.config.team > 1)
     # Mates' sums are in the L2 cache; this SM's own may hold an older call's.

@@ -15,7 +15,7 @@ import pytest
 import torch
 from ranks import skip_where_ranks_share_a_gpu
 
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Arrangement, list_families, list_variants
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = ("iris_core/sync.py", "iris_core/intrinsics.py", "iris_core/device.py", "kernels/**/*.py")
+SOURCES = ("iris_core/device/sync.py", "iris_core/device/intrinsics.py", "iris_core/device/rma.py", "kernels/**/*.py")
 
 # Calls that are left out where a kernel makes them for their effect alone.
 _ORDERING = re.compile(
