@@ -6,7 +6,7 @@ from enum import Enum
 class Arrangement(Enum):
     """How computation and communication are arranged in kernels and streams."""
 
-    LIBRARY = "vendor calls, one after the other"
+    LIBRARY = "library calls, one after the other"
     SEQUENTIAL_KERNELS = "two kernels, one stream"
     CONCURRENT_KERNELS = "two kernels, two streams"
     FUSED_KERNEL = "one kernel"
@@ -18,7 +18,7 @@ class Arrangement(Enum):
 class Agent(Enum):
     """Who moves the bytes between ranks."""
 
-    LIBRARY = "the vendor's collective"
+    LIBRARY = "NCCL or RCCL"
     ALL_SMS = "every SM, before or after the GEMM"
     COMM_KERNEL = "the SMs of a communication kernel"
     COMPUTING_PROGRAM = "the program that computed the tile"
@@ -36,9 +36,9 @@ class Sync(Enum):
     NONE = "nothing"
     TILE_FLAG = "a flag a tile"
     SHARED_MEMORY_BARRIER = "a barrier in shared memory a tile"
-    PART_FLAG = "a flag a part of a tile, of the programs that share it"
+    SPLIT_FLAG = "a flag a split of a tile, between its programs"
     SHARD_COUNTER = "a counter a shard"
-    SHARD_FLAG = "a flag a shard, or a part of it, set by the stream"
-    PANEL_COUNTER = "a counter a panel of rows, awaited by the stream"
+    SHARD_FLAG = "a flag a shard, or a chunk of it, set by the stream"
+    CHUNK_COUNTER = "a counter a chunk of rows, awaited by the stream"
     OTHERS = "as in that operator"
     CHOSEN = "as in the variant it chooses"

@@ -84,14 +84,16 @@ class Case:
     world_size: int = 4
     size: int = 8192
     pointers: bool = False
-    chunks: int = 1
-    team: int = 1
+    k_chunks: int = 1
+    splits: int = 1
     pingpong: bool = False
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
         parts += [str(self.size)] + ["pointers"] * self.pointers
-        parts += ["chunks"] * (self.chunks > 1) + [f"team{self.team}"] * (self.team > 1) + ["pingpong"] * self.pingpong
+        parts += (
+            ["chunks"] * (self.k_chunks > 1) + [f"team{self.splits}"] * (self.splits > 1) + ["pingpong"] * self.pingpong
+        )
         return "-".join(parts)
 
     @property
@@ -265,12 +267,12 @@ def compile_case(case: Case) -> list[Compiled]:
         build = get_variant(case.family, case.variant).build
         ctx = StubContext(case)
         operator = build(ctx, make_problem(case))
-        if case.pointers or case.pingpong or case.chunks > 1 or case.team > 1:
+        if case.pointers or case.pingpong or case.k_chunks > 1 or case.splits > 1:
             config = replace(operator.config, descriptors=not case.pointers)
-            if case.chunks > 1 or case.team > 1:
-                config = replace(config, chunks=case.chunks, team=case.team)
+            if case.k_chunks > 1 or case.splits > 1:
+                config = replace(config, k_chunks=case.k_chunks, splits=case.splits)
             if case.pingpong:
-                config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], team=1)
+                config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], splits=1)
             ctx = StubContext(case)
             operator = build(ctx, make_problem(case), config)
         operator(*_operands(operator.problem, case))

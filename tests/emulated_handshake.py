@@ -10,7 +10,7 @@ from gluon_emulator import Machine
 
 from iris_kernels.common import trace as spans
 
-_KINDS = {"sys": "tile", "gpu": "member"}  # flags that `wait` is called for, by the scope it is called with
+_KINDS = {"sys": "tile", "gpu": "split"}  # flags that `wait` is called for, by the scope it is called with
 
 
 class World:
@@ -27,7 +27,7 @@ class World:
             for name in (
                 *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
                 *("current_call", "finish_and_clear"),
-                *("count_pieces", "wait", "announce_position", "signal"),
+                *("count_tiles", "wait", "signal_partial", "signal"),
                 *("trace_time", "trace_span", "trace_until"),
             )
         }
@@ -81,14 +81,12 @@ class World:
         if self._is_last(peers, epoch, num_programs):
             self._words["epoch", peers.rank] = epoch
 
-    def count_pieces(self, shard: Any, peers: Any, peer: int, part: int, pieces: int) -> None:
-        self._words["tile", peer, peers.rank * shard.parts + part] += pieces
+    def count_tiles(self, shard: Any, peers: Any, peer: int, chunk: int, tiles: int) -> None:
+        self._words["tile", peer, peers.rank * shard.chunks + chunk] += tiles
 
-    def announce_position(
-        self, shards: Any, peers: Any, position: int, tiles: int, epoch: int, world_size: int
-    ) -> None:
-        owner = (peers.rank + 1 + position // tiles) % world_size
-        self._words["tile", owner, peers.rank * tiles + position % tiles] = epoch
+    def signal_partial(self, shards: Any, peers: Any, index: int, tiles: int, epoch: int, world_size: int) -> None:
+        owner = (peers.rank + 1 + index // tiles) % world_size
+        self._words["tile", owner, peers.rank * tiles + index % tiles] = epoch
 
     def wait(self, flag: int, expected: int, watchdog: Any, scope: str = "sys") -> None:
         self._await((_KINDS[scope], self._machine.task.rank, flag), expected)

@@ -19,7 +19,7 @@ from iris_core import Context, iris
 from iris_core.backends.shm import _ImmediateStream
 from iris_core.checker.replacing import replaced
 from iris_core.device.sync import signal
-from iris_kernels.common.handshake import announce_part
+from iris_kernels.common.handshake import signal_chunk
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def dropped(what: str, count: torch.Tensor) -> Iterator[None]:
 
     def drop_part(*arguments: Any) -> None:
         if what == "ready":
-            announce_part(*arguments)
+            signal_chunk(*arguments)
         else:
             count.add_(1)
 
@@ -65,7 +65,7 @@ def dropped(what: str, count: torch.Tensor) -> Iterator[None]:
             count.add_(1)
 
     by_streams = mock.patch.object(_ImmediateStream, "write_value", drop_flag)
-    with replaced(signal, drop_signal), replaced(announce_part, drop_part), by_streams:
+    with replaced(signal, drop_signal), replaced(signal_chunk, drop_part), by_streams:
         yield
 
 

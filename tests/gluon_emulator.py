@@ -229,8 +229,8 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0].after(num_outstanding),
         "fence_async_shared": lambda: None,
         "fence_before_descriptor_loads": lambda: None,
-        "PIECE_COLS": 64,
-        "_MATES_AT_ONCE": 4,
+        "SUBTILE_COLS": 64,
+        "_SPLITS_AT_ONCE": 4,
         "LAG": 4,
     }
 

@@ -228,9 +228,9 @@ def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
     ):
         for ctx in (GpuContext(), GpuContext()):
             for _ in range(3):
-                choice = auto.decide(ctx, FAMILY, problem(), vendor="library_layout", left_out=())  # type: ignore[arg-type]
+                choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
                 assert choice == Choice("copy_engine", None, "measured here")
-            choice = auto.decide(ctx, FAMILY, problem(), vendor="library_layout", left_out=("copy_engine",))  # type: ignore[arg-type]
+            choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=("copy_engine",))  # type: ignore[arg-type]
             assert choice.variant == "library_layout"
     assert [call.args for call in read.call_args_list] == [(GPU,)] * 2
 
@@ -239,7 +239,7 @@ def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
     assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
-    choice = auto.decide(GpuContext(), FAMILY, problem(), vendor="library_layout", left_out=())  # type: ignore[arg-type]
+    choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
     assert choice == Choice("workgroup_specialized", None, "ranks may share GPUs")
 
 

@@ -60,7 +60,7 @@ def test_nor_where_operands_are_copied_first(variant: Variant) -> None:
 
 @triton.jit
 def wait_for_nobody(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
-    """`_wait_for_all`, or `_tell_all`, that does nothing."""
+    """`_wait_for_all`, or `_signal_all`, that does nothing."""
 
 
 @pytest.mark.parametrize("family", ["gemm_all_scatter", "gemm_reduce_scatter"])
@@ -71,7 +71,7 @@ def test_nor_where_all_peers_are_told_at_once(family: str, world_size: int) -> N
     with mock.patch.object(handshake, "in_gluon", return_value=True):
         report = run_case(case, schedules=2, seed=0)
         assert report.ok, report
-        for left_out in (handshake._wait_for_all, handshake._tell_all):
+        for left_out in (handshake._wait_for_all, handshake._signal_all):
             with replaced(left_out, wait_for_nobody):
                 assert any(run_case(case, schedules=some, seed=0).found_ordering_fault for some in (1, 4))
 
@@ -92,17 +92,14 @@ def test_a_planted_bug_is_gone_again() -> None:
 
 
 @triton.jit
-def meet_nobody(peers, WORLD_SIZE: tl.constexpr):
-    """`meet_kernel` that does nothing."""
+def no_barrier(peers, WORLD_SIZE: tl.constexpr):
+    """`all_gather_gemm_copy_engine_barrier` that does nothing."""
 
 
-def gather(rank: int, world_size: int, queues: int, *, reads: bool) -> None:
+def gather(rank: int, world_size: int, *, reads: bool) -> None:
     ctx = iris(1 << 20, "cpu")
     case = Case(get_variant("all_gather_gemm", "copy_engine"), Shape(45, 42, 34), world_size, "bfloat16")
-    default = case.variant.build(ctx, case.problem())
-    default.close()
-    config = replace(default.config, queues=queues)
-    operator = case.variant.build(ctx, case.problem(), config, keep_gathered=reads)
+    operator = case.variant.build(ctx, case.problem(), keep_gathered=reads)
     for call in range(3):
         operator(*FAMILIES["all_gather_gemm"].operands(case.problem(), rank, Draw(0, case.problem(), call, "cpu")))
         if reads:
@@ -110,20 +107,17 @@ def gather(rank: int, world_size: int, queues: int, *, reads: bool) -> None:
     ctx.close()
 
 
-@pytest.mark.parametrize("queues", [1, 2])
-@pytest.mark.parametrize("meets", [True, False])
-def test_what_was_gathered_may_be_read_until_the_next_call(meets: bool, queues: int) -> None:
-    """Copies of the next call wait for it, unless ranks do not meet."""
-    with contextlib.nullcontext() if meets else mock.patch.object(copies, "meet_kernel", meet_nobody):
-        report = check(partial(gather, queues=queues, reads=True), 3, schedules=2, seed=0)
-    assert report.ok == meets, report
-    assert bool(report.races) != meets
-
-
-@pytest.mark.parametrize("queues", [2, 3])
-def test_copies_on_several_queues_are_as_free_of_races_as_on_one(queues: int) -> None:
-    report = check(partial(gather, queues=queues, reads=False), 3, schedules=2, seed=0)
-    assert report.ok, report
+@pytest.mark.parametrize("has_barrier", [True, False])
+def test_what_was_gathered_may_be_read_until_the_next_call(has_barrier: bool) -> None:
+    """Copies of the next call wait for it, unless they begin without a barrier of all ranks."""
+    with (
+        contextlib.nullcontext()
+        if has_barrier
+        else mock.patch.object(copies, "all_gather_gemm_copy_engine_barrier", no_barrier)
+    ):
+        report = check(partial(gather, reads=True), 3, schedules=2, seed=0)
+    assert report.ok == has_barrier, report
+    assert bool(report.races) != has_barrier
 
 
 @pytest.mark.parametrize("variant", FUSED, ids=name)

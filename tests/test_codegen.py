@@ -17,7 +17,7 @@ from compiling import LOADS_OF_A_WAIT, MORE_LATER, NVIDIA_ACQUIRE, TARGETS, Case
 from families import FUSED
 from proxies import follow
 
-from iris_kernels.common.shared_tiles import NONE
+from iris_kernels.common.stream_k import NONE
 from overlap_taxonomy import Agent, Sync, Variant, get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 
@@ -79,8 +79,11 @@ HANDSHAKE_FILES = {"sync.py", "handshake.py", "rma.py"}
 FEW_WORDS = 16
 ONE_WORD = 8
 WAITING_AND_FULL = (
-    "consumer_kernel",
-    "sum_kernel",
+    "all_gather_gemm_producer_consumer",
+    "gemm_all_scatter_producer_consumer_push",
+    "gemm_reduce_scatter_producer_consumer_push",
+    "gemm_reduce_scatter_producer_consumer_sum",
+    "gemm_reduce_scatter_copy_engine_sum",
 )  # they wait where sixteen warps, or a wide sum, leave few registers
 
 compile_once = functools.cache(compile_case)
@@ -217,7 +220,7 @@ def test_handshake_is_ordered(case: Case) -> None:
     assert found["acquire from system"] >= 1
     if case.variant == "one_shot":  # a thread a peer; programs end calls by themselves
         assert found["release to system" if case.family != "all_gather_gemm" else "count at peer"] >= 1
-        shares = multiplying(case)[0].constants["PARTS"] != NONE.value
+        shares = multiplying(case)[0].constants["SPLITS"] != NONE.value
         assert (found["release to device"] > 0) == shares
         # Not of the GPU's scope: of a block of flags, Triton 3.6 for AMD forgets to acquire it.
         assert found["acquire from system"] >= 1 + (case.family == "gemm_all_scatter") + shares
@@ -231,7 +234,7 @@ def test_handshake_is_ordered(case: Case) -> None:
     if sync is Sync.TILE_FLAG:
         assert found["release to device"] >= 1
         assert found["acquire from device"] >= 1
-    if sync is Sync.PANEL_COUNTER:
+    if sync is Sync.CHUNK_COUNTER:
         assert found["count for stream"] >= 1
     if sync is Sync.SHARD_COUNTER:
         assert found["count at peer"] >= 1
@@ -261,7 +264,7 @@ def test_what_others_wrote_in_this_call_is_read_past_the_l1_cache(case: Case) ->
     for kernel in compile_once(case):
         assert kernel.files_that_load("global") <= may, kernel.name
         past |= kernel.files_that_load(r"global\.cg")
-    if case.variant == "one_shot" and multiplying(case)[0].constants["PARTS"] != NONE.value:
-        assert "shared_tiles.py" in past
+    if case.variant == "one_shot" and multiplying(case)[0].constants["SPLITS"] != NONE.value:
+        assert "stream_k.py" in past
     if case.family in SUMMING_FAMILIES and case.variant != "bulk_synchronous":
-        assert past - {"shared_tiles.py"}
+        assert past - {"stream_k.py"}

@@ -36,8 +36,8 @@ def cases_of(variant: Variant) -> list[Case]:
         replace(case, pingpong=True),
         replace(case, pingpong=True, rank=1, layout="kn"),
         replace(case, pingpong=True, world_size=8),
-        *(replace(case, chunks=3, team=team) for team in (1, 2) if variant.name == "warp_specialized_copies"),
-        *(replace(case, team=team) for team in (2, 4) if variant.family == "gemm_all_scatter"),
+        *(replace(case, k_chunks=3, splits=splits) for splits in (1, 2) if variant.name == "warp_specialized_copies"),
+        *(replace(case, splits=splits) for splits in (2, 4) if variant.family == "gemm_all_scatter"),
     ]
 
 
@@ -52,7 +52,7 @@ compile_once = functools.cache(compile_case)
 
 def specialized(case: Case) -> Compiled:
     """Return the case's warp-specialised kernel."""
-    (kernel,) = [kernel for kernel in compile_once(case) if kernel.name == "warp_specialized_kernel"]
+    (kernel,) = [kernel for kernel in compile_once(case) if kernel.name.endswith(f"_{case.variant}")]
     return kernel
 
 
@@ -82,15 +82,15 @@ def test_multiplies_with_warp_groups_and_moves_tiles_by_tma(case: Case) -> None:
 def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
     kernel = specialized(case)
     stores = kernel.stores_by_file()
-    exchanged = stores.pop("team.py", {})  # sums that a team exchanges
+    exchanged = stores.pop("fixup.py", {})  # partial sums of split tiles
     assert set(stores) <= {"sync.py", "handshake.py", "rma.py"}
     assert set(exchanged) <= {8}  # two columns; four neighbouring threads fill a sector
-    assert bool(exchanged) == (kernel.config.team > 1)
+    assert bool(exchanged) == (kernel.config.splits > 1)
     # Mates' sums are in the L2 cache; this SM's own may hold an older call's.
     loads = re.findall(r"tt\.load .*tensor<\w+x!tt\.ptr<[bf]\w+>.*", kernel.ttgir)
-    assert bool(loads) == (kernel.config.team > 1)
+    assert bool(loads) == (kernel.config.splits > 1)
     assert all("cacheModifier = cg" in load for load in loads)
-    # Splitting an accumulator into slabs renames registers; through shared memory it would take 32 stores or more.
+    # Splitting an accumulator into subtiles renames registers; through shared memory it would take 32 stores or more.
     assert kernel.count(r"st\.shared\.\S*") < 32
 
 
@@ -165,9 +165,9 @@ def test_handshake_is_ordered(case: Case) -> None:
     if case.variant == "warp_specialized_copies":
         # The peers' end; each flag, of a rank without columns; a tile's flag.
         constants = specialized(case).constants
-        chunks = constants["CHUNKS"]
-        assert case.chunks in (1, chunks)  # the default may have some
-        flags = constants["PARTS"] * chunks + (peers - 1) * (constants["PARTS"] if chunks == 1 else 1)
+        chunks = constants["K_CHUNKS"]
+        assert case.k_chunks in (1, chunks)  # the default may have some
+        flags = constants["ROW_CHUNKS"] * chunks + (peers - 1) * (constants["ROW_CHUNKS"] if chunks == 1 else 1)
         assert waits >= told + min(peers, 1) * (1 + flags)
     elif case.family == "all_gather_gemm":  # peers one after the other, in loops: ready, and each chunk
         assert waits >= 2 * min(peers, 1)
@@ -183,12 +183,12 @@ def test_handshake_is_ordered(case: Case) -> None:
 
 @each_case
 def test_what_is_announced_has_arrived(case: Case) -> None:
-    """Between the last piece sent and the release behind it: the full wait, then the proxy fence."""
+    """Between the last subtile stored and the release behind it: the full wait, then the proxy fence."""
     code = specialized(case).code
     announcement = r"atom\.global\.(?:sys\.release\.exch|(?:sys|gpu)\.acq_rel\.add)"
     last = max(found.start() for found in re.finditer(announcement, code))
-    pieces = [found.end() for found in re.finditer(r"cp\.async\.bulk\.tensor\.3d\.global\.shared", code)]
-    between = code[max(piece for piece in pieces if piece < last) :]
+    stores = [found.end() for found in re.finditer(r"cp\.async\.bulk\.tensor\.3d\.global\.shared", code)]
+    between = code[max(store for store in stores if store < last) :]
     before = re.search(announcement, between)
     assert before
     waited = re.search(r"cp\.async\.bulk\.wait_group\s+0;\s*fence\.proxy\.async;", between[: before.start()])

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 WORLD_SIZES = [1, 2, 4, 8]
 MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
 IN_CHUNKS = "warp_specialized_copies"
-ONLY_OF = {"chunks": (IN_CHUNKS,), "queues": ("copy_engine", IN_CHUNKS), "pingpong": ("warp_specialized", IN_CHUNKS)}
+ONLY_OF = {"k_chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized", IN_CHUNKS)}
 NONE: Mapping[str, int] = {}
 CALLS = 200
 REPLAYS = 1000
@@ -48,10 +48,10 @@ class Case:
 
 
 POINTERS = {"descriptors": False}
-CHUNKS = {"panels": 2, "group_m": 1, "chunks": 2, "team": 1}
+CHUNKS = {"row_chunks": 2, "group_m": 1, "k_chunks": 2, "splits": 1}
 WIDE = {"block_n": 128, "num_stages": 5}
 WIDEST = {"block_n": 256, "num_stages": 3}
-IN_TURNS = WIDE | {"team": 1, "pingpong": True, "num_sms": 6, "comm_sms": 2}  # few programs: many turns
+IN_TURNS = WIDE | {"splits": 1, "pingpong": True, "num_sms": 6, "comm_sms": 2}  # few programs: many waves
 RAGGED = Case(4091, 5120, 1024, rows_a_rank=True)
 MANY = [
     RAGGED,
@@ -66,8 +66,7 @@ MANY = [
     Case(33, 37, 41, torch.float16, changes=POINTERS),
     Case(200, 300, 100, torch.bfloat16, "strided", changes=POINTERS),
     Case(6000, 1000, 2040, changes=CHUNKS),
-    Case(3000, 2000, 1080, torch.float16, "kn", changes=CHUNKS | WIDE | {"team": 2}),
-    Case(6000, 1000, 2040, changes={"queues": 2}),
+    Case(3000, 2000, 1080, torch.float16, "kn", changes=CHUNKS | WIDE | {"splits": 2}),
     Case(3000, 2000, 1080, changes=IN_TURNS),
     Case(3000, 2000, 64, torch.float16, "kn", changes=IN_TURNS),
     Case(301, 318, 1088, changes=IN_TURNS),
@@ -123,15 +122,15 @@ def test_output_is_right(ranks: Callable[[int], Ranks], variant: Variant, world_
     assert ranks(world_size).call(run_cases, variant.family, variant.name, cases) == [[]] * world_size
 
 
-SHARED = [  # few programs, so that teams of the last round have different sizes
-    Case(3000, 2048, 1080, changes=WIDE | {"team": 2, "num_sms": 9, "comm_sms": 1}),
-    Case(3000, 2048, 1080, torch.float16, "kn", changes=WIDEST | {"team": 4, "num_sms": 7, "comm_sms": 1}),
-    Case(3000, 2048, 8192, changes=WIDE | {"team": 2}),
+SHARED = [  # few programs, so that groups of the last wave have different sizes
+    Case(3000, 2048, 1080, changes=WIDE | {"splits": 2, "num_sms": 9, "comm_sms": 1}),
+    Case(3000, 2048, 1080, torch.float16, "kn", changes=WIDEST | {"splits": 4, "num_sms": 7, "comm_sms": 1}),
+    Case(3000, 2048, 8192, changes=WIDE | {"splits": 2}),
 ]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_all_scatter_is_right_where_programs_share_tiles(ranks: Callable[[int], Ranks], world_size: int) -> None:
+def test_all_scatter_is_right_where_programs_split_tiles(ranks: Callable[[int], Ranks], world_size: int) -> None:
     found = ranks(world_size).call(run_cases, "gemm_all_scatter", "warp_specialized", SHARED)
     assert found == [[]] * world_size
 
@@ -188,15 +187,13 @@ def test_every_call_is_right_when_devices_come_late(
     assert ranks(world_size).call(call_often, variant.family, variant.name, seed) == [[]] * world_size
 
 
-@pytest.mark.parametrize("queues", [1, 2])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_call_is_right_where_the_last_shard_comes_in_chunks(
-    ranks: Callable[[int], Ranks], world_size: int, queues: int
+    ranks: Callable[[int], Ranks], world_size: int
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    changes = CHUNKS | {"queues": queues}
-    called = ranks(world_size).call(call_often, "all_gather_gemm", IN_CHUNKS, seed, changes)
+    called = ranks(world_size).call(call_often, "all_gather_gemm", IN_CHUNKS, seed, CHUNKS)
     assert called == [[]] * world_size
 
 
@@ -214,7 +211,7 @@ def test_every_call_is_right_where_warp_groups_multiply_in_turns(
 def capture(
     operator: Operator, a: torch.Tensor, b: torch.Tensor, *, calls: int = 1
 ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """Return a graph of so many calls, one behind the other, and the last one's output."""
+    """Return a graph of so many calls, one after the other, and the last one's output."""
     for _ in range(2):  # compile, and load every module
         operator(a, b)
     context().barrier()

@@ -93,10 +93,10 @@ def test_sizes_that_one_family_refuses() -> None:
         ({"descriptors": False}, "descriptors"),
         ({"epilogue_subtiles": 2}, "epilogue_subtiles"),
         ({"group_m": 0}, "group_m is 0"),
-        ({"team": 3}, "team is 3"),
-        ({"team": 32}, "32 programs share a tile of 16 pieces"),
+        ({"splits": 3}, "splits is 3"),
+        ({"splits": 32}, "32 programs split a tile of 16 subtiles"),
         ({"pingpong": True}, "block_n 256"),
-        ({"pingpong": True, "block_n": 128, "team": 2}, "team 2"),
+        ({"pingpong": True, "block_n": 128, "splits": 2}, "splits 2"),
     ],
     ids=str,
 )
@@ -107,13 +107,13 @@ def test_a_configuration_that_cannot_run_is_refused(variant: Variant, change: di
 
 
 @pytest.mark.usefixtures("on_hopper")
-def test_teams_that_a_problem_has_no_use_for_are_refused() -> None:
+def test_splits_that_a_problem_has_no_use_for_are_refused() -> None:
     variant = ALL_SCATTER
-    assert reason(variant, 8192, 8192, 256, config=replace(CONFIG, team=4)) is None
-    assert "k is 192" in (reason(variant, 8192, 8192, 192, config=replace(CONFIG, team=4)) or "")
-    assert "only 4" in (reason(variant, 8192, 8192, 256, config=replace(CONFIG, team=4, num_sms=4, comm_sms=1)) or "")
-    assert "share no tiles" in (reason(ALL_GATHER, 8192, 8192, 8192, config=replace(CONFIG, team=2)) or "")
-    assert "are not shared" in (reason(REDUCE_SCATTER, 8192, 8192, 8192, config=replace(CONFIG, team=2)) or "")
+    assert reason(variant, 8192, 8192, 256, config=replace(CONFIG, splits=4)) is None
+    assert "k is 192" in (reason(variant, 8192, 8192, 192, config=replace(CONFIG, splits=4)) or "")
+    assert "only 4" in (reason(variant, 8192, 8192, 256, config=replace(CONFIG, splits=4, num_sms=4, comm_sms=1)) or "")
+    assert "splits no tiles" in (reason(ALL_GATHER, 8192, 8192, 8192, config=replace(CONFIG, splits=2)) or "")
+    assert "are not split" in (reason(REDUCE_SCATTER, 8192, 8192, 8192, config=replace(CONFIG, splits=2)) or "")
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -166,7 +166,7 @@ def test_a_descriptor_is_made_once_and_keeps_no_operand(variant: Variant) -> Non
 @pytest.mark.usefixtures("on_hopper")
 @each_variant
 def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> None:
-    """The descriptor that pieces are stored through: which rows and columns of which rank."""
+    """The descriptor that subtiles are stored through: which rows and columns of which rank."""
     context = StubContext(Case(variant.name, "sm_90", rank=3, family=variant.family))
     problem = make_problem(variant.family, 301, 318, 1088, 4, torch.bfloat16)
     operator: Any = variant.build(context, problem)
@@ -185,11 +185,11 @@ def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> N
         assert out.strides == [stride, 320, 1]
         own = out.base.data_ptr() + 3 * context.heap.stride
         if variant.family == "gemm_reduce_scatter":  # its own is its output
-            assert operator._sums is None
+            assert operator._reduced is None
             assert own == output.data_ptr()
             assert output.shape == (73, 318)
         else:  # sums go to rows 228 and on of every rank's C, in room for as many as others have
-            sums = operator._sums
+            sums = operator._reduced
             assert (sums.shape, sums.strides) == ([4, 73, 320], out.strides)
             assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 228 * 320 * 2
             assert output.shape == (301, 318)
@@ -208,7 +208,7 @@ def test_all_reduce_is_cut_by_columns_where_that_makes_fewer_tiles() -> None:
     assert (operator._shards.rows_apart, operator._shards.cols_apart) == (0, 320)
     stride = context.heap.stride // 2
     assert (operator._out.shape, operator._out.strides) == ([4, 200, 320], [stride, 320, 1])
-    sums, output = operator._sums, operator.output
+    sums, output = operator._reduced, operator.output
     assert (sums.shape, sums.strides) == ([4, 200, 1152 - 3 * 320], [stride, 1152, 1])
     assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 3 * 320 * 2
     assert (output.shape, output.stride()) == ((200, 1100), (1152, 1))

@@ -2,7 +2,7 @@
 
 Operators make their arguments as on a GPU; the handshake, which other tests cover, is a few dictionaries here. Roles,
 programs and ranks go on in a random order (see gluon_emulator.py), so a barrier that is waited for in the wrong phase,
-a stage that is freed early or a tile that is announced before it has arrived shows as a wrong sum or a deadlock.
+a stage that is freed early or a tile that is signalled before it has arrived shows as a wrong sum or a deadlock.
 """
 
 from __future__ import annotations
@@ -24,13 +24,22 @@ from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
-from iris_kernels.all_gather_gemm import courier, schedule
+from iris_kernels.all_gather_gemm import comm_programs, schedule
 from iris_kernels.common import gemm
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import herald, inbox, outbox, positions, ring, roles, team
+from iris_kernels.common.hopper import (
+    epilogue_load,
+    epilogue_store,
+    fixup,
+    pipeline,
+    roles,
+    signal_pipeline,
+    tile_scheduler,
+)
 from iris_kernels.common.hopper import operator as hopper
-from iris_kernels.gemm_reduce_scatter import order, turns
+from iris_kernels.gemm_reduce_scatter import roles as reduce_scatter_roles
+from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
 
 COPIES = "warp_specialized_copies"
@@ -55,33 +64,49 @@ class Case:
     programs: int = 3
     block_n: int = 64
     layout: str = "nk"
-    panels: int = 1
-    team: int = 1
-    chunks: int = 1
-    queues: int = 1
+    row_chunks: int = 1
+    splits: int = 1
+    k_chunks: int = 1
     pingpong: bool = False
     comm_rows: int = 32
 
 
 CASES = [
     Case(301, 318, 160, "divides nothing, an uneven number of tiles a program"),
-    Case(301, 304, 1040, "many steps a tile, so that pieces are sent between them", world_size=2),
+    Case(301, 304, 1040, "many steps a tile, so that subtiles are sent between them", world_size=2),
     Case(512, 512, 256, "divides everything", block_n=128, layout="kn"),
     Case(260, 512, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
     Case(5, 64, 64, "fewer tiles than programs, some without any", programs=5),
-    Case(1600, 128, 64, "several parts a shard", panels=3, world_size=2),
+    Case(1600, 128, 64, "several row chunks a shard", row_chunks=3, world_size=2),
     Case(2, 5, 64, "fewer rows and columns than ranks, and one column of B"),
-    Case(300, 216, 336, "many tiles a program, more parts than rows of tiles", panels=2, world_size=3, programs=2),
+    Case(
+        300,
+        216,
+        336,
+        "many tiles a program, more row chunks than rows of tiles",
+        row_chunks=2,
+        world_size=3,
+        programs=2,
+    ),
     Case(200, 100, 136, "alone", world_size=1, programs=2),
-    Case(700, 1024, 200, "two share a tile, and one program is in no team", panels=2, programs=5, block_n=128, team=2),
-    Case(640, 512, 1040, "four share a tile, and one is left out", programs=9, block_n=256, world_size=2, team=4),
+    Case(
+        700,
+        1024,
+        200,
+        "two split a tile, and one program is in no group",
+        row_chunks=2,
+        programs=5,
+        block_n=128,
+        splits=2,
+    ),
+    Case(640, 512, 1040, "four split a tile, and one is left out", programs=9, block_n=256, world_size=2, splits=4),
     Case(300, 144, 203, "rows that are not on 16 bytes, so that operands are copied first", programs=3, world_size=2),
-    Case(100, 64, 1040, "one tile, and more programs than it has pieces", programs=7, team=2),
-    Case(300, 512, 400, "many small pieces", programs=5, world_size=2, block_n=128, team=4, comm_rows=8),
-    Case(300, 512, 400, "pieces as high as the tile", programs=5, world_size=2, block_n=128, team=2, comm_rows=128),
-    Case(640, 128, 136, "a last round with more programs than steps", programs=5, team=2),
+    Case(100, 64, 1040, "one tile, and more programs than it has subtiles", programs=7, splits=2),
+    Case(300, 512, 400, "many small subtiles", programs=5, world_size=2, block_n=128, splits=4, comm_rows=8),
+    Case(300, 512, 400, "subtiles as high as the tile", programs=5, world_size=2, block_n=128, splits=2, comm_rows=128),
+    Case(640, 128, 136, "a last wave with more programs than steps", programs=5, splits=2),
     Case(512, 128, 64, "fewer tiles a shard than programs, and the last of one is a peer's"),
-    Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
+    Case(384, 512, 576, "split tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, splits=2),
 ]
 IN_TURNS = [  # two warp groups, a tile each
     Case(301, 318, 160, "divides nothing, an uneven number of tiles a program", pingpong=True),
@@ -89,7 +114,7 @@ IN_TURNS = [  # two warp groups, a tile each
     Case(512, 512, 256, "the widest tile", block_n=128, layout="kn", pingpong=True),
     Case(5, 64, 64, "fewer tiles than programs, a step a tile", programs=5, pingpong=True),
     Case(1600, 256, 64, "many tiles of a step", programs=2, world_size=2, pingpong=True),
-    Case(300, 216, 336, "many tiles a program", panels=2, world_size=3, programs=2, pingpong=True),
+    Case(300, 216, 336, "many tiles a program", row_chunks=2, world_size=3, programs=2, pingpong=True),
     Case(1000, 512, 336, "two tiles wide", block_n=128, programs=3, world_size=2, pingpong=True),
     Case(200, 100, 136, "alone", world_size=1, programs=2, pingpong=True),
 ]
@@ -100,19 +125,19 @@ BY_COLUMNS = [  # cut so in all-reduce, as that makes fewer tiles
     Case(257, 1300, 640, "many ranks", world_size=8, programs=9),
 ]
 CHUNKED = [  # the last shard of all-gather's copies
-    Case(301, 304, 1040, "chunks that steps do not fill", world_size=2, chunks=3),
-    Case(1152, 216, 336, "other shards come whole, the last in parts and chunks", world_size=3, panels=2, chunks=2),
-    Case(700, 1024, 456, "members of a team begin within a chunk", programs=5, block_n=128, team=2, chunks=3),
-    Case(640, 512, 1040, "more members than chunks", programs=9, block_n=256, world_size=2, team=4, chunks=2),
-    Case(1024, 128, 1024, "a later round needs another chunk", programs=5, world_size=2, team=2, chunks=2),
-    Case(300, 3, 200, "a rank without columns", chunks=4),
-    Case(1152, 216, 336, "two queues, whose pieces come in another order", world_size=3, panels=2, chunks=2, queues=2),
-    Case(700, 1024, 456, "more queues than copies", programs=5, block_n=128, world_size=2, queues=3),
-    Case(5, 64, 64, "more chunks than steps, ranks without rows", programs=5, chunks=3),
-    Case(1000, 512, 1040, "groups in turns", block_n=128, programs=2, panels=2, chunks=2, pingpong=True),
-    Case(200, 100, 136, "alone", world_size=1, programs=2, chunks=2),
+    Case(301, 304, 1040, "chunks that steps do not fill", world_size=2, k_chunks=3),
+    Case(
+        1152, 216, 336, "other shards come whole, the last in row and k chunks", world_size=3, row_chunks=2, k_chunks=2
+    ),
+    Case(700, 1024, 456, "splits begin within a chunk", programs=5, block_n=128, splits=2, k_chunks=3),
+    Case(640, 512, 1040, "more splits than chunks", programs=9, block_n=256, world_size=2, splits=4, k_chunks=2),
+    Case(1024, 128, 1024, "a later wave needs another chunk", programs=5, world_size=2, splits=2, k_chunks=2),
+    Case(300, 3, 200, "a rank without columns", k_chunks=4),
+    Case(5, 64, 64, "more chunks than steps, ranks without rows", programs=5, k_chunks=3),
+    Case(1000, 512, 1040, "groups in turns", block_n=128, programs=2, row_chunks=2, k_chunks=2, pingpong=True),
+    Case(200, 100, 136, "alone", world_size=1, programs=2, k_chunks=2),
 ]
-LATE_STORES = Case(600, 64, 520, "many pieces a part, announced one after the other", panels=3, world_size=2)
+LATE_STORES = Case(600, 64, 520, "many tiles a chunk, signalled one after the other", row_chunks=3, world_size=2)
 WITHOUT_COLUMNS = Case(300, 3, 200, "a rank without columns")
 
 
@@ -132,34 +157,31 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     rank = operator.rank
     with compiling.recorded_launches() as launches:
         operator(data.a, data.b)
-    named = {kernel.fn.__name__: arguments for kernel, arguments in launches}
-    arguments = named["warp_specialized_kernel"]
-    for copied in named.get("copy_operands_kernel", {}).values():
+    named = {kernel.fn.__name__: (kernel, arguments) for kernel, arguments in launches}
+    (kernel, arguments) = next(one for name, one in named.items() if name.endswith(f"_{operator.variant}"))
+    _, copies = named.get("copy_operands_kernel", (None, {}))
+    for copied in copies.values():
         if getattr(copied, "tiles", 0):
             copied.dst_ptr.copy_(copied.src_ptr)
     num_programs = operator.config.num_sms
     beside = []
     if operator.variant == COPIES:
         num_programs = operator._num_programs(num_programs)
-        beside = [
-            machine.spawn(f"copies{queue}", partial(push, machine, world, operator, data.a, queue), rank=rank)
-            for queue in range(len(operator._copy_streams))
-        ]
+        beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
     options = ("num_warps", "num_stages", "launch_pdl")
     arguments = {name: value for name, value in arguments.items() if name not in options}
     for name, value in arguments.items():
         if isinstance(value, TensorDescriptor):
             arguments[name] = Descriptor(value)
-    if "came_ptr" in arguments:
-        arguments["came_ptr"] = 0
+    if "flags_ptr" in arguments:
+        arguments["flags_ptr"] = 0
     if "shards" in arguments:
         arguments["shards"] = arguments["shards"]._replace(flags_ptr=0)
     if "shard" in arguments:
         arguments["shard"] = arguments["shard"]._replace(counts_ptr=0)
-    if arguments.get("team"):
-        sums = arguments["team"].sums_ptr.fill_(float("nan"))
-        arguments["team"] = arguments["team"]._replace(sums_ptr=Pointer(sums), flags_ptr=0)
-    kernel = KERNELS[operator.family, operator.variant].warp_specialized_kernel
+    if arguments.get("workspace"):
+        tiles = arguments["workspace"].tiles_ptr.fill_(float("nan"))
+        arguments["workspace"] = arguments["workspace"]._replace(tiles_ptr=Pointer(tiles), flags_ptr=0)
     programs = [
         machine.spawn("program", partial(kernel.fn, **arguments), rank=rank, program=program, num_programs=num_programs)
         for program in range(num_programs)
@@ -169,12 +191,12 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     assert world.epoch(rank) == epoch + 1, "the call has not ended"
 
 
-def push(machine: Machine, world: World, operator: Any, a: torch.Tensor, queue: int) -> None:
-    """Stand for a copy stream of all-gather."""
-    if operator.keep_gathered:  # the kernel that meets the peers
+def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
+    """Stand for the copy stream of all-gather."""
+    if operator.keep_gathered:  # the barrier of all ranks
         epoch = world.begin_call(operator._peers(), operator.problem.world_size)
         world.wait_ready(operator._peers(), epoch, operator.problem.world_size)
-    for copy in operator._copies[queue :: len(operator._copy_streams)]:
+    for copy in operator._copies:
         machine.wait(lambda: True)
         copy.destination.copy_(a[copy.rows, copy.columns])
         world.set_flag(*place_of_flag(operator, copy))
@@ -182,7 +204,7 @@ def push(machine: Machine, world: World, operator: Any, a: torch.Tensor, queue: 
 
 def place_of_flag(operator: Any, copy: Any) -> tuple[int, int]:
     """Return the rank that a copy's flag is at, and its place among that rank's."""
-    flags = operator.ctx.peer_view(operator._came)
+    flags = operator.ctx.peer_view(operator._chunk_flags)
     peer, flag = divmod(copy.flag.storage_offset() - flags.storage_offset(), flags.stride(0))
     return peer, flag
 
@@ -213,7 +235,7 @@ def test_output_is_right(family: str, name: str, case: Case, seed: int) -> None:
     run_case(family, name, case, seed)
 
 
-@pytest.mark.parametrize("case", [CASES[5], CASES[9]], ids=["parts", "parts and teams"])
+@pytest.mark.parametrize("case", [CASES[5], CASES[9]], ids=["row chunks", "row chunks and splits"])
 def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
     run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=True)
 
@@ -255,13 +277,13 @@ def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
 
 @pytest.mark.parametrize(
     ("keep_gathered", "late"),
-    [(False, ""), (False, "copies"), (False, "copies1"), (False, "copies1 0"), (True, ""), (True, "copies1 0")],
+    [(False, ""), (False, "copies"), (False, "copies 0"), (True, ""), (True, "copies 0")],
 )
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
 def test_output_is_right_where_the_last_shard_comes_in_chunks(
     case: Case, keep_gathered: bool, late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "_STEPS_OF_A_CHUNK", 1)
+    monkeypatch.setattr(schedule, "_STEPS_OF_A_K_CHUNK", 1)
     run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
 
 
@@ -279,18 +301,17 @@ def run_case(
         num_sms=case.programs,
         comm_sms=1,
         comm_rows=case.comm_rows,
-        panels=case.panels,
-        team=case.team,
-        chunks=case.chunks,
-        queues=case.queues,
+        row_chunks=case.row_chunks,
+        splits=case.splits,
+        k_chunks=case.k_chunks,
         pingpong=case.pingpong,
     )
     window = torch.frombuffer(mmap.mmap(-1, case.world_size * (8 << 20)), dtype=torch.uint8)
     machine = Machine(seed, late=late)
     world = World(machine)
     faults: list[str] = []
-    small_parts = mock.patch.object(all_gather_gemm.warp_specialized, "_PART_BYTES", (1 << 15, 1 << 15))
-    with mock.patch.object(hopper, "machine_reason", return_value=None), small_parts:
+    small_chunks = mock.patch.object(all_gather_gemm.warp_specialized, "_CHUNK_BYTES", (1 << 15, 1 << 15))
+    with mock.patch.object(hopper, "machine_reason", return_value=None), small_chunks:
         variant = get_variant(family, name)
         if reason := variant.unsupported_reason(problem, config):
             pytest.skip(reason)
@@ -306,16 +327,16 @@ def run_case(
             )
         modules = [
             gemm,
-            positions,
-            ring,
-            outbox,
-            inbox,
-            herald,
-            team,
+            tile_scheduler,
+            pipeline,
+            epilogue_store,
+            epilogue_load,
+            signal_pipeline,
+            fixup,
             roles,
-            courier,
-            order,
-            turns,
+            comm_programs,
+            reduce_scatter_schedule,
+            reduce_scatter_roles,
             KERNELS[family, name],
         ]
         with emulated(machine, modules, **world.names):

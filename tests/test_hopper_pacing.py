@@ -1,4 +1,4 @@
-"""How the loader warp paces a finished tile's pieces: by the steps of the next tile that it loads."""
+"""How the loader warp paces a finished tile's stores: by the steps of the next tile that it loads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 from gluon_emulator import Machine, emulated
 
-from iris_kernels.common.hopper import outbox, positions
+from iris_kernels.common.hopper import epilogue_store, tile_scheduler
 
 TILE = SimpleNamespace(PINGPONG=False, BLOCK_K=64, STAGES=5)
 
 
 @pytest.mark.parametrize(
-    ("steps", "pieces", "destinations"), [(128, 8, 4), (16, 8, 4), (9, 8, 1), (3, 16, 8), (64, 2, 1)]
+    ("steps", "subtiles", "destinations"), [(128, 8, 4), (16, 8, 4), (9, 8, 1), (3, 16, 8), (64, 2, 1)]
 )
-def test_pieces_are_spread_over_the_steps_but_the_last_eighth(steps: int, pieces: int, destinations: int) -> None:
+def test_subtiles_are_spread_over_the_steps_but_the_last_eighth(steps: int, subtiles: int, destinations: int) -> None:
     loaded: list[int] = []
     sent: list[int] = []
 
@@ -24,22 +24,22 @@ def test_pieces_are_spread_over_the_steps_but_the_last_eighth(steps: int, pieces
 
     fakes = {
         "load_step": load,
-        "_send": lambda *arguments: sent.append(len(loaded)),
-        "wait_filled": lambda *arguments: None,
-        "place_of": lambda step, tile: None,
-        "next_place": lambda place, tile: None,
+        "_send_subtile": lambda *arguments: sent.append(len(loaded)),
+        "wait_store": lambda *arguments: None,
+        "pipeline_state": lambda step, tile: None,
+        "next_state": lambda state, tile: None,
         "trace_time": lambda bundle: 0,
         "trace_until": lambda *arguments: None,
     }
-    parcel = SimpleNamespace(pieces=pieces)
+    pending = SimpleNamespace(num_subtiles=subtiles)
     first = 5
-    with emulated(Machine(0), [outbox, positions], **fakes):
-        step = outbox.load_and_send(
-            *(None, None, None, 100, 0, 0, first, first + steps, None, None), parcel, 1, destinations, 8, TILE
+    with emulated(Machine(0), [epilogue_store, tile_scheduler], **fakes):
+        step = epilogue_store.load_and_send(
+            *(None, None, None, 100, 0, 0, first, first + steps, None, None), pending, 1, destinations, 8, TILE
         )
     assert step == 100 + steps
     assert len(loaded) == steps
     span = max(steps - steps // 8, 1)
-    due = [min((done + 1) * pieces * destinations // span, pieces * destinations) for done in range(steps)]
+    due = [min((done + 1) * subtiles * destinations // span, subtiles * destinations) for done in range(steps)]
     assert loaded[1:] == due[:-1]
-    assert len(sent) == pieces * destinations
+    assert len(sent) == subtiles * destinations

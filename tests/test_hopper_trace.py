@@ -20,10 +20,10 @@ from iris_bench.trace import thread_of
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper
-from iris_kernels.common.hopper import ring
+from iris_kernels.common.hopper import pipeline
 from overlap_taxonomy import get_variant
 
-MANY_STEPS, FEW_TILES, TEAMS = CASES[1], CASES[4], CASES[9]
+MANY_STEPS, FEW_TILES, SPLITS = CASES[1], CASES[4], CASES[9]
 KINDS = (spans.MULTIPLY, spans.SUM, spans.SEND, spans.COLLECT, spans.COLLECT_WAIT)
 
 
@@ -32,9 +32,9 @@ KINDS = (spans.MULTIPLY, spans.SUM, spans.SEND, spans.COLLECT, spans.COLLECT_WAI
     [
         ("gemm_all_scatter", "warp_specialized", MANY_STEPS),
         ("gemm_all_scatter", "warp_specialized", FEW_TILES),
-        ("gemm_all_scatter", "warp_specialized", TEAMS),
+        ("gemm_all_scatter", "warp_specialized", SPLITS),
         ("all_gather_gemm", COPIES, MANY_STEPS),
-        ("all_gather_gemm", COPIES, TEAMS),
+        ("all_gather_gemm", COPIES, SPLITS),
         ("gemm_reduce_scatter", "warp_specialized", MANY_STEPS),
         ("gemm_reduce_scatter", "warp_specialized", FEW_TILES),
         ("gemm_all_reduce", "warp_specialized", MANY_STEPS),
@@ -49,7 +49,7 @@ def test_every_tile_is_traced(family: str, name: str, case: Any) -> None:
         tiles = {kind: sorted(span.tile for span in found if span.kind == kind.value) for kind in KINDS}
         assert tiles[spans.MULTIPLY] == sorted(set(tiles[spans.MULTIPLY]))
         assert tiles[spans.SEND] == tiles[spans.MULTIPLY]
-        if case.team == 1:
+        if case.splits == 1:
             assert tiles[spans.MULTIPLY] == list(range(len(tiles[spans.MULTIPLY])))
         if family == "gemm_reduce_scatter":
             own = len(tiles[spans.MULTIPLY]) // case.world_size
@@ -70,7 +70,7 @@ def test_the_wait_for_a_tiles_first_operands_ends_when_they_are_there() -> None:
     world = World(machine)
     barrier = Barrier()
     barrier.count = barrier.pending = 1
-    stages = SimpleNamespace(loaded=SimpleNamespace(index=lambda stage: barrier))
+    stages = SimpleNamespace(full=SimpleNamespace(index=lambda stage: barrier))
     peers, tile = SimpleNamespace(trace_ptr=0), SimpleNamespace(STAGES=3)
     times = {}
 
@@ -79,9 +79,9 @@ def test_the_wait_for_a_tiles_first_operands_ends_when_they_are_there() -> None:
         barrier.arrive(arrivals=1)
 
     def multiply() -> None:
-        times["waited"] = ring.trace_first_step(stages, 0, peers, 7, tile)
+        times["waited"] = pipeline.trace_first_step(stages, 0, peers, 7, tile)
 
-    with emulated(machine, [ring], **world.names):
+    with emulated(machine, [pipeline], **world.names):
         machine.spawn("multiply", multiply, rank=0)
         machine.spawn("load", load, rank=0)
         machine.run()

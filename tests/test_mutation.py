@@ -60,7 +60,7 @@ def test_explanations_are_of_mutants_that_there_are() -> None:
             [("gemm_all_reduce", "warp_specialized"), ("gemm_reduce_scatter", "warp_specialized")],
         ),
         (
-            "kernels/gemm_all_scatter/one_shot.py::send_tile: no announce_part_to_all(peers, WORLD_SIZE)",
+            "kernels/gemm_all_scatter/one_shot.py::send_tile: no signal_chunk_to_all(peers, WORLD_SIZE)",
             [("gemm_all_scatter", "one_shot")],
         ),
         (

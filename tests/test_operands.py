@@ -196,7 +196,7 @@ def test_rows_of_products_are_longer_where_descriptors_read_zeroes(variant: Vari
     operator: Any = variant.build(StubContext(case), problem, config)
     assert operator.output.shape == problem.c_shape(1)
     assert operator.output.stride() == (320 if descriptors else 317, 1)
-    assert operator._slots.shape[-1] == operator.output.stride(0)
+    assert operator._workspace.shape[-1] == operator.output.stride(0)
 
 
 def call_with_descriptors(rank: int, world_size: int, family: str, variant: str, seed: int) -> list[str]:
@@ -206,7 +206,7 @@ def call_with_descriptors(rank: int, world_size: int, family: str, variant: str,
     faults = []
     for m, n, k, layout in ((37, 71, 41, "nk"), (2, 3, 2, "kn"), (5, 2, 7, "strided"), (40, 65, 33, "kn")):
         problem = make_problem(family, m, n, k, world_size, torch.float16)
-        config = GemmConfig(16, 32, 16, num_stages=1, num_sms=4, comm_sms=1, comm_rows=8, panels=2, splits=2)
+        config = GemmConfig(16, 32, 16, num_stages=1, num_sms=4, comm_sms=1, comm_rows=8, row_chunks=2, splits=2)
         if get_variant(family, variant).unsupported_reason(problem, config):
             continue
         operator = build(ctx, problem, config)

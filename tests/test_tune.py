@@ -24,7 +24,7 @@ from iris_core.rendezvous import rank_info
 from iris_kernels.common.config import GemmConfig, default_config
 from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.common.measured import Key
-from iris_kernels.common.split_k import default_split_config
+from iris_kernels.common.stream_k_operator import default_stream_k_config
 from iris_kernels.common.tuning_cache import read_cache
 from overlap_taxonomy import Variant, get_variant, list_families, list_variants
 
@@ -45,37 +45,17 @@ def test_neighbours_are_valid_different_and_few(variant: Variant) -> None:
         assert variant.unsupported_reason(problem, config) is None
 
 
-@pytest.mark.parametrize(
-    ("family", "variant", "ranks", "panels", "expected"),
-    [
-        ("all_gather_gemm", "copy_engine", 4, 1, {1, 2}),
-        ("all_gather_gemm", "copy_engine", 2, 4, {1}),  # one copy, whatever `panels` is
-        ("all_gather_gemm", "warp_specialized_copies", 2, 2, {1, 2}),
-        ("all_gather_gemm", "warp_specialized_copies", 2, 1, {1}),
-        ("gemm_all_scatter", "copy_engine", 4, 4, {1}),  # which has one queue
-    ],
-)
-def test_more_queues_are_tried_where_there_are_more_copies(
-    family: str, variant: str, ranks: int, panels: int, expected: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("iris_kernels.common.hopper.operator.machine_reason", lambda: None)
-    problem = make_problem(family, 8192, 8192, 8192, ranks, torch.bfloat16)
-    default = replace(default_config("sm_90", 132, m=8192, n=2048, dtype=torch.bfloat16), panels=panels)
-    found = [default, *neighbours(get_variant(family, variant), problem, default)]
-    assert {config.queues for config in found if config == replace(default, queues=config.queues)} == expected
-
-
 @pytest.mark.parametrize("variant", [variant for variant in FUSED if variant.name == "one_shot"], ids=name)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (512, 7168, 8192)])
-def test_few_rows_are_cut_otherwise(variant: Variant, m: int, n: int, k: int) -> None:
+def test_few_rows_have_other_tilings(variant: Variant, m: int, n: int, k: int) -> None:
     problem = make_problem(variant.family, m, n, k, 4, torch.bfloat16)
-    default = default_split_config("sm_90", 132, m=m, n=n, k=k, dtype=torch.bfloat16)
+    default = default_stream_k_config("sm_90", 132, m=m, n=n, k=k, dtype=torch.bfloat16)
     found = list(neighbours(variant, problem, default))
     assert {config.block_m for config in found} == {default.block_m}  # as low as the output
     same_tiles = {config.splits for config in found if config.block_n == default.block_n} - {default.splits}
     assert same_tiles == {default.splits + 1, default.splits - 1, 2 * default.splits} - {0, default.splits}
-    same_cut = {config.num_stages for config in found if config == replace(default, num_stages=config.num_stages)}
-    assert same_cut == {stages for stages in (default.num_stages - 1, default.num_stages - 2) if stages >= 4}
+    same_tiling = {config.num_stages for config in found if config == replace(default, num_stages=config.num_stages)}
+    assert same_tiling == {stages for stages in (default.num_stages - 1, default.num_stages - 2) if stages >= 4}
     assert {config.block_n for config in found} >= {64, 128}
     for config in found:
         assert 2 * (config.block_m + config.block_n) * config.block_k * config.num_stages <= 227 << 10, config
@@ -90,10 +70,10 @@ def test_warp_groups_are_tried_in_turns_and_chunks_where_they_can_be(variant: Va
         with mock.patch.object(hopper, "machine_reason", return_value=None):
             found = list(neighbours(variant, problem, config))
         (in_turns,) = [other for other in found if other.pingpong]
-        assert (in_turns.block_n, in_turns.team) == (128, 1)
-        shares = variant.family == "gemm_all_scatter" or variant.name.endswith("copies")
-        assert {other.team for other in found} == ({1, 2, 4} if shares else {1})
-        assert {other.chunks for other in found} == (chunks if variant.name.endswith("copies") else {1})
+        assert (in_turns.block_n, in_turns.splits) == (128, 1)
+        splits = variant.family == "gemm_all_scatter" or variant.name.endswith("copies")
+        assert {other.splits for other in found} == ({1, 2, 4} if splits else {1})
+        assert {other.k_chunks for other in found} == (chunks if variant.name.endswith("copies") else {1})
 
 
 def test_where_warp_groups_take_turns_other_tiles_are_tried_without() -> None:

@@ -22,7 +22,7 @@ from . import CALLS
 
 _HEAP_BYTES = 1 << 20  # beside what the problem takes
 _FLAG_BYTES = 8
-# Small tiles, four programs, two panels and two splits: several tiles a program, and some that programs share.
+# Small tiles, four programs, two row chunks and two splits: several tiles a program, and some that programs share.
 _CONFIG = GemmConfig(
     16,
     16,
@@ -33,7 +33,7 @@ _CONFIG = GemmConfig(
     num_sms=4,
     comm_sms=1,
     comm_rows=8,
-    panels=2,
+    row_chunks=2,
     splits=2,
 )
 

@@ -23,7 +23,7 @@ from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
 from iris_core.device import sync
 from iris_kernels.all_gather_gemm import shards
-from iris_kernels.common import gemm, handshake, shared_tiles
+from iris_kernels.common import gemm, handshake, stream_k
 from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
 from iris_kernels.gemm_all_scatter import tiles
 from overlap_taxonomy import get_variant
@@ -35,7 +35,7 @@ WORLD_SIZE = 2
 _RAGGED = Shape(45, 42, 34)
 # What bugs call though they take its place: `replaced` looks through imported modules alone, and this is none.
 _ours = ModuleType("ours")
-vars(_ours).update(multiply_shards=shards.multiply_shards, part_offsets=gemm.part_offsets)
+vars(_ours).update(multiply_shards=shards.multiply_shards, subtile_offsets=gemm.subtile_offsets)
 
 
 @triton.jit
@@ -102,12 +102,12 @@ def flag_before_data(
     block,
     peers,
     flags_ptr,
-    ANNOUNCE: tl.constexpr,
+    SIGNAL: tl.constexpr,
     DESTINATIONS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`compute_tiles` that announces a tile and then stores it."""
+    """`compute_tiles` that signals a tile and then stores it."""
     for tile in tl.range(first, num_tiles(block, TILE), step, num_stages=1):
         row, col = tile_origin(tile, block, TILE)
         acc = matmul_tile(a, b, gemm, block, row, col, row, TILE)
@@ -121,7 +121,7 @@ def no_wait_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _tell_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
+def _signal_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
     if tl.program_id(0) == 0:
         for distance in tl.static_range(1, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
@@ -132,7 +132,7 @@ def _tell_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
 def begin_last_call(peers, WORLD_SIZE: tl.constexpr):
     """`begin_call` that gives the number of the call before."""
     epoch = tl.maximum(tl.load(peers.state_ptr + 2 * WORLD_SIZE), 1)
-    _tell_ready(peers, epoch, WORLD_SIZE)
+    _signal_ready(peers, epoch, WORLD_SIZE)
     return epoch
 
 
@@ -142,7 +142,7 @@ def begin_after_peers(peers, WORLD_SIZE: tl.constexpr):
     epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
     for distance in tl.static_range(1, WORLD_SIZE):
         wait(peers.state_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
-    _tell_ready(peers, epoch, WORLD_SIZE)
+    _signal_ready(peers, epoch, WORLD_SIZE)
     return epoch
 
 
@@ -173,32 +173,32 @@ def relaxed_arrival(peers, epoch, num_programs, SCOPE: tl.constexpr, WORLD_SIZE:
 
 
 @triton.jit
-def all_parts_unawaited(peers, count, WORLD_SIZE: tl.constexpr):
-    """`wait_all_parts` that waits for nobody."""
+def all_chunks_unawaited(peers, count, WORLD_SIZE: tl.constexpr):
+    """`wait_all_chunks` that waits for no rank."""
 
 
 @triton.jit
-def leave_unordered(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
-    """`leave_part` without its edge."""
-    sharer = tl.program_id(0)
-    tl.store(sharing.sums_ptr + shared_tiles._sum_offsets(sharer, TILE.BLOCK_N, TILE), acc)
+def store_unordered(acc, stream, work, peers, epoch, TILE: tl.constexpr):
+    """`store_partial` without its edge."""
+    program = tl.program_id(0)
+    tl.store(stream.workspace_ptr + stream_k._partial_offsets(program, TILE.BLOCK_N, TILE), acc)
     tl.debug_barrier()
-    tl.atomic_xchg(sharing.flags_ptr + sharer, epoch, sem="relaxed", scope="gpu")
+    tl.atomic_xchg(stream.flags_ptr + program, epoch, sem="relaxed", scope="gpu")
 
 
 @triton.jit
-def leave_by_atomics(acc, sharing, part, peers, epoch, TILE: tl.constexpr):
-    """`leave_part` by a block of atomics, which all threads do, without the barrier before the flag."""
-    sharer = tl.program_id(0)
-    sum_ptrs = (sharing.sums_ptr + shared_tiles._sum_offsets(sharer, TILE.BLOCK_N, TILE)).to(tl.pointer_type(tl.int32))
-    tl.atomic_xchg(sum_ptrs, acc.to(tl.int32, bitcast=True), sem="relaxed")
-    tl.atomic_xchg(sharing.flags_ptr + sharer, epoch, sem="release", scope="gpu")
+def store_by_atomics(acc, stream, work, peers, epoch, TILE: tl.constexpr):
+    """`store_partial` by a block of atomics, which all threads do, without the barrier before the flag."""
+    program = tl.program_id(0)
+    partial_ptrs = stream.workspace_ptr + stream_k._partial_offsets(program, TILE.BLOCK_N, TILE)
+    tl.atomic_xchg(partial_ptrs.to(tl.pointer_type(tl.int32)), acc.to(tl.int32, bitcast=True), sem="relaxed")
+    tl.atomic_xchg(stream.flags_ptr + program, epoch, sem="release", scope="gpu")
 
 
 @triton.jit
 def overlapping_offsets(block, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """`part_offsets` that puts two columns in one place."""
-    offsets, mask = _ours.part_offsets(block, row, col, ROWS, COLS)
+    """`subtile_offsets` that puts two columns in one place."""
+    offsets, mask = _ours.subtile_offsets(block, row, col, ROWS, COLS)
     return offsets - tl.arange(0, COLS)[None, :] % 2, mask
 
 
@@ -226,14 +226,14 @@ def multiply_if_any(
 
 
 @triton.jit
-def every_other_turn(epoch, BUFFERS: tl.constexpr):
-    """`turn_of_call` that gives two calls in a row one buffer."""
+def every_other_call(epoch, BUFFERS: tl.constexpr):
+    """`buffer_of_call` that gives two calls in a row one buffer."""
     return epoch // 2 % BUFFERS
 
 
 @triton.jit
 def always_the_first(epoch, BUFFERS: tl.constexpr):
-    """`turn_of_call` that knows one buffer."""
+    """`buffer_of_call` that knows one buffer."""
     return epoch * 0
 
 
@@ -289,13 +289,13 @@ PLANTED = (
     Planted("a cyclic wait: every rank is ready when the others are", handshake.begin_call, begin_after_peers),
     Planted("a call that ends before the peers' data are there", handshake.finish_call, finish_unawaited),
     Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
-    Planted("a call that waits for no part", handshake.wait_all_parts, all_parts_unawaited, variant="one_shot"),
-    Planted("a relaxed flag of a part of a tile", shared_tiles.leave_part, leave_unordered, variant="one_shot"),
-    Planted("a release of one thread's atomics alone", shared_tiles.leave_part, leave_by_atomics, variant="one_shot"),
-    Planted("two elements of a tile in one place", gemm.part_offsets, overlapping_offsets),
-    Planted("one buffer for two calls", shared_tiles.turn_of_call, always_the_first, "all_gather_gemm", "one_shot"),
-    Planted("one buffer for sums of two calls", shared_tiles.turn_of_call, always_the_first, *_ONE_SHOT_REDUCE),
-    Planted("buffers that change at every other call", shared_tiles.turn_of_call, every_other_turn, *_ONE_SHOT_REDUCE),
+    Planted("a call that waits for no chunk", handshake.wait_all_chunks, all_chunks_unawaited, variant="one_shot"),
+    Planted("a relaxed flag of a split of a tile", stream_k.store_partial, store_unordered, variant="one_shot"),
+    Planted("a release of one thread's atomics alone", stream_k.store_partial, store_by_atomics, variant="one_shot"),
+    Planted("two elements of a tile in one place", gemm.subtile_offsets, overlapping_offsets),
+    Planted("one buffer for two calls", stream_k.buffer_of_call, always_the_first, "all_gather_gemm", "one_shot"),
+    Planted("one buffer for sums of two calls", stream_k.buffer_of_call, always_the_first, *_ONE_SHOT_REDUCE),
+    Planted("buffers that change at every other call", stream_k.buffer_of_call, every_other_call, *_ONE_SHOT_REDUCE),
     Planted(
         "a gathered A that a rank without columns does not wait for",
         shards.multiply_shards,

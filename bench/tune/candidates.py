@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from iris_core import Context
-from iris_kernels.all_gather_gemm.schedule import cut_into_chunks
+from iris_kernels.all_gather_gemm.schedule import k_chunks_of
 from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.hopper.operator import STAGES
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.split_k import LEAST_STAGES, Splitting, stages_within
+from iris_kernels.common.stream_k_operator import LEAST_STAGES, StreamKOperator, stages_within
 from overlap_taxonomy import Agent, Variant, get_variant
 
 from .. import measure
@@ -115,8 +115,8 @@ def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterat
 
 
 def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator[dict[str, Any]]:
-    if isinstance(variant.build, type) and issubclass(variant.build, Splitting):
-        yield from _other_cuts(config)
+    if isinstance(variant.build, type) and issubclass(variant.build, StreamKOperator):
+        yield from _other_tilings(config)
         return
     for block_m, block_n, num_warps, num_stages in _TILES:
         if (block_m, block_n) != (config.block_m, config.block_n):
@@ -130,27 +130,26 @@ def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator
                 "pingpong": False,
             }
     if variant.name.startswith("warp_specialized"):
-        yield {"pingpong": not config.pingpong, "block_n": 128, "num_stages": STAGES[128], "team": 1}
-        for team in (1, 2, 4):
-            yield {"team": team, "pingpong": False}
+        yield {"pingpong": not config.pingpong, "block_n": 128, "num_stages": STAGES[128], "splits": 1}
+        for splits in (1, 2, 4):
+            yield {"splits": splits, "pingpong": False}
     if variant.agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS) and problem.world_size > 1:
         yield {"comm_sms": max(1, config.comm_sms * 2 // 3)}
         yield {"comm_sms": config.comm_sms * 3 // 2}
     if variant.agent is Agent.COPY_ENGINES:
-        # A panel is whole groups of rows of tiles, at least.
-        yield {"panels": config.panels * 2, "group_m": max(1, config.group_m // 2)}
-        yield {"panels": max(1, config.panels // 2)}
-        in_parts = variant.name == "warp_specialized_copies"
-        if in_parts and cut_into_chunks(-(-problem.a_shape(0)[1] // config.block_k), 2)[1] > 1:
-            yield {"chunks": 1 if config.chunks > 1 else 2}
-        copies = (problem.world_size - 1) * (config.panels * config.chunks if in_parts else 1)
-        if variant.family == "all_gather_gemm" and copies > 1:
-            yield {"queues": 1 if config.queues > 1 else 2}
+        # A row chunk is whole groups of rows of tiles, at least.
+        yield {"row_chunks": config.row_chunks * 2, "group_m": max(1, config.group_m // 2)}
+        yield {"row_chunks": max(1, config.row_chunks // 2)}
+        if (
+            variant.name == "warp_specialized_copies"
+            and k_chunks_of(-(-problem.a_shape(0)[1] // config.block_k), 2)[1] > 1
+        ):
+            yield {"k_chunks": 1 if config.k_chunks > 1 else 2}
     else:
         yield {"group_m": config.group_m * 2}
 
 
-def _other_cuts(config: GemmConfig) -> Iterator[dict[str, Any]]:
+def _other_tilings(config: GemmConfig) -> Iterator[dict[str, Any]]:
     """More and fewer programs for the same tiles; less on its way; other widths, and about as many programs."""
     for splits in (config.splits + 1, config.splits - 1, 2 * config.splits):
         if splits > 0:

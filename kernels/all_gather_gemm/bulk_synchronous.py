@@ -20,7 +20,9 @@ from .shards import multiply_shards, push_shard
 
 
 @triton.jit
-def push_kernel(shard, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr):
+def all_gather_gemm_bulk_synchronous_push(
+    shard, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+):
     """Push this rank's shard to every peer, and wait for theirs."""
     epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
@@ -29,7 +31,7 @@ def push_kernel(shard, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE
 
 
 @triton.jit
-def gemm_kernel(
+def all_gather_gemm_bulk_synchronous(
     a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Multiply the gathered A."""
@@ -44,8 +46,13 @@ class BulkSynchronous(AllGatherGemm):
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         config = self.config
-        self._run(push_kernel, config.num_sms, num_warps=config.comm_warps, **self._push_arguments(a))
-        self._run(gemm_kernel, config.num_sms, **self._multiply_arguments(a, b))
+        self._run(
+            all_gather_gemm_bulk_synchronous_push,
+            config.num_sms,
+            num_warps=config.comm_warps,
+            **self._push_arguments(a),
+        )
+        self._run(all_gather_gemm_bulk_synchronous, config.num_sms, **self._multiply_arguments(a, b))
 
 
 VARIANT = BulkSynchronous.as_variant(

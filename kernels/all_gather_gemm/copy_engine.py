@@ -21,7 +21,7 @@ from .shards import Arrivals, multiply_shards
 
 
 @triton.jit
-def gemm_kernel(
+def all_gather_gemm_copy_engine(
     a,
     b,
     gemm,
@@ -30,20 +30,20 @@ def gemm_kernel(
     block,
     shard_rows,
     peers,
-    came_ptr,
-    PARTS: tl.constexpr,
+    flags_ptr,
+    ROW_CHUNKS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Multiply each shard when it has come, in one part."""
-    tl.static_assert(PARTS == 1)
+    """Multiply each shard when it has come, whole."""
+    tl.static_assert(ROW_CHUNKS == 1)
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    arrivals = Arrivals(came_ptr, 1)
+    arrivals = Arrivals(flags_ptr, 1)
     multiply_shards(
         pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
     )
-    finish_and_clear(peers, epoch, step, came_ptr, WORLD_SIZE * PARTS, WORLD_SIZE)
+    finish_and_clear(peers, epoch, step, flags_ptr, WORLD_SIZE * ROW_CHUNKS, WORLD_SIZE)
 
 
 class CopyEngine(PushedByCopyEngines):
@@ -57,7 +57,7 @@ class CopyEngine(PushedByCopyEngines):
         return replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
 
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-        return gemm_kernel, self._multiply_arguments(a, b)
+        return all_gather_gemm_copy_engine, self._multiply_arguments(a, b)
 
 
 VARIANT = CopyEngine.as_variant(

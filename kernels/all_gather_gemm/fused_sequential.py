@@ -28,7 +28,9 @@ from .shards import rows_of_shard
 
 
 @triton.jit
-def fused_kernel(own_ptr, b, gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def all_gather_gemm_fused_sequential(
+    own_ptr, b, gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
     """Compute this rank's columns of C from every rank's shard."""
     epoch = begin_call(peers, WORLD_SIZE)
     one_shard = rows_of_block(block, 0, shard_rows)
@@ -74,7 +76,7 @@ class FusedSequential(AllGatherGemm):
         arguments: dict[str, Any] = self._main_loop(self._staged, b)
         arguments["own_ptr"] = arguments.pop("a")
         self._run(
-            fused_kernel,
+            all_gather_gemm_fused_sequential,
             self.config.num_sms,
             **arguments,
             block=self._block,

@@ -1,4 +1,7 @@
-"""All-gather + GEMM by the vendor's pieces: the baseline. One `all_gather_into_tensor` and one GEMM, nothing else."""
+"""All-gather + GEMM by NCCL (RCCL) and cuBLAS (hipBLASLt): the baseline.
+
+One `all_gather_into_tensor` and one GEMM, nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""All-gather + GEMM in one kernel for small M: every SM sends a part of the shard, then reads a part of the weights.
+"""All-gather + GEMM in one kernel for small M: every SM sends a chunk of the shard, then reads a chunk of the weights.
 
-A program stores its part of this rank's shard into the gathered A of every rank, this one too, and counts it there.
-Then it waits for all parts of all ranks and multiplies its tiles, of which programs share some (shared_tiles.py).
+A program stores its chunk of this rank's shard into the gathered A of every rank, this one too, and counts it there.
+Then it waits for all chunks of all ranks and multiplies its tiles, some of which programs split (stream_k.py).
 
-The gathered A has two buffers, which calls take in turn, so nobody waits for the peers to be ready: every program of a
-call has heard from all peers in that call, so a rank that is two calls further knows that they are through with it.
-Who asks for the gathered A gets one buffer, and the ready signal. Counts grow over all calls and are never reset.
+The gathered A has two buffers, which calls use alternately, so no program waits for the peers to be ready: every
+program of a call has seen all peers' chunks of that call, so a rank that is two calls further knows that they are done
+with it. Who asks for the gathered A gets one buffer, and the ready signal. Counts grow over all calls and are never
+reset.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.gemm import store_tile
 from ..common.handshake import (
-    announce_part_to_all,
     begin_own_call,
     end_own_call,
-    tell_all_ready,
-    wait_all_parts,
+    signal_all_ready,
+    signal_chunk_to_all,
+    wait_all_chunks,
     wait_all_ready,
 )
-from ..common.shared_tiles import compute_tiles, turn_of_call, with_columns
-from ..common.split_k import Splitting
+from ..common.stream_k import buffer_of_call, compute_tiles, with_columns
+from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from .operator import AllGatherGemm
-from .shards import num_parts_of, place_of_part
+from .shards import chunk_offsets, num_chunks_of
 
-COLS = 1024  # of a piece of the shard: what a program of 128 threads loads at once from a row
+COLS = 1024  # of a chunk of the shard: what a program of 128 threads loads at once from a row
 
 
 @triton.jit
-def push_piece(value, mask, dst, shard, peer_ptrs, WORLD_SIZE: tl.constexpr):
-    """Store a piece of the shard at every rank, this one first."""
+def push_chunk(value, mask, dst, shard, peer_ptrs, WORLD_SIZE: tl.constexpr):
+    """Store a chunk of the shard at every rank, this one first."""
     tl.store(shard.dst_ptr + dst, value, mask=mask)
     for peer in tl.static_range(WORLD_SIZE - 1):
         tl.store(peer_ptrs[peer] + dst, value, mask=mask)
@@ -65,53 +66,53 @@ def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 
 
 @triton.jit
-def one_shot_kernel(
+def all_gather_gemm_one_shot(
     a,
     b,
     gemm,
     block,
     columns,
     shard,
-    parts,
+    push_programs,
     buffer_rows,
-    sharing,
+    stream_k,
     calls_ptr,
     peers,
     BUFFERS: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     HAS_WHOLE: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Gather A in one of BUFFERS, one below the other, and multiply it; the first `parts` programs push."""
+    """Gather A in one of BUFFERS, one below the other, and multiply it; the first `push_programs` push."""
     widest = with_columns(block, columns)
     pid = tl.program_id(0)
     peer_ptrs = at_peers(shard.dst_ptr, peers, WORLD_SIZE)
-    src, dst, mask = place_of_part(shard, pid, ROWS, COLS)
+    src, dst, mask = chunk_offsets(shard, pid, ROWS, COLS)
     gdc_wait()
     # Under way while the call's number is.
-    value = tl.load(shard.src_ptr + src, mask=mask & (pid < parts))
+    value = tl.load(shard.src_ptr + src, mask=mask & (pid < push_programs))
     epoch = begin_own_call(calls_ptr)
     if BUFFERS == 1:
-        tell_all_ready(peers, epoch, WORLD_SIZE)
+        signal_all_ready(peers, epoch, WORLD_SIZE)
         buffer_row = 0
     else:
-        buffer_row = tl.cast(turn_of_call(epoch, BUFFERS), tl.int32) * buffer_rows
+        buffer_row = tl.cast(buffer_of_call(epoch, BUFFERS), tl.int32) * buffer_rows
     began = trace_time(peers)
-    if pid < parts:
+    if pid < push_programs:
         if BUFFERS == 1:
             wait_all_ready(peers, epoch, WORLD_SIZE)
         offset = tl.cast(buffer_row, tl.int64) * shard.stride_dst_m
-        push_piece(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
-        for piece in tl.range(pid + parts, num_parts_of(shard, ROWS, COLS), parts, num_stages=1):
-            src, dst, mask = place_of_part(shard, piece, ROWS, COLS)
+        push_chunk(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
+        for chunk in tl.range(pid + push_programs, num_chunks_of(shard, ROWS, COLS), push_programs, num_stages=1):
+            src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
             value = tl.load(shard.src_ptr + src, mask=mask)
-            push_piece(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
-        announce_part_to_all(peers, WORLD_SIZE)
+            push_chunk(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
+        signal_chunk_to_all(peers, WORLD_SIZE)
         began = trace_span(peers, PUSH, pid, began)
-    wait_all_parts(peers, epoch * parts, WORLD_SIZE)
+    wait_all_chunks(peers, epoch * push_programs, WORLD_SIZE)
     fence_before_descriptor_loads()
     trace_span(peers, WAIT, pid, began)
     compute_tiles(
@@ -121,20 +122,20 @@ def one_shot_kernel(
         block,
         widest,
         buffer_row,
-        sharing,
+        stream_k,
         block,
         peers,
         epoch,
         keep_tile,
         HAS_WHOLE,
-        PARTS,
+        SPLITS,
         WORLD_SIZE,
         TILE,
     )
     end_own_call(calls_ptr, epoch)
 
 
-class OneShot(Splitting, AllGatherGemm):
+class OneShot(StreamKOperator, AllGatherGemm):
     """See the module. Without `keep_gathered`, `gathered` is the whole A of every other call."""
 
     variant = "one_shot"
@@ -142,30 +143,30 @@ class OneShot(Splitting, AllGatherGemm):
     def _open_buffers(self) -> None:
         problem, config = self.problem, self.config
         self._buffers_of_a = 1 if self.keep_gathered else 2
-        # Whole tiles: one that reaches past the end of A reads nothing that a peer a call ahead may be storing.
+        # Whole tiles: one that reaches past the end of A reads nothing that a peer one call later may be storing.
         self._buffer_rows = round_up(problem.m, config.block_m)
         self._all = self._gathered_on_heap(self._buffers_of_a * self._buffer_rows)
         self.gathered = self._all[: problem.m]
         self._own_rows = slice(*problem.rows(self.rank))
-        pieces = -(-problem.a_shape(0)[0] // config.comm_rows) * -(-problem.k // COLS)
-        self._num_parts = min(pieces, self._num_programs)  # the same on all ranks, also where one has no rows
+        chunks = -(-problem.a_shape(0)[0] // config.comm_rows) * -(-problem.k // COLS)
+        self._push_programs = min(chunks, self._num_programs)  # the same on all ranks, also where one has no rows
         self._open_output()
-        self._open_sharing()
+        self._open_stream_k()
 
-    def _parts(self) -> int:
-        return self._num_parts
+    def _chunks_a_call(self) -> int:
+        return self._push_programs
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         push: dict[str, Any] = {**self._push_arguments(a), "COLS": COLS}
         arguments = {**self._main_loop(self._all, b), **push, **self._tiles_arguments()}
         self._run(
-            one_shot_kernel,
+            all_gather_gemm_one_shot,
             self._num_programs,
             early=self._is_short,
             **arguments,
             block=self._block,
             columns=self._columns,
-            parts=self._num_parts,
+            push_programs=self._push_programs,
             buffer_rows=self._buffer_rows,
             BUFFERS=self._buffers_of_a,
         )
@@ -176,5 +177,5 @@ VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,
-    summary="one kernel for small M; programs push parts of the shard, then share the tiles between them",
+    summary="one kernel for small M; programs push chunks of the shard, then split tiles between them (stream-K)",
 )

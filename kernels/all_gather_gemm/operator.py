@@ -9,11 +9,11 @@ import torch
 from iris_core import Context
 
 from ..common.arguments import Block, Gemm
-from ..common.compiled import Overwritten
 from ..common.config import GemmConfig
 from ..common.fused_operator import FusedOperator
 from ..common.operands import padded
 from ..common.operator import lies_within, overlap
+from ..common.torch_op import Overwritten
 from .problem import AllGatherGemmProblem
 from .shards import Shard
 
@@ -42,7 +42,7 @@ class Gathers:
             return name != "A" or not own.numel() or not lies_within(operand, own)
         return overlap(operand, operator._output)
 
-    def by_products(self) -> tuple[torch.Tensor, ...]:
+    def auxiliary_outputs(self) -> tuple[torch.Tensor, ...]:
         """Return A if it is kept."""
         return (self._gathered,) if self.keep_gathered else ()
 

@@ -3,7 +3,7 @@
 | kernel | SMs | waits for |
 |---|---|---|
 | push | comm_sms | the peers' readiness |
-| GEMM | the rest | its own shard: nothing; a peer's: all parts of it |
+| GEMM | the rest | its own shard: nothing; a peer's: all chunks of it |
 
 The push kernel is queued first: the peers' GEMMs wait for it, it waits for no GEMM of this call. Both kernels' programs
 take part in ending the call. Pattern: arXiv 2511.12500, section 4 ("producer-consumer").
@@ -27,7 +27,9 @@ from .shards import Arrivals, multiply_shards, push_shard
 
 
 @triton.jit
-def producer_kernel(shard, peers, total_programs, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr):
+def all_gather_gemm_producer_consumer_push(
+    shard, peers, total_programs, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+):
     """Push this rank's shard to every peer."""
     epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
@@ -36,7 +38,7 @@ def producer_kernel(shard, peers, total_programs, ROWS: tl.constexpr, COLS: tl.c
 
 
 @triton.jit
-def consumer_kernel(
+def all_gather_gemm_producer_consumer(
     a,
     b,
     gemm,
@@ -46,14 +48,14 @@ def consumer_kernel(
     shard_rows,
     peers,
     total_programs,
-    PARTS: tl.constexpr,
+    COMM_PROGRAMS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Multiply each shard when it has come."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * PARTS)
+    arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * COMM_PROGRAMS)
     multiply_shards(
         pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
     )
@@ -71,7 +73,7 @@ class ProducerConsumer(AllGatherGemm):
         config = super().default_config()
         return config if config.block_m < 64 else replace(config, comm_rows=64)
 
-    def _parts(self) -> int:
+    def _chunks_a_call(self) -> int:
         return self.config.comm_sms
 
     def _open_buffers(self) -> None:
@@ -84,10 +86,20 @@ class ProducerConsumer(AllGatherGemm):
         self._push_stream.wait_for_current()
         with self._push_stream.as_current():
             self._run(
-                producer_kernel, config.comm_sms, num_warps=config.comm_warps, **self._push_arguments(a), **shared
+                all_gather_gemm_producer_consumer_push,
+                config.comm_sms,
+                num_warps=config.comm_warps,
+                **self._push_arguments(a),
+                **shared,
             )
         arguments = self._multiply_arguments(a, b)
-        self._run(consumer_kernel, config.num_sms - config.comm_sms, **arguments, **shared, PARTS=config.comm_sms)
+        self._run(
+            all_gather_gemm_producer_consumer,
+            config.num_sms - config.comm_sms,
+            **arguments,
+            **shared,
+            COMM_PROGRAMS=config.comm_sms,
+        )
         self._push_stream.current_waits()
 
 

@@ -1,10 +1,10 @@
-"""Into which tiles, teams, parts and chunks `warp_specialized_copies` cuts a call: the quickest, by prediction.
+"""A model of `warp_specialized_copies`: the tiling, row chunks and k chunks that it predicts to be fastest.
 
 Which tiles a program multiplies is known beforehand, and so is, nearly, when the rows of A that each needs have come. A
 program that comes to a tile too early waits. The constants were chosen together, for 124 schedules of 13 problems over
-2 H200s: times are 1 % off beside a factor a problem, and the chosen schedule is 0.5 % slower than the quickest. They
-held on four, where the last shard may come in chunks of columns (results/notebook.md). Chunks are taken as equal. What
-teams cost is of 20 later schedules of 5 problems, 3 % off without such a factor: there all programs share a last round.
+2 H200s: times are 1 % off beside a factor a problem, and the chosen schedule is 0.5 % slower than the fastest. They
+held on four, where the last shard may come in k chunks (results/notebook.md). Chunks are taken as equal. What a split
+costs is of 20 later schedules of 5 problems, 3 % off without such a factor: there all programs share a last wave.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, TFLOPS, Cut, possible_cuts, rounds_of, share_us, whole_turns
+from ..common.hopper.plan import BLOCK_M, TFLOPS, Tiling, possible_tilings, split_tile_us, split_waves, whole_waves
 
-TEAMS = (1, 2)
-PARTS = (1, 2, 4, 8)
-CHUNKS = (1, 2)  # four are half a percent faster and take the host 10 µs more
-GROUP = 8  # rows of tiles that consecutive tiles share, where parts are not smaller
-LEAST_PART_BYTES = 8 << 20  # smaller parts gain nothing, and each costs the host a copy and a flag
+SPLITS = (1, 2)
+ROW_CHUNKS = (1, 2, 4, 8)
+K_CHUNKS = (1, 2)  # four are half a percent faster and take the host 10 µs more
+GROUP = 8  # rows of tiles that consecutive tiles share, where row chunks are not smaller
+LEAST_CHUNK_BYTES = 8 << 20  # smaller chunks gain nothing, and each costs the host a copy and a flag
 # Widths of tiles, and how fast each multiplies, relative to the first: no stores to peers hold the narrower ones up.
 _WIDTHS = {256: 1.0, 128: 0.98, 64: 0.55}
-_LEAST_GAIN = 1.02  # that teams must bring, and chunks of columns: each costs the host a copy and a flag
-_STEPS_OF_A_CHUNK = 8  # or a multiple: copies of rows of 9,600 bytes are slower than of 7,168
-_EXCHANGE_US = 4.0  # of a team's sums of 128 columns
+_LEAST_GAIN = 1.02  # that a split must bring, and k chunks: each costs the host a copy and a flag
+_STEPS_OF_A_K_CHUNK = 8  # or a multiple: copies of rows of 9,600 bytes are slower than of 7,168
+_EXCHANGE_US = 4.0  # of a split tile's partial sums of 128 columns
 _LINK_GBPS = 387.0  # a copy engine, H200 and NVLink 4
 _START_US = 10.0  # until the first byte is copied, and from the last one until it is seen
 _NEXT_US = 7.0  # between copies
-_BESIDE_US = 6.0  # a launch, the last tile's way out, and the meeting at the end
+_BESIDE_US = 6.0  # a launch, the last tile's store, and the barrier at the end
 
 
-def cut_into_parts(row_tiles: int, group: int, most: int) -> tuple[int, int]:
-    """Return how many rows of tiles a part of a shard has, and how many parts, `most` at most, the shard.
+def row_chunks_of(row_tiles: int, group: int, most: int) -> tuple[int, int]:
+    """Return how many rows of tiles a row chunk has, and how many of these, `most` at most, a shard.
 
-    Parts are whole groups of the tile order: so tiles come in the order of parts, and some program awaits each.
+    Row chunks are whole groups of the tile order: so tiles come in the order of chunks, and some program awaits each.
     """
     groups = -(-row_tiles // group)
-    part_rows = -(-groups // most) * group
-    return part_rows, -(-row_tiles // part_rows)
+    chunk_rows = -(-groups // most) * group
+    return chunk_rows, -(-row_tiles // chunk_rows)
 
 
-def cut_into_chunks(steps: int, most: int) -> tuple[int, int]:
-    """Return how many steps of a tile a chunk of columns is for, and how many chunks, `most` at most, there are."""
+def k_chunks_of(steps: int, most: int) -> tuple[int, int]:
+    """Return how many steps of a tile a k chunk is for, and how many k chunks, `most` at most, there are."""
     chunk_steps = -(-steps // most)
     if most > 1:
-        chunk_steps = -(-chunk_steps // _STEPS_OF_A_CHUNK) * _STEPS_OF_A_CHUNK
+        chunk_steps = -(-chunk_steps // _STEPS_OF_A_K_CHUNK) * _STEPS_OF_A_K_CHUNK
     return chunk_steps, -(-steps // chunk_steps)
 
 
@@ -55,16 +55,16 @@ class Schedule:
     """How a call is cut.
 
     Args:
-        cut: the tiles, and the teams that share the last ones.
-        parts: of a shard, by rows, that are copied apart.
+        tiling: the tiles, and how the last ones are split.
+        row_chunks: of a shard, that are copied apart.
         group: rows of tiles in a group.
-        chunks: of each part, by columns; with two or more, only the shard that is used last is cut at all.
+        k_chunks: of each row chunk; with two or more, only the shard that is used last is cut at all.
     """
 
-    cut: Cut
-    parts: int
+    tiling: Tiling
+    row_chunks: int
     group: int
-    chunks: int = 1
+    k_chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,47 +85,47 @@ class Gathering:
     itemsize: int
     num_programs: int
 
-    def quickest(self) -> Schedule:
+    def fastest(self) -> Schedule:
         """Return the schedule that is predicted to end first."""
-        cuts = possible_cuts(self.k, num_programs=self.num_programs, teams=TEAMS)
-        counts = [parts for parts in PARTS if parts == 1 or self._shard_bytes >= parts * LEAST_PART_BYTES]
+        tilings = possible_tilings(self.k, num_programs=self.num_programs, splits=SPLITS)
+        counts = [count for count in ROW_CHUNKS if count == 1 or self._shard_bytes >= count * LEAST_CHUNK_BYTES]
         schedules = [
-            Schedule(cut, parts, self._group(parts), chunks)
-            for cut, parts, chunks in product(cuts, counts, CHUNKS)
-            if chunks == 1 or self._shard_bytes >= parts * chunks * LEAST_PART_BYTES
+            Schedule(tiling, row_chunks, self._group(row_chunks), k_chunks)
+            for tiling, row_chunks, k_chunks in product(tilings, counts, K_CHUNKS)
+            if k_chunks == 1 or self._shard_bytes >= row_chunks * k_chunks * LEAST_CHUNK_BYTES
         ]
 
         us = {schedule: self.predicted_us(schedule) for schedule in schedules}
 
-        def is_worth_its_chunks(one: Schedule) -> bool:
-            return one.chunks == 1 or us[one] * _LEAST_GAIN <= us[replace(one, chunks=1)]
+        def is_worth_its_k_chunks(one: Schedule) -> bool:
+            return one.k_chunks == 1 or us[one] * _LEAST_GAIN <= us[replace(one, k_chunks=1)]
 
         def cost(one: Schedule) -> float:
-            return us[one] * (1.0 if one.chunks == one.cut.team == 1 else _LEAST_GAIN)
+            return us[one] * (1.0 if one.k_chunks == one.tiling.splits == 1 else _LEAST_GAIN)
 
-        return min(filter(is_worth_its_chunks, schedules), key=cost)
+        return min(filter(is_worth_its_k_chunks, schedules), key=cost)
 
     def predicted_us(self, schedule: Schedule) -> float:
         """Return how long the call is predicted to take, in µs."""
-        cut = schedule.cut
-        tile_us = 2e-6 * BLOCK_M * cut.block_n * self.k / (TFLOPS * _WIDTHS[cut.block_n])
+        tiling = schedule.tiling
+        tile_us = 2e-6 * BLOCK_M * tiling.block_n * self.k / (TFLOPS * _WIDTHS[tiling.block_n])
         arrivals = self.arrivals_us(schedule)
         count = self.num_programs
         ends = np.zeros(count)
-        turns = whole_turns(len(arrivals), count) + (cut.team == 1)
-        for turn in range(turns):
-            coming = arrivals[turn * count : (turn + 1) * count]
+        waves = whole_waves(len(arrivals), count) + (tiling.splits == 1)
+        for wave in range(waves):
+            coming = arrivals[wave * count : (wave + 1) * count]
             for chunk in coming.T:
-                ends[: len(coming)] = np.maximum(ends[: len(coming)], chunk) + tile_us / schedule.chunks
-        if cut.team > 1:
-            left = arrivals[turns * count :, -1]  # whose members multiply all chunks at once
-            for tiles, members in rounds_of(cut, len(left), self.k, num_programs=count):
+                ends[: len(coming)] = np.maximum(ends[: len(coming)], chunk) + tile_us / schedule.k_chunks
+        if tiling.splits > 1:
+            left = arrivals[waves * count :, -1]  # whose programs multiply all k chunks at once
+            for tiles, splits in split_waves(tiling, len(left), self.k, num_programs=count):
                 coming, left = left[:tiles], left[tiles:]
                 number = np.arange(tiles)
-                first = number * cut.team if tiles == count // cut.team else -(-number * count // tiles)
-                sharers = first[:, None] + np.arange(members)
-                begun = np.maximum(ends[sharers].max(axis=1), coming)
-                ends[sharers] = (begun + share_us(cut, tile_us, members, _EXCHANGE_US))[:, None]
+                first = number * tiling.splits if tiles == count // tiling.splits else -(-number * count // tiles)
+                programs = first[:, None] + np.arange(splits)
+                begun = np.maximum(ends[programs].max(axis=1), coming)
+                ends[programs] = (begun + split_tile_us(tiling, tile_us, splits, _EXCHANGE_US))[:, None]
         return float(ends.max()) + _BESIDE_US
 
     def arrivals_us(self, schedule: Schedule) -> np.ndarray:
@@ -133,24 +133,26 @@ class Gathering:
 
         Tiles are in their order, from the own shard's on.
         """
-        rows, columns = self._row_tiles, -(-self.columns // schedule.cut.block_n)
+        rows, columns = self._row_tiles, -(-self.columns // schedule.tiling.block_n)
         first = np.arange(0, rows, schedule.group)
         heights = np.minimum(rows - first, schedule.group)
         row = np.concatenate(
             [start + np.tile(np.arange(high), columns) for start, high in zip(first, heights, strict=True)]
         )
-        part_rows, parts = cut_into_parts(rows, schedule.group, schedule.parts)
-        chunks = schedule.chunks
+        chunk_rows, row_chunks = row_chunks_of(rows, schedule.group, schedule.row_chunks)
+        k_chunks = schedule.k_chunks
         shard_us = 1e-3 * self._shard_bytes / _LINK_GBPS
-        shards = [np.zeros((len(row), chunks))]
+        shards = [np.zeros((len(row), k_chunks))]
         copies = 0  # of shards before
         for distance in range(1, self.world_size):
-            is_cut = chunks == 1 or distance == self.world_size - 1
-            pieces = parts * chunks if is_cut else 1
-            piece = (row // part_rows * chunks)[:, None] + np.arange(chunks) if is_cut else np.zeros((len(row), chunks))
-            arrived_us = (distance - 1 + (piece + 1) / pieces) * shard_us
-            shards.append(_START_US + arrived_us + (copies + piece) * _NEXT_US)
-            copies += pieces
+            is_cut = k_chunks == 1 or distance == self.world_size - 1
+            chunks = row_chunks * k_chunks if is_cut else 1
+            chunk = np.zeros((len(row), k_chunks))
+            if is_cut:
+                chunk = (row // chunk_rows * k_chunks)[:, None] + np.arange(k_chunks)
+            arrived_us = (distance - 1 + (chunk + 1) / chunks) * shard_us
+            shards.append(_START_US + arrived_us + (copies + chunk) * _NEXT_US)
+            copies += chunks
         return np.concatenate(shards)
 
     @property
@@ -161,6 +163,6 @@ class Gathering:
     def _row_tiles(self) -> int:
         return -(-self.rows // BLOCK_M)
 
-    def _group(self, parts: int) -> int:
-        """Return the rows of tiles in a group, so that a shard can have so many parts."""
-        return max(1, min(GROUP, self._row_tiles // parts))
+    def _group(self, row_chunks: int) -> int:
+        """Return the rows of tiles in a group, so that a shard can have so many row chunks."""
+        return max(1, min(GROUP, self._row_tiles // row_chunks))

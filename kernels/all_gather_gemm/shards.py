@@ -3,8 +3,8 @@
 Rank r multiplies its own shard first, read where the caller has it, then those of r+1, r+2, …. So a shard is needed
 first by the rank below, and is pushed in that order: to r-1, then r-2, …; all ranks push to different peers at once.
 
-A pushing program adds 1 to ``done[r]`` of a peer when its part of the shard is there. Over all calls that makes
-``calls * parts``, so nothing is reset. Copy engines set flags instead: copies.py.
+A pushing program adds 1 to ``done[r]`` of a peer when its chunk of the shard is there. Over all calls that makes
+``calls * programs``, so nothing is reset. Copy engines set flags instead: copies.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from iris_core import fence_before_descriptor_loads, translate, wait
 from iris_core.device.cache_key import in_cache_key
 
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
-from ..common.handshake import announce_part
+from ..common.handshake import signal_chunk
 from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 
 
@@ -43,11 +43,11 @@ class Arrivals(NamedTuple):
 
 
 @triton.jit
-def place_of_part(shard, part, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return where a part of the shard lies, where it goes, as offsets (ROWS, COLS), and which of it there is."""
-    parts_k = tl.cdiv(shard.columns, COLS)
-    rows = (part // parts_k) * ROWS + tl.arange(0, ROWS)
-    columns = (part % parts_k) * COLS + tl.arange(0, COLS)
+def chunk_offsets(shard, chunk, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return where a chunk of the shard lies, where it goes, as offsets (ROWS, COLS), and which of it there is."""
+    chunks_k = tl.cdiv(shard.columns, COLS)
+    rows = (chunk // chunks_k) * ROWS + tl.arange(0, ROWS)
+    columns = (chunk % chunks_k) * COLS + tl.arange(0, COLS)
     mask = (rows < shard.rows)[:, None] & (columns < shard.columns)[None, :]
     src = rows.to(tl.int64)[:, None] * shard.stride_src_m + columns.to(tl.int64)[None, :] * shard.stride_src_k
     dst = rows.to(tl.int64)[:, None] * shard.stride_dst_m + columns[None, :]
@@ -55,26 +55,26 @@ def place_of_part(shard, part, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def num_parts_of(shard, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return the number of parts of the shard."""
+def num_chunks_of(shard, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return the number of chunks of the shard."""
     return tl.cdiv(shard.rows, ROWS) * tl.cdiv(shard.columns, COLS)
 
 
 @triton.jit
 def push_shard(
-    first, step, shard, peers, ANNOUNCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+    first, step, shard, peers, SIGNAL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
 ):
-    """Copy parts first, first + step, … of the shard to every peer, one peer after the other; ANNOUNCE each to it."""
-    num_parts = num_parts_of(shard, ROWS, COLS)
+    """Copy chunks first, first + step, … of the shard to every peer, one peer after the other; SIGNAL each to it."""
+    num_chunks = num_chunks_of(shard, ROWS, COLS)
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
         peer_ptr = translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases)
         began = trace_time(peers)
-        for part in range(first, num_parts, step):
-            src, dst, mask = place_of_part(shard, part, ROWS, COLS)
+        for chunk in range(first, num_chunks, step):
+            src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
             tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
-        if ANNOUNCE:
-            announce_part(peers, peer, WORLD_SIZE)
+        if SIGNAL:
+            signal_chunk(peers, peer, WORLD_SIZE)
         trace_span(peers, PUSH, peer, began)
 
 

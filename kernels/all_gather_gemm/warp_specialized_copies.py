@@ -2,17 +2,16 @@
 
 | who | does | waits for |
 |---|---|---|
-| the copy engines | push this rank's shard of A to every peer, in pieces (copies.py) | the call before |
-| 8 warps of every program | multiply tiles, and leave each in shared memory | operands; the tile before to be out |
-| 1 warp | loads operands, meanwhile stores the tile before | room; pieces of the peers' shards; the finished tile |
+| the copy engines | push this rank's shard of A to every peer, by chunks (copies.py) | the call before |
+| 8 warps of every program | multiply tiles, and stage each in shared memory | full stages; an empty epilogue store |
+| 1 warp | loads operands, meanwhile stores the tile before | empty stages; chunks of peers' shards; the staged tile |
 
-The Hopper form of `copy_engine`, whose protocol this is: its multiplication keeps the vendor's rate beside the copies.
-The own shard comes first, read where the caller has it. A tile of a peer's rows waits for their part before its first
+The Hopper form of `copy_engine`, whose protocol this is: its multiplication keeps cuBLAS's rate beside the copies. The
+own shard comes first, read where the caller has it. A tile of a peer's rows waits for their row chunk before its first
 load. Where the link is slower than the multiplication, what counts is what is left to multiply when the last byte has
-come: then the shard that is used last comes in chunks of columns, and its tiles are multiplied chunk by chunk, while
-the others come whole, for the copy engine pauses after every piece. Teams may share the last tiles
-(../common/hopper/team.py). Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it
-unbuilt.
+come: then the shard that is used last comes in k chunks, and its tiles are multiplied chunk by chunk, while the others
+come whole, for the copy engine pauses after every chunk. Programs may split the last tiles (../common/hopper/fixup.py).
+Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it unbuilt.
 """
 
 from __future__ import annotations
@@ -30,48 +29,54 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import current_call, finish_and_clear
-from ..common.hopper.arguments import Gate, Parcel
-from ..common.hopper.outbox import await_arrival, load_ahead, load_and_send, open_outbox, send_last
-from ..common.hopper.positions import share_of, shared_turns, whole_turns
-from ..common.hopper.ring import gated, open_ring
+from ..common.hopper.arguments import LoadGate, PendingStore
+from ..common.hopper.epilogue_store import (
+    load_and_send,
+    load_prologue,
+    make_epilogue_store,
+    send_last,
+    wait_stores_arrived,
+)
+from ..common.hopper.pipeline import make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
+from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
 from .copies import PushedByCopyEngines
 from .schedule import Gathering
 from .warp_specialized import StoresShards
 
 
 @gluon.jit
-def warp_specialized_kernel(
+def all_gather_gemm_warp_specialized_copies(
     a,
     gathered,
     b,
     out,
-    team,
+    workspace,
     sizes,
-    part_rows,
+    chunk_rows,
     chunk_steps,
     peers,
-    came_ptr,
-    PARTS: gl.constexpr,
-    CHUNKS: gl.constexpr,
+    flags_ptr,
+    ROW_CHUNKS: gl.constexpr,
+    K_CHUNKS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, `part_rows` those of a part.
+    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C.
 
-    Each of a part's CHUNKS is for `chunk_steps` steps of a tile.
+    A row chunk has `chunk_rows`, and each of its K_CHUNKS is for `chunk_steps` steps of a tile.
     """
     epoch = current_call(peers, WORLD_SIZE)
-    ring = open_ring(a, b, TILE)
-    outbox = open_outbox(out, TILE)
-    positions = num_tiles(sizes, TILE) * WORLD_SIZE
-    whole = whole_turns(positions, TILE)
+    pipeline = make_pipeline(a, b, TILE)
+    store = make_epilogue_store(out, TILE)
+    total_tiles = num_tiles(sizes, TILE) * WORLD_SIZE
+    whole = whole_waves(total_tiles, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    shared = shared_turns(positions, whole, num_steps, TILE)
+    split = split_waves(total_tiles, whole, num_steps, TILE)
     gl.warp_specialize(
         [
-            (multiply_second, (ring, outbox, whole, num_steps, TILE)),
-            (multiply_tiles, (ring, outbox, team, positions, whole, shared, num_steps, peers, epoch, TILE)),
+            (multiply_second, (pipeline, store, whole, num_steps, TILE)),
+            (multiply_tiles, (pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
                 (
@@ -79,18 +84,18 @@ def warp_specialized_kernel(
                     gathered,
                     b,
                     out,
-                    ring,
-                    outbox,
+                    pipeline,
+                    store,
                     whole,
-                    shared,
+                    split,
                     sizes,
-                    part_rows,
+                    chunk_rows,
                     chunk_steps,
                     peers,
-                    came_ptr,
+                    flags_ptr,
                     epoch,
-                    PARTS,
-                    CHUNKS,
+                    ROW_CHUNKS,
+                    K_CHUNKS,
                     WORLD_SIZE,
                     TILE,
                 ),
@@ -107,85 +112,86 @@ def _load_shards_and_store(
     gathered,
     b,
     out,
-    ring,
-    outbox,
+    pipeline,
+    store,
     whole,
-    shared,
+    split,
     sizes,
-    part_rows,
+    chunk_rows,
     chunk_steps,
     peers,
-    came_ptr,
+    flags_ptr,
     epoch,
-    PARTS: gl.constexpr,
-    CHUNKS: gl.constexpr,
+    ROW_CHUNKS: gl.constexpr,
+    K_CHUNKS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
     tiles = num_tiles(sizes, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    turns = whole + shared
+    waves = whole + split
     step = 0
     owner = 0
     row = 0
     col = 0
-    piece = 0
-    pieces = 0
-    arrived = PARTS  # in the order in which they are used; the own shard's are there
-    for turn in range(turns):
-        parcel = Parcel(owner, row, col, piece, pieces, peers.trace_ptr)
-        share = share_of(turn, tiles * WORLD_SIZE, whole, num_steps, TILE)
-        position = share.position
-        start = share.start
-        stop = share.stop
-        piece = share.piece
-        pieces = share.pieces
-        owner = (peers.rank + position // tiles) % WORLD_SIZE
-        row, col = tile_origin(position % tiles, sizes, TILE)
+    subtile = 0
+    num_subtiles = 0
+    arrived = ROW_CHUNKS  # in the order in which they are used; the own shard's are there
+    for wave in range(waves):
+        pending = PendingStore(owner, row, col, subtile, num_subtiles, peers.trace_ptr)
+        work = work_tile(wave, tiles * WORLD_SIZE, whole, num_steps, TILE)
+        index = work.index
+        start = work.start
+        stop = work.stop
+        subtile = work.subtile
+        num_subtiles = work.num_subtiles
+        owner = (peers.rank + index // tiles) % WORLD_SIZE
+        row, col = tile_origin(index % tiles, sizes, TILE)
         if owner == peers.rank:
-            here = ring
-            if CHUNKS > 1:
-                here = gated(ring, Gate(came_ptr, 1, num_steps, start, True, peers.watchdog_ptr))
-            step, start = load_ahead(a, b, here, step, row, col, start, stop, outbox, turn > 1, TILE)
+            here = pipeline
+            if K_CHUNKS > 1:
+                here = with_gate(pipeline, LoadGate(flags_ptr, 1, num_steps, start, True, peers.watchdog_ptr))
+            step, start = load_prologue(a, b, here, step, row, col, start, stop, store, wave > 1, TILE)
             step = load_and_send(
-                a, b, here, step, row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                a, b, here, step, row, col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
             )
         else:
-            part = row // part_rows
+            row_chunk = row // chunk_rows
             steps_a_flag = num_steps
-            if CHUNKS > 1:
-                is_cut = position // tiles == WORLD_SIZE - 1
-                part = gl.where(is_cut, part, 0)
+            if K_CHUNKS > 1:
+                is_cut = index // tiles == WORLD_SIZE - 1
+                row_chunk = gl.where(is_cut, row_chunk, 0)
                 steps_a_flag = gl.where(is_cut, chunk_steps, num_steps)
-            needed = position // tiles * PARTS + part + 1
-            flag_ptr = came_ptr + (owner * PARTS + part) * CHUNKS
-            coming = ring
-            if CHUNKS > 1:
-                coming = gated(ring, Gate(flag_ptr, 1, steps_a_flag, start, needed <= arrived, peers.watchdog_ptr))
-                arrived = gl.where(share.members == 1, needed, arrived)  # a team's member awaits its own run of k alone
+            needed = index // tiles * ROW_CHUNKS + row_chunk + 1
+            flag_ptr = flags_ptr + (owner * ROW_CHUNKS + row_chunk) * K_CHUNKS
+            coming = pipeline
+            if K_CHUNKS > 1:
+                coming = with_gate(
+                    pipeline, LoadGate(flag_ptr, 1, steps_a_flag, start, needed <= arrived, peers.watchdog_ptr)
+                )
+                arrived = gl.where(work.splits == 1, needed, arrived)  # of a split tile only these k steps are awaited
             elif needed > arrived:
                 wait(flag_ptr, 1, peers.watchdog_ptr)
                 fence_before_descriptor_loads()
                 arrived = needed
             a_row = owner * sizes.m + row
-            step, start = load_ahead(gathered, b, coming, step, a_row, col, start, stop, outbox, turn > 1, TILE)
+            step, start = load_prologue(gathered, b, coming, step, a_row, col, start, stop, store, wave > 1, TILE)
             step = load_and_send(
-                gathered, b, coming, step, a_row, col, start, stop, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
+                gathered, b, coming, step, a_row, col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
             )
-    parcel = Parcel(owner, row, col, piece, pieces, peers.trace_ptr)
-    send_last(out, outbox, parcel, turns, turns > 1, 1, WORLD_SIZE, TILE)
-    await_arrival()
+    pending = PendingStore(owner, row, col, subtile, num_subtiles, peers.trace_ptr)
+    send_last(out, store, pending, waves, waves > 1, 1, WORLD_SIZE, TILE)
+    wait_stores_arrived()
     if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
         for distance in gl.static_range(1, WORLD_SIZE):
             owner = (peers.rank + distance) % WORLD_SIZE
-            for flag in gl.static_range(PARTS * CHUNKS if CHUNKS == 1 or distance == WORLD_SIZE - 1 else 1):
-                wait(came_ptr + owner * PARTS * CHUNKS + flag, 1, peers.watchdog_ptr)
-    finish_and_clear(peers, epoch, gl.num_programs(0), came_ptr, WORLD_SIZE * PARTS * CHUNKS, WORLD_SIZE)
+            for flag in gl.static_range(ROW_CHUNKS * K_CHUNKS if K_CHUNKS == 1 or distance == WORLD_SIZE - 1 else 1):
+                wait(flags_ptr + owner * ROW_CHUNKS * K_CHUNKS + flag, 1, peers.watchdog_ptr)
+    finish_and_clear(peers, epoch, gl.num_programs(0), flags_ptr, WORLD_SIZE * ROW_CHUNKS * K_CHUNKS, WORLD_SIZE)
 
 
 class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
-    """See the module. The rows of its output may lie further apart than they are long; `panels` are parts of a shard,
-    `chunks` those of a part.
+    """See the module. The rows of its output may lie further apart than they are long.
 
     Args, Attributes: see `AllGatherGemm`.
     """
@@ -197,35 +203,35 @@ class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
         rows, k = problem.a_shape(0)
         columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
         num_programs = self._num_programs(self.ctx.get_cu_count())
-        schedule = Gathering(rows, columns, k, problem.world_size, itemsize, num_programs).quickest()
-        config = self._config_of(schedule.cut)
-        return replace(config, panels=schedule.parts, chunks=schedule.chunks, group_m=schedule.group)
+        schedule = Gathering(rows, columns, k, problem.world_size, itemsize, num_programs).fastest()
+        config = self._config_of(schedule.tiling)
+        return replace(config, row_chunks=schedule.row_chunks, k_chunks=schedule.k_chunks, group_m=schedule.group)
 
-    def _most_parts(self) -> int:
-        return self.config.panels
+    def _most_row_chunks(self) -> int:
+        return self.config.row_chunks
 
-    def _most_chunks(self) -> int:
-        return self.config.chunks
+    def _most_k_chunks(self) -> int:
+        return self.config.k_chunks
 
     @property
     def _operands_arrive(self) -> bool:
-        return self._num_chunks > 1
+        return self._k_chunks > 1
 
     def _open_output(self) -> None:
         super()._open_output()
         num_programs = self._num_programs(self.config.num_sms)
-        self._team = self._open_team(num_programs, self._sizes, self.problem.world_size)
+        self._split_workspace = self._open_split_workspace(num_programs, self._sizes, self.problem.world_size)
 
     def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-        return warp_specialized_kernel, {
+        return all_gather_gemm_warp_specialized_copies, {
             **self._operands(a if a.shape[0] else self.gathered, b),
             "gathered": self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
             "out": self._out,
-            "team": self._team,
+            "workspace": self._split_workspace,
             "sizes": self._sizes,
-            "part_rows": self._part_rows,
+            "chunk_rows": self._chunk_rows,
             "chunk_steps": self._chunk_steps,
-            "CHUNKS": self._num_chunks,
+            "K_CHUNKS": self._k_chunks,
         }
 
 

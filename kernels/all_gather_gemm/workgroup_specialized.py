@@ -2,8 +2,8 @@
 
 | program | does | waits for |
 |---|---|---|
-| 0 … comm_sms - 1 | pushes parts of this rank's shard to every peer | the peers' readiness |
-| the rest | multiplies its own shard, then each peer's | all parts of a peer's shard |
+| 0 … comm_sms - 1 | pushes chunks of this rank's shard to every peer | the peers' readiness |
+| the rest | multiplies its own shard, then each peer's | all chunks of a peer's shard |
 
 Pushing programs have the lower numbers, so they are scheduled first: the peers wait for them. Pattern: arXiv
 2511.12500, section 4 ("workgroup specialization").
@@ -26,7 +26,7 @@ from .shards import Arrivals, multiply_shards, push_shard
 
 
 @triton.jit
-def specialized_kernel(
+def all_gather_gemm_workgroup_specialized(
     a,
     b,
     gemm,
@@ -36,7 +36,7 @@ def specialized_kernel(
     shard_rows,
     shard,
     peers,
-    PARTS: tl.constexpr,
+    COMM_PROGRAMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
@@ -45,12 +45,12 @@ def specialized_kernel(
     """Push this rank's shard and multiply all shards, each in its own programs."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid = tl.program_id(0)
-    if pid < PARTS:
+    if pid < COMM_PROGRAMS:
         wait_ready(peers, epoch, WORLD_SIZE)
-        push_shard(pid, PARTS, shard, peers, True, ROWS, COLS, WORLD_SIZE)
+        push_shard(pid, COMM_PROGRAMS, shard, peers, True, ROWS, COLS, WORLD_SIZE)
     else:
-        first, step = pid - PARTS, tl.num_programs(0) - PARTS
-        arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * PARTS)
+        first, step = pid - COMM_PROGRAMS, tl.num_programs(0) - COMM_PROGRAMS
+        arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * COMM_PROGRAMS)
         multiply_shards(
             first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
         )
@@ -70,12 +70,14 @@ class WorkgroupSpecialized(AllGatherGemm):
             config = replace(config, block_n=128, num_stages=4)
         return config if config.block_m < 64 else replace(config, comm_rows=64)
 
-    def _parts(self) -> int:
+    def _chunks_a_call(self) -> int:
         return self.config.comm_sms
 
     def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
         arguments = {**self._multiply_arguments(a, b), **self._push_arguments(a)}
-        self._run(specialized_kernel, self.config.num_sms, **arguments, PARTS=self.config.comm_sms)
+        self._run(
+            all_gather_gemm_workgroup_specialized, self.config.num_sms, **arguments, COMM_PROGRAMS=self.config.comm_sms
+        )
 
 
 VARIANT = WorkgroupSpecialized.as_variant(

@@ -1,9 +1,9 @@
 """The variant `auto`: makes the operator of whichever variant was measured, or else is predicted, to be fastest.
 
 What is known, in this order: the user's tuning cache, the times that come with the library, the cost model, corrected
-by what these say of problems like this one (neighbours.py). What the vendor has is always among the candidates, and one
-of ours is chosen only where it is faster by a margin. Rank 0 decides, once, as the operator is made, and tells the
-others. Nothing is measured here; ``iris-bench tune`` does that.
+by what these say of problems like this one (neighbours.py). The library baseline is always among the candidates, and
+another variant is chosen only where it is faster by a margin. Rank 0 decides, once, as the operator is made, and
+broadcasts the choice. Nothing is measured here; ``iris-bench tune`` does that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .problem import Problem
 from .tuning_cache import read_cache
 
 NAME = "auto"
-# By how much one of our variants must be ahead of the vendor's: times of one machine differ from run to run, and the
+# By how much another variant must be faster than the library: times of one machine differ from run to run, and the
 # model is off, by so much where its constants were measured and by more where they were not, or where rows are not on
 # 16 bytes, of which few problems were measured.
 MEASURED_MARGIN = 0.02
@@ -61,14 +61,14 @@ class Choice:
 def auto_variant(
     family: str,
     *,
-    vendor: str = "library",
+    baseline: str = "library",
     left_out: Callable[[Mapping[str, Any]], Collection[str]] = lambda options: (),
 ) -> Variant:
     """Return a family's `auto`.
 
     Args:
         family: the family.
-        vendor: the baseline whose output is what the family's function promises.
+        baseline: the library variant whose output is what the family's function promises.
         left_out: which variants cannot do what the family's own options ask for.
     """
 
@@ -78,7 +78,7 @@ def auto_variant(
                 raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
             choice = None
             if ctx.get_rank() == 0:
-                choice = asdict(decide(ctx, family, problem, vendor=vendor, left_out=left_out(options)))
+                choice = asdict(decide(ctx, family, problem, baseline=baseline, left_out=left_out(options)))
         choice = ctx.broadcast(choice, 0)
         chosen = GemmConfig(**choice["config"]) if choice["config"] else None
         operator = get_variant(family, choice["variant"]).build(ctx, problem, chosen, **options)
@@ -91,7 +91,7 @@ def auto_variant(
         arrangement=Arrangement.CHOSEN,
         agent=Agent.CHOSEN,
         sync=Sync.CHOSEN,
-        summary="whichever was measured or is predicted to be fastest for the problem, the vendor's included",
+        summary="whichever was measured or is predicted to be fastest for the problem, the library included",
         build=build,
         unsupported_reason=unsupported_reason,
         delegates=True,
@@ -103,10 +103,10 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
     return "it takes no configuration but chooses it; name the variant that this one is for" if config else None
 
 
-def decide(ctx: Context, family: str, problem: Problem, *, vendor: str, left_out: Collection[str]) -> Choice:
+def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, left_out: Collection[str]) -> Choice:
     """Return what to make on this context's machine."""
-    candidates = _candidates(family, problem, vendor, left_out)
-    if ctx.is_interpreted() or get_variant(family, vendor).unsupported_reason(problem, None):
+    candidates = _candidates(family, problem, baseline, left_out)
+    if ctx.is_interpreted() or get_variant(family, baseline).unsupported_reason(problem, None):
         why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
         return Choice(UNTIMED if UNTIMED in candidates else candidates[-1], None, why)
     gpu = device_name(ctx.get_device())
@@ -122,7 +122,7 @@ def choose(
 
     Args:
         family, problem: what is to be done.
-        candidates: variants that can do it, the vendor's first.
+        candidates: variants that can do it, the library baseline first.
         gpu: the device's name.
         tables: measured times: this user's, and those that come with the library.
     """
@@ -148,38 +148,38 @@ def _measured_choice(
 
 def _predicted_choice(family: str, problem: Problem, candidates: Sequence[str], gpu: str, table: Table) -> Choice:
     """Return the fastest by the cost model, corrected by what a table says of problems like this one."""
-    vendor, machine = candidates[0], machine_for(gpu, problem.world_size)
+    baseline, machine = candidates[0], machine_for(gpu, problem.world_size)
     if machine is None:
-        return Choice(vendor, None, "neither measured nor modelled")
+        return Choice(baseline, None, "neither measured nor modelled")
     work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
     estimates = estimate(machine, work, candidates, table)
     times = {name: one.us for name, one in estimates.items()}
-    is_near = machine.is_measured and estimates[vendor].is_near and estimates[fastest(times, 0.0)].is_near
+    is_near = machine.is_measured and estimates[baseline].is_near and estimates[fastest(times, 0.0)].is_near
     if work.element_bytes > 2 and not is_near:
-        return Choice(vendor, None, "neither it nor problems like it were measured in fp32")
-    margin = NEAR_MARGIN if is_near else _margin(machine, work, times[vendor])
+        return Choice(baseline, None, "neither it nor problems like it were measured in fp32")
+    margin = NEAR_MARGIN if is_near else _margin(machine, work, times[baseline])
     return Choice(fastest(times, margin), None, "predicted by problems like it" if is_near else "predicted")
 
 
-def _margin(machine: Machine, work: Work, vendor_us: float) -> float:
-    """Return by how much one of ours must be predicted to be ahead, where no problems like it were measured."""
+def _margin(machine: Machine, work: Work, library_us: float) -> float:
+    """Return by how much another variant must be predicted to be faster, where no problems like it were measured."""
     if not machine.is_measured or is_narrow(work):
         return PREDICTION_MARGIN
-    return SHORT_MARGIN if vendor_us < SHORT_US else MODEL_MARGIN
+    return SHORT_MARGIN if library_us < SHORT_US else MODEL_MARGIN
 
 
 def fastest(times_us: Mapping[str, float], margin: float) -> str:
-    """Return the fastest; the first, which is the vendor's, unless another is ahead of it by a margin."""
-    vendor, *others = times_us
-    best = min(others, key=times_us.__getitem__, default=vendor)
-    return best if times_us[best] < times_us[vendor] * (1 - margin) else vendor
+    """Return the fastest; the first, which is the library baseline, unless another is faster by a margin."""
+    baseline, *others = times_us
+    best = min(others, key=times_us.__getitem__, default=baseline)
+    return best if times_us[best] < times_us[baseline] * (1 - margin) else baseline
 
 
-def _candidates(family: str, problem: Problem, vendor: str, left_out: Collection[str]) -> list[str]:
-    """The vendor's, and our variants that can do the problem here, in the order of registration."""
+def _candidates(family: str, problem: Problem, baseline: str, left_out: Collection[str]) -> list[str]:
+    """The library baseline, and the other variants that can do the problem here, in the order of registration."""
     ours = [
         variant.name
         for variant in list_variants(family)
         if variant.has_kernels and variant.name not in left_out and not variant.unsupported_reason(problem, None)
     ]
-    return [vendor, *ours]
+    return [baseline, *ours]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,8 +16,8 @@ _MOST_TILE = 1024  # two such sides make the largest tensor that Triton takes
 # Tiles for 2-byte dtypes and how fast each multiplies, relative to the first: 8192x2048x8192 on an H200, where 128x256
 # with 8 warps runs at cuBLAS speed. The rates decide between a large tile and one that leaves fewer SMs idle at last.
 _TILE_RATES = {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
-# The copy engines' pieces are at least so large: each costs the host a wait and a copy, about 30 µs together.
-PANEL_BYTES = 8 << 20
+# The copy engines' chunks are at least so large: each costs the host a wait and a copy, about 30 µs together.
+LEAST_CHUNK_BYTES = 8 << 20
 MOST_SPLITS = 32
 
 
@@ -31,18 +34,15 @@ class GemmConfig:
         comm_sms: how many of them communicate, in the variants that set some apart.
         comm_rows: rows of a tile that a communicating program moves at once.
         comm_warps: warps of a kernel that only communicates.
-        panels: into how many panels of rows what is sent is cut, in the variants that send panels.
-        chunks: into how many chunks of columns each panel of the shard that is used last is cut, in
+        row_chunks: into how many chunks of rows what is sent is cut, in the variants that send chunks.
+        k_chunks: into how many chunks along k each row chunk of the shard that is used last is cut, in
             `warp_specialized_copies`; with two or more, the other shards are sent whole.
-        queues: on how many streams the copies of a shard are queued, in turn, in the variants of all-gather whose copy
-            engines push: while one sets a flag, another copies.
-        team: how many programs compute each of the last tiles together, in the variants that can; in a last round as
-            many as there are for each tile that is left.
-        splits: programs for each tile of the last, unfilled wave, in the mean, or fewer, which share those tiles, in
-            `one_shot`.
+        splits: programs that split each tile of the last, unfilled wave along k, in the variants that can. In the
+            warp-specialised ones a power of two; where fewer tiles are left than that makes groups of programs, each
+            tile has as many programs as there are for it. In `one_shot` so many in the mean, or fewer.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
         pingpong: two warp groups multiply a tile each, in turns, rather than one together, in the warp-specialised
-            variants: a tile's way out then lies behind the next one's multiplication. It cannot be traced.
+            variants: the epilogue of a tile then overlaps the multiplication of the next one. It cannot be traced.
     """
 
     block_m: int
@@ -56,11 +56,9 @@ class GemmConfig:
     comm_sms: int = 8
     comm_rows: int = 16
     comm_warps: int = 16
-    panels: int = 4
-    team: int = 1
+    row_chunks: int = 4
+    k_chunks: int = 1
     splits: int = 1
-    chunks: int = 1
-    queues: int = 1
     descriptors: bool = True
     pingpong: bool = False
 
@@ -69,14 +67,57 @@ class GemmConfig:
         return (
             f"{self.block_m}x{self.block_n}x{self.block_k} group={self.group_m} warps={self.num_warps} "
             f"stages={self.num_stages} subtiles={self.epilogue_subtiles} sms={self.num_sms} comm_sms={self.comm_sms} "
-            f"comm_rows={self.comm_rows} comm_warps={self.comm_warps} panels={self.panels} team={self.team} "
-            f"splits={self.splits} chunks={self.chunks} queues={self.queues} {loads}"
+            f"comm_rows={self.comm_rows} comm_warps={self.comm_warps} row_chunks={self.row_chunks} "
+            f"k_chunks={self.k_chunks} splits={self.splits} {loads}"
         )
+
+
+# What an earlier version called a field, in tables, caches and the `config` column of results. Of two old fields that
+# became one, at most one was not 1.
+_FORMER_FIELDS = {"panels": "row_chunks", "chunks": "k_chunks", "team": "splits"}
+_FORMER_TUNABLES = ("ahead", "chunk", "lag", "pace_ns", "queues")  # that are no more: what was chosen had none of them
+# A field's name in the text of a configuration, where it is another.
+_IN_TEXT = {
+    "group": "group_m",
+    "warps": "num_warps",
+    "stages": "num_stages",
+    "subtiles": "epilogue_subtiles",
+    "sms": "num_sms",
+}
+
+
+def current_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's fields under their present names.
+
+    Args:
+        fields: by name, present or former.
+    """
+    current: dict[str, Any] = {}
+    for name, value in fields.items():
+        present = _FORMER_FIELDS.get(name, name)
+        if name not in _FORMER_TUNABLES:
+            current[present] = max(value, current[present]) if present in current else value
+    return current
+
+
+def parse_config(text: str) -> GemmConfig:
+    """Return the configuration that ``str(config)`` gave, of any version; what follows it is ignored.
+
+    Raises:
+        ValueError: it is no configuration.
+    """
+    found = re.match(r"(\d+)x(\d+)x(\d+) ((?:\w+=-?\d+ )+)(descriptors|pointers)( pingpong)?\b", text)
+    if not found:
+        raise ValueError(f"{text!r} is no configuration")
+    pairs = [pair.split("=") for pair in found[4].split()]
+    tile = dict(zip(("block_m", "block_n", "block_k"), map(int, found.groups()[:3]), strict=True))
+    named = current_fields({_IN_TEXT.get(name, name): int(value) for name, value in pairs})
+    return GemmConfig(**tile, **named, descriptors=found[5] == "descriptors", pingpong=bool(found[6]))
 
 
 def invalid_reason(config: GemmConfig) -> str | None:
     """Return why a configuration makes no sense, or None."""
-    for name in ("block_m", "block_n", "block_k", "num_warps", "comm_rows", "comm_warps", "team"):
+    for name in ("block_m", "block_n", "block_k", "num_warps", "comm_rows", "comm_warps"):
         value = getattr(config, name)
         if value < 1 or value & (value - 1):
             return f"{name} is {value}; it takes a power of two"
@@ -88,11 +129,11 @@ def invalid_reason(config: GemmConfig) -> str | None:
         return f"epilogue_subtiles is {config.epilogue_subtiles}; it takes 1 or 2"
     if config.comm_rows > config.block_m:
         return f"comm_rows is {config.comm_rows}; a tile has only {config.block_m} rows"
-    for name in ("group_m", "num_stages", "comm_sms", "panels", "splits", "chunks", "queues"):
+    for name in ("group_m", "num_stages", "comm_sms", "row_chunks", "k_chunks", "splits"):
         if getattr(config, name) < 1:
             return f"{name} is {getattr(config, name)}; it takes at least 1"
     if config.splits > MOST_SPLITS:
-        return f"splits is {config.splits}; tiles may be shared by {MOST_SPLITS} programs each"
+        return f"splits is {config.splits}; {MOST_SPLITS} programs at most split a tile"
     if config.num_sms <= config.comm_sms:
         return f"comm_sms is {config.comm_sms} of {config.num_sms} programs; at least one must compute"
     return None
@@ -111,7 +152,9 @@ def default_config(
         comm_share: the part of the SMs that the variant sets apart for communication.
     """
     if arch == "cpu":
-        return GemmConfig(32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, panels=2, descriptors=False)
+        return GemmConfig(
+            32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, row_chunks=2, descriptors=False
+        )
     comm_sms = max(1, round(num_sms * comm_share))
     is_amd = arch.startswith("gfx")
     if dtype == torch.float32:  # exact fp32 products run on the ordinary cores: small tiles, in registers
@@ -119,7 +162,7 @@ def default_config(
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if comm_share else num_sms
     rates = {tile: rate for tile, rate in _TILE_RATES.items() if tile[1] <= widest_tile(arch)}
-    block_m, block_n = quickest_tile(m, n, compute_sms, rates)
+    block_m, block_n = fastest_tile(m, n, compute_sms, rates)
     config = GemmConfig(
         block_m,
         block_n,
@@ -179,7 +222,7 @@ def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:
     return max(1, min(16, config.comm_rows * config.block_n * dtype.itemsize // warp_bytes))
 
 
-def quickest_tile(m: int, n: int, compute_sms: int, rates: dict[tuple[int, int], float]) -> tuple[int, int]:
+def fastest_tile(m: int, n: int, compute_sms: int, rates: dict[tuple[int, int], float]) -> tuple[int, int]:
     """Return the tile whose waves over the SMs are predicted to end first.
 
     Args:

@@ -91,7 +91,7 @@ class FusedOperator(Operator[P]):
         self.ctx.watchdog.watch(
             self._state,
             lambda word, _: f"{self._sized}: {describe_state(world_size, word)}",
-            lambda word, expected: call_of_state(world_size, word, expected, self._parts()),
+            lambda word, expected: call_of_state(world_size, word, expected, self._chunks_a_call()),
         )
 
     @property
@@ -114,8 +114,8 @@ class FusedOperator(Operator[P]):
         self._operand_copies.clear()
         super().close()
 
-    def _parts(self) -> int:
-        """Return in how many parts a call announces its data to a peer."""
+    def _chunks_a_call(self) -> int:
+        """Return in how many chunks a call signals its data to a peer."""
         return 1
 
     def _config_for(self, m: int, n: int) -> GemmConfig:
@@ -144,7 +144,7 @@ class FusedOperator(Operator[P]):
     ) -> None:
         """Queue a kernel; `num_warps` where it is not the compute kernels'.
 
-        With `early` it may be launched before what is ahead of it in the stream is done, where GPUs can do that: it
+        With `early` it may be launched before what precedes it in the stream is done, where GPUs can do that: it
         calls `gdc_wait`.
         """
         options = {"num_warps": num_warps or self._num_warps, "num_stages": self.config.num_stages}
@@ -180,7 +180,7 @@ class FusedOperator(Operator[P]):
         self._watched.append(flags)
         return flags
 
-    def _flags_by_sender(self, count: int, what: str, whose: str, *, a_call: int | None = 1) -> torch.Tensor:
+    def _flags_by_source(self, count: int, what: str, whose: str, *, a_call: int | None = 1) -> torch.Tensor:
         """Return zeroed int64 words on the heap, (world_size, count), that the rank of the first index sets here.
 
         The report of a failed wait names one as `what` so-and-so of a rank's `whose`. They grow by `a_call` a call;

@@ -112,8 +112,8 @@ def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SI
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
-        part = subtile(acc, index, TILE)
-        store_part(part, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        half = subtile(acc, index, TILE)
+        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS)
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def subtile(acc, INDEX: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def store_part(
+def store_subtile(
     acc,
     block,
     row,
@@ -143,8 +143,8 @@ def store_part(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Round a part of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
-    offsets, mask = part_offsets(block, row, col, ROWS, COLS)
+    """Round a subtile of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
+    offsets, mask = subtile_offsets(block, row, col, ROWS, COLS)
     value = rounded(acc, block.c_ptr.dtype.element_ty)
     tl.store(block.c_ptr + offsets, value, mask=mask)
     for distance in tl.static_range(1, DESTINATIONS):
@@ -154,8 +154,8 @@ def store_part(
 
 
 @triton.jit
-def part_offsets(block, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return the offsets of a part of a block that starts at (row, col), and the mask of what lies within the block."""
+def subtile_offsets(block, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return the offsets of a subtile of a block that starts at (row, col), and the mask of what is in it."""
     rows = row + tl.arange(0, ROWS)
     cols = col + tl.arange(0, COLS)
     offsets = rows.to(tl.int64)[:, None] * block.stride_cm + cols[None, :]

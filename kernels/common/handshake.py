@@ -11,17 +11,17 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 | epoch | the last program of a call | calls completed |
 | arrivals | every program that takes part in `finish` | programs finished, over all calls |
 
-¹ Or, where data is announced in parts, how many parts have arrived over all calls.
+¹ Or, where data comes in chunks, how many chunks have arrived over all calls.
 
 The call's number is read from the device, so a captured graph can be replayed. A rank that finishes call e has seen
-every peer's done[e]: nobody is ever two calls ahead.
+every peer's done[e]: no rank is ever two calls ahead.
 
-Where the programs of one kernel are all of a call, and each awaits what it needs, nobody has to end it: they count
-calls by themselves (`begin_own_call`), and epoch and arrivals stay zero.
+Where the programs of one kernel are all of a call, and each awaits what it needs, no program has to end it: they
+count calls by themselves (`begin_own_call`), and epoch and arrivals stay zero.
 
-Peers are told one after the other, or all at once, a thread a peer: one trip in place of one a peer. Kernels in Gluon
-do that, which tell before the roles begin or by a warp that holds no tile, and kernels of few rows, where every trip
-counts; others, whose tiles fill the registers, would spill.
+Peers are signalled one after the other, or all at once, a thread a peer: one trip in place of one a peer. Kernels in
+Gluon do that, which signal before the roles begin or by a warp that holds no tile, and kernels of few rows, where every
+trip counts; others, whose tiles fill the registers, would spill.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def state_words(world_size: int) -> int:
 
 
 def describe_state(world_size: int, word: int) -> str:
-    """Say what a word of an operator's state stands for, for reports."""
+    """Describe a word of an operator's state, for reports."""
     if word < world_size:
         return f"rank {word} to be ready (its call has not started), flag ready[{word}]"
     if word < 2 * world_size:
@@ -48,9 +48,9 @@ def describe_state(world_size: int, word: int) -> str:
     return "the number of calls completed" if word == 2 * world_size else "the count of programs that are through"
 
 
-def call_of_state(world_size: int, word: int, expected: int, parts: int) -> int:
-    """Return the call in which a word of an operator's state is expected to be that; `parts`: ¹ above, a call."""
-    return expected if word < world_size else -(-expected // parts)
+def call_of_state(world_size: int, word: int, expected: int, chunks: int) -> int:
+    """Return the call in which a word of an operator's state is expected to be that; `chunks`: ¹ above, a call."""
+    return expected if word < world_size else -(-expected // chunks)
 
 
 def number_of_call(word: int, expected: int) -> int:
@@ -60,20 +60,20 @@ def number_of_call(word: int, expected: int) -> int:
 
 @triton.jit
 def begin_call(peers, WORLD_SIZE: tl.constexpr):
-    """Return this call's number; program 0 tells all peers that this rank's output may be overwritten.
+    """Return this call's number; program 0 signals to all peers that this rank's output may be overwritten.
 
     Edge: what earlier work on this stream read from the output happens before any peer's stores of this call, if the
     peer calls `wait_ready` first. Called by every program of the call's first kernel.
     """
     epoch = tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
     if tl.program_id(0) == 0:
-        _tell_peers(peers.state_ptr, peers, epoch, WORLD_SIZE)
+        _signal_peers(peers.state_ptr, peers, epoch, WORLD_SIZE)
     return epoch
 
 
 @triton.jit
 def current_call(peers, WORLD_SIZE: tl.constexpr):
-    """Return the number of the call under way, in a kernel that tells nobody of it."""
+    """Return the number of the call under way, in a kernel that does not signal it."""
     return tl.load(peers.state_ptr + 2 * WORLD_SIZE) + 1
 
 
@@ -91,10 +91,10 @@ def wait_ready_of(peers, peer, epoch):
 
 
 @triton.jit
-def announce_part(peers, peer, WORLD_SIZE: tl.constexpr):
-    """Count one more part of this rank's data at `peer`, whose done[rank] then counts parts over all calls.
+def signal_chunk(peers, peer, WORLD_SIZE: tl.constexpr):
+    """Count one more chunk of this rank's data at `peer`, whose done[rank] then counts chunks over all calls.
 
-    Edge: this program's stores to the peer happen before what follows the peer's `wait_parts`.
+    Edge: this program's stores to the peer happen before what follows the peer's `wait_chunks`.
     """
     tl.debug_barrier()  # the release is one thread's
     counter_ptr = translate(peers.state_ptr + WORLD_SIZE, peers.rank, peer, peers.heap_bases) + peers.rank
@@ -102,14 +102,14 @@ def announce_part(peers, peer, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def wait_parts(peers, peer, count, WORLD_SIZE: tl.constexpr):
-    """Wait until `peer` has announced `count` parts, over all calls."""
+def wait_chunks(peers, peer, count, WORLD_SIZE: tl.constexpr):
+    """Wait until `peer` has signalled `count` chunks, over all calls."""
     wait(peers.state_ptr + WORLD_SIZE + peer, count, peers.watchdog_ptr)
 
 
 @triton.jit
 def finish_call(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
-    """End a program's part in the call; the last of `num_programs` ends the call when every peer's data has arrived.
+    """End the call for a program; the last of `num_programs` ends the call when every peer's data has arrived.
 
     Every program's stores are released to the last one, which releases them to the peers and waits for theirs: when it
     is through, this rank's output is complete. `num_programs` counts every program that calls this in one call, over
@@ -135,7 +135,7 @@ def finish_and_clear(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZ
 @triton.jit
 def _end_with_peers(peers, epoch, WORLD_SIZE: tl.constexpr):
     done_ptr = peers.state_ptr + WORLD_SIZE
-    _tell_peers(done_ptr, peers, epoch, WORLD_SIZE)
+    _signal_peers(done_ptr, peers, epoch, WORLD_SIZE)
     if in_gluon():
         _wait_for_all(done_ptr, peers, epoch, WORLD_SIZE)
     else:
@@ -145,10 +145,10 @@ def _end_with_peers(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _tell_peers(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
+def _signal_peers(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
     """Write `epoch` to this rank's flag at every peer, of a flag a rank; with release, as `signal`."""
     if in_gluon():
-        _tell_all(flags_ptr, peers, epoch, WORLD_SIZE)
+        _signal_all(flags_ptr, peers, epoch, WORLD_SIZE)
     else:
         for distance in tl.static_range(1, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
@@ -157,7 +157,7 @@ def _tell_peers(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
 
 @triton.jit
 def finish_after_arrivals(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
-    """As `finish_call`, for operators whose programs have awaited the peers' data, and announced theirs, themselves.
+    """As `finish_call`, for operators whose programs have awaited the peers' data, and signalled theirs, themselves.
 
     Nothing is left to be released to the peers: the last program only counts the call.
     """
@@ -185,7 +185,7 @@ def on_every_rank(word_ptr, peers, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _tell_all(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
+def _signal_all(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
     """Write `epoch` to this rank's flag at every peer, of a flag a rank; with release, as `signal_each`."""
     pointers, ranks = on_every_rank(flags_ptr + peers.rank, peers, WORLD_SIZE)
     signal_each(pointers, epoch, (ranks >= 0) & (ranks != peers.rank))
@@ -199,13 +199,13 @@ def _wait_for_all(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def tell_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
-    """Tell all peers that this rank's output may be overwritten; by program 0, in a call's first kernel.
+def signal_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
+    """Signal to all peers that this rank's output may be overwritten; by program 0, in a call's first kernel.
 
     Edge: that of `begin_call`.
     """
     if tl.program_id(0) == 0:
-        _tell_all(peers.state_ptr, peers, epoch, WORLD_SIZE)
+        _signal_all(peers.state_ptr, peers, epoch, WORLD_SIZE)
 
 
 @triton.jit
@@ -215,10 +215,10 @@ def wait_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr):
-    """Count one more part of this rank's data on every rank, this one too.
+def signal_chunk_to_all(peers, WORLD_SIZE: tl.constexpr):
+    """Count one more chunk of this rank's data on every rank, this one too.
 
-    Edge: this program's stores happen before what follows a rank's `wait_all_parts`.
+    Edge: this program's stores happen before what follows a rank's `wait_all_chunks`.
     """
     pointers, ranks = on_every_rank(peers.state_ptr + WORLD_SIZE + peers.rank, peers, WORLD_SIZE)
     tl.debug_barrier()  # each release is one thread's: every thread's stores must come before it
@@ -226,13 +226,13 @@ def announce_part_to_all(peers, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def wait_all_parts(peers, count, WORLD_SIZE: tl.constexpr):
-    """Wait until every rank, this one too, has announced `count` parts here, over all calls."""
+def wait_all_chunks(peers, count, WORLD_SIZE: tl.constexpr):
+    """Wait until every rank, this one too, has signalled `count` chunks here, over all calls."""
     ranks = lanes(triton.next_power_of_2(WORLD_SIZE))
     wait_each(peers.state_ptr + WORLD_SIZE + ranks, count, ranks < WORLD_SIZE, peers.watchdog_ptr)
 
 
-# For calls that nobody has to end. The kernel is complete when all its programs are, and the next one begins then.
+# For calls that no program has to end. The kernel is complete when all its programs are, and the next one begins then.
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What the baselines share: operators of vendor calls, which take no configuration of ours."""
+"""What the baselines share: operators of NCCL (RCCL) and cuBLAS (hipBLASLt), which take no configuration of ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = TypeVar("P", bound=Problem)
 
 
 class LibraryOperator(Operator[P]):
-    """An operator that runs the vendor's kernels."""
+    """An operator that runs the libraries' kernels."""
 
     place = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER)  # in the taxonomy
 
@@ -35,7 +35,7 @@ class LibraryOperator(Operator[P]):
     @classmethod
     def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
         if ranks_per_gpu() > 1 and torch.cuda.is_available():
-            return "the vendor's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
+            return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
         return "it runs kernels that are not ours and takes no configuration" if config else None
 
     def default_config(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from .config import GemmConfig, invalid_reason
+from .config import GemmConfig, current_fields, invalid_reason
 from .problem import Problem
 
 FORMAT = 1
@@ -58,7 +58,7 @@ def setup_of(gpu: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a time depends on: torch brings the vendor's GEMM and collectives."""
+    """Return the versions that a time depends on: torch brings the libraries' GEMM and collectives."""
     try:
         library = metadata.version("iris-overlap")
     except metadata.PackageNotFoundError:
@@ -68,8 +68,8 @@ def versions() -> dict[str, str]:
 
 def file_name(gpu: str, of: Mapping[str, str] | None = None) -> str:
     """Return the name of the file of a kind of GPU, and of versions where its times are of these alone."""
-    said = [gpu, *(f"{name} {version}" for name, version in (of or {}).items())]
-    plain = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in " ".join(said).lower())
+    words = [gpu, *(f"{name} {version}" for name, version in (of or {}).items())]
+    plain = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in " ".join(words).lower())
     return f"{plain.strip('-') or 'unknown'}.json"
 
 
@@ -93,22 +93,22 @@ def from_json(text: str, setup: Mapping[str, Any]) -> Table:
 
     Args:
         text: the file's.
-        setup: what it must say that it was measured with; what is not named here may be anything.
+        setup: what it must have been measured with; what is not named here may be anything.
 
     Raises:
-        ValueError: it says something else, or is not such a file; names what is wrong.
+        ValueError: it was measured with something else, or is not such a file; names what is wrong.
     """
     try:
-        said = json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(said, dict) or not isinstance(said.get("entries"), list):
+    if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
         raise ValueError("it has no list of entries")
     for name, expected in setup.items():
-        if said.get(name) != expected:
-            raise ValueError(f"it was made with {name} {said.get(name)!r}, this is {expected!r}")
+        if found.get(name) != expected:
+            raise ValueError(f"it was made with {name} {found.get(name)!r}, this is {expected!r}")
     table: Table = {}
-    for index, entry in enumerate(said["entries"]):
+    for index, entry in enumerate(found["entries"]):
         try:
             key, measured = _entry(entry)
         except (ValueError, TypeError, KeyError, ArithmeticError) as error:
@@ -138,14 +138,14 @@ def _entry(entry: Any) -> tuple[Key, Measured]:
     return Key(**values), Measured(times, {name: _config(config) for name, config in configs.items()})
 
 
-def _config(said: Any) -> GemmConfig:
+def _config(found: Any) -> GemmConfig:
     types = {column.name: bool if column.type == "bool" else int for column in fields(GemmConfig)}
-    if not isinstance(said, dict) or said.keys() - types.keys():
-        raise ValueError(f"{said!r} is no configuration")
-    for name, value in said.items():
-        if type(value) is not types[name]:
+    if not isinstance(found, dict) or current_fields(dict.fromkeys(found, 1)).keys() - types.keys():
+        raise ValueError(f"{found!r} is no configuration")
+    for name, value in found.items():
+        if type(value) is not types.get(name, int):
             raise ValueError(f"{name} is {value!r}")
-    config = GemmConfig(**said)
+    config = GemmConfig(**current_fields(found))
     if reason := invalid_reason(config):
         raise ValueError(reason)
     return config

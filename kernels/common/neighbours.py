@@ -19,8 +19,8 @@ from .measured import Measured, Table
 
 _ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPES}
 
-_ROWS_REACH = 1.5  # powers of two
-_WEIGHT_REACH = 0.7  # the same of n and k
+_ROWS_SCALE = 1.5  # powers of two
+_WEIGHT_SCALE = 0.7  # the same of n and k
 _DOUBT = 0.3  # what the model's own prediction counts for, where one just like it counts 1
 _LEAST_WEIGHT = 0.02  # of one that is looked at
 _ENOUGH = 0.5  # weight of all together
@@ -68,7 +68,7 @@ def _corrected(machine: Machine, name: str, us: float, neighbours: list[tuple[fl
 def _likeness(one: Work, other: Work) -> float:
     """Return 1 for the same sizes, less the further these are from each other."""
     m, n, k = (math.log2(size / another) for size, another in zip(_sizes(one), _sizes(other), strict=True))
-    return math.exp(-((m / _ROWS_REACH) ** 2) - (n**2 + k**2) / _WEIGHT_REACH**2)
+    return math.exp(-((m / _ROWS_SCALE) ** 2) - (n**2 + k**2) / _WEIGHT_SCALE**2)
 
 
 def _sizes(work: Work) -> tuple[int, int, int]:

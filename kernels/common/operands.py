@@ -104,17 +104,17 @@ class OperandCopies:
         Raises:
             torch.OutOfMemoryError: there is none.
         """
-        parts: dict[str, Copied] = {}
+        copies: dict[str, Copied] = {}
         found = {"A": a, "B": b}
         for name, matrix in (("A", a), ("B", b)):
             if self.are_needed(name, matrix):
                 room = room_of_a if name == "A" and room_of_a is not None else self._room_of(name, matrix)
-                parts[name] = copied_to(*((matrix, room) if room.stride(1) == 1 else (matrix.t(), room.t())))
+                copies[name] = copied_to(*((matrix, room) if room.stride(1) == 1 else (matrix.t(), room.t())))
                 found[name] = room
-        self.made += tuple(parts)
-        if parts:
-            none = next(iter(parts.values()))._replace(tiles=0)
-            of_a, of_b = parts.get("A", none), parts.get("B", none)
+        self.made += tuple(copies)
+        if copies:
+            none = next(iter(copies.values()))._replace(tiles=0)
+            of_a, of_b = copies.get("A", none), copies.get("B", none)
             tile = {"ROWS": _ROWS, "COLUMNS": _COLUMNS}
             self._run(
                 copy_operands_kernel, of_a.tiles + of_b.tiles, num_warps=COPY_WARPS, early=True, a=of_a, b=of_b, **tile

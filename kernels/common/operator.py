@@ -11,9 +11,9 @@ import torch
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from .compiled import Overwritten, call_in_graph, name_of
 from .config import GemmConfig, invalid_reason
 from .problem import Problem
+from .torch_op import Overwritten, call_in_graph, name_of
 
 P = TypeVar("P", bound=Problem)
 
@@ -114,17 +114,17 @@ class Operator(ABC, Generic[P]):
         return call_in_graph(self, a, b)[0] if torch.compiler.is_dynamo_compiling() else self._call(a, b).detach()
 
     def call(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As a call of the operator, and return all that it gives: the output, then `by_products`."""
+        """As a call of the operator, and return all that it gives: the output, then `auxiliary_outputs`."""
         if torch.compiler.is_dynamo_compiling():
             return call_in_graph(self, a, b)
         output = self._call(a, b)
-        return tuple(one.detach() for one in (output, *self.by_products()))
+        return tuple(one.detach() for one in (output, *self.auxiliary_outputs()))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return what the caller gets to read, and the next call overwrites: the output, then `by_products`."""
-        return (self._output, *self.by_products())
+        """Return what the caller gets to read, and the next call overwrites: the output, then `auxiliary_outputs`."""
+        return (self._output, *self.auxiliary_outputs())
 
-    def by_products(self) -> tuple[torch.Tensor, ...]:
+    def auxiliary_outputs(self) -> tuple[torch.Tensor, ...]:
         """Return what the last call gave beside its output."""
         return ()
 

@@ -82,7 +82,7 @@ class Problem(ABC):
         """Return the time of a perfect overlap in µs: whichever is longer, the GEMM alone or the bytes on the link.
 
         Args:
-            gemm_us: the vendor's GEMM alone on the rank's operands, in µs.
+            gemm_us: the library's GEMM alone on the rank's operands, in µs.
             link_gbps: what one rank can send, in 10⁹ bytes a second.
         """
         return max(gemm_us, self.wire_bytes / link_gbps / 1e3)

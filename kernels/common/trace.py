@@ -28,7 +28,7 @@ SUM = tl.constexpr(3)
 PUSH = tl.constexpr(4)  # to peers, by a program that only communicates
 PUSH_WAIT = tl.constexpr(5)  # such a program, for peers or for what it pushes
 # By warps that do not multiply, in programs whose other warps do (hopper/).
-SEND = tl.constexpr(6)  # a finished tile's pieces, to whoever it is for
+SEND = tl.constexpr(6)  # a finished tile's subtiles, to the ranks it is for
 SEND_WAIT = tl.constexpr(7)  # for peers, or for what was sent to arrive
 COLLECT = tl.constexpr(8)  # the peers' partials of a tile
 COLLECT_WAIT = tl.constexpr(9)  # for the peers to send them

@@ -19,7 +19,7 @@ from pathlib import Path
 from .measured import Table, file_name, from_json, setup_of, to_json, versions
 
 _MOST_BYTES = 16 << 20
-_PATIENCE_S = 10.0  # for another writer, who takes milliseconds unless it was stopped
+_LOCK_TIMEOUT_S = 10.0  # for another writer, who takes milliseconds unless it was stopped
 _MEND = "run `iris-bench tune` again, or delete the file"
 
 
@@ -119,13 +119,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _lock(file: int) -> None:
     """Lock an open file; TimeoutError if another process does not let go of it."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"another process has held the lock for {_PATIENCE_S:g} s") from None
+                raise TimeoutError(f"another process has held the lock for {_LOCK_TIMEOUT_S:g} s") from None
         time.sleep(0.01)
 
 

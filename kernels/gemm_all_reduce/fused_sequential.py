@@ -1,10 +1,10 @@
 """GEMM + all-reduce in one kernel, one-shot, for small M: every rank sends its partial tiles to all, and all sum them.
 
-Each rank has a slot for every rank's partial C, and a flag a slot and tile. A program stores each partial tile to its
-slot on every rank, then announces it; when all its tiles are out it takes them again, waits for the peers' and adds all
-ranks' partials, its own too, in the order of the ranks, in fp32: every rank has the same bits, in every run. A partial
-crosses the link once for every peer, but no sum has to travel a second time. Flags hold call numbers and are never
-reset. Pattern: arXiv 2511.12500, section 4 ("fused sequential").
+Each rank's workspace has room for every rank's partial C, and a flag a rank and tile. A program stores each partial
+tile on every rank, then signals it; when all its tiles are stored it takes them again, waits for the peers' and adds
+all ranks' partials, its own too, in the order of the ranks, in fp32: every rank has the same bits, in every run. A
+partial crosses the link once for every peer, but no sum has to travel a second time. Flags hold call numbers and are
+never reset. Pattern: arXiv 2511.12500, section 4 ("fused sequential").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.arguments import Block
 from ..common.config import GemmConfig
 from ..common.fused_operator import FusedOperator
-from ..common.gemm import matmul_tile, num_tiles, part_offsets, store_part, store_tile, tile_origin
+from ..common.gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
@@ -29,15 +29,15 @@ from .problem import GemmAllReduceProblem
 
 
 @triton.jit
-def one_shot_kernel(
-    a, b, gemm, out, slots_ptr, flags_ptr, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+def gemm_all_reduce_fused_sequential(
+    a, b, gemm, out, workspace_ptr, flags_ptr, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Send this rank's partial tiles to all ranks, then sum all ranks'."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
     tiles = num_tiles(out, TILE)
-    slot_size = tl.cast(out.m, tl.int64) * out.n
-    mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
+    partial_size = tl.cast(out.m, tl.int64) * out.n
+    mine = Block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
     for tile in tl.range(pid, tiles, step, num_stages=1):
         row, col = tile_origin(tile, out, TILE)
         began = trace_time(peers)
@@ -58,13 +58,13 @@ def one_shot_kernel(
             wait(flags_ptr + rank * tiles + tile, epoch, peers.watchdog_ptr)
         began = trace_span(peers, WAIT, tile, began)
         row, col = tile_origin(tile, out, TILE)
-        for part in range(TILE.BLOCK_M // ROWS):
-            offsets, mask = part_offsets(out, row + part * ROWS, col, ROWS, TILE.BLOCK_N)
-            total = tl.load(slots_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        for chunk in range(TILE.BLOCK_M // ROWS):
+            offsets, mask = subtile_offsets(out, row + chunk * ROWS, col, ROWS, TILE.BLOCK_N)
+            total = tl.load(workspace_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
             for rank in tl.static_range(1, WORLD_SIZE):
-                slot_ptr = slots_ptr + rank * slot_size
-                total += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-            store_part(total, out, row + part * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+                partial_ptr = workspace_ptr + rank * partial_size
+                total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+            store_subtile(total, out, row + chunk * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N)
         trace_span(peers, SUM, tile, began)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
@@ -85,19 +85,19 @@ class FusedSequential(FusedOperator[GemmAllReduceProblem]):
         m, n = problem.c_shape(self.rank)
         width = self._width(n)
         tiles = -(-m // self.config.block_m) * -(-n // self.config.block_n)
-        self._slots = self._on_heap((problem.world_size, m, width), problem.dtype)
-        self._flags = self._flags_by_sender(tiles, "tile", "partial sum")
+        self._workspace = self._on_heap((problem.world_size, m, width), problem.dtype)
+        self._flags = self._flags_by_source(tiles, "tile", "partial sum")
         room = torch.zeros(m, width, dtype=problem.dtype, device=self.ctx.get_device())
         self.output = room[:, :n]
         self._out = Block(room, m, width, width)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(
-            one_shot_kernel,
+            gemm_all_reduce_fused_sequential,
             self.config.num_sms,
             **self._main_loop(a, b),
             out=self._out,
-            slots_ptr=self._slots,
+            workspace_ptr=self._workspace,
             flags_ptr=self._flags,
             peers=self._peers(),
             ROWS=min(self.config.comm_rows, self.config.block_m),

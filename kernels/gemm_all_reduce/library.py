@@ -1,4 +1,7 @@
-"""GEMM + all-reduce by the vendor's pieces: the baseline. One GEMM and one `all_reduce`, nothing else."""
+"""GEMM + all-reduce by NCCL (RCCL) and cuBLAS (hipBLASLt): the baseline.
+
+One GEMM and one `all_reduce`, nothing else.
+"""
 
 from __future__ import annotations
 

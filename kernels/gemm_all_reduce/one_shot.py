@@ -1,12 +1,12 @@
 """GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py). The one that leads a tile stores its sum, a partial one, to this
-rank's slot on every rank, tells all of them at once, waits for theirs, and adds all ranks', its own too, in the order
-of the ranks: every rank has the same bits, in every run.
+Programs split tiles (../common/stream_k.py). The one that fixes a tile up stores its sum, a partial one, to every
+rank's workspace, signals all of them at once, waits for theirs, and adds all ranks', its own too, in the order of the
+ranks: every rank has the same bits, in every run.
 
-Slots have two sets, which calls take in turn: every rank has heard from all peers in a call that it has ended, so they
-are through with the slots of the call before, and nobody waits for the peers to be ready. Flags hold call numbers and
-are never reset.
+The workspace is doubled, and calls use its halves alternately: every rank has seen all peers' flags in a call that it
+has ended, so they are done with the half of the call before, and no rank waits for the peers to be ready. Flags hold
+call numbers and are never reset.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.arguments import Block
 from ..common.config import GemmConfig
-from ..common.gemm import part_offsets, store_part, store_tile
+from ..common.gemm import store_subtile, store_tile, subtile_offsets
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
-from ..common.shared_tiles import compute_tiles, turn_of_call
-from ..common.split_k import Splitting
+from ..common.stream_k import buffer_of_call, compute_tiles
+from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
 from .operator import FAMILY
 
@@ -31,9 +31,9 @@ from .operator import FAMILY
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send a partial tile to all ranks, and sum all ranks'."""
-    out, slots_ptr, flags_ptr = target
-    slot_size = tl.cast(out.m, tl.int64) * out.n
-    mine = Block(slots_ptr + peers.rank * slot_size, out.m, out.n, out.n)
+    out, workspace_ptr, flags_ptr = target
+    partial_size = tl.cast(out.m, tl.int64) * out.n
+    mine = Block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
     ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
     began = trace_time(peers)
     store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
@@ -45,52 +45,52 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     began = trace_span(peers, WAIT, tile, began)
     # Halves of a wide tile, one after the other: both in registers would be too many.
     COLS: tl.constexpr = TILE.BLOCK_N // TILE.SUBTILES
-    for part in range(TILE.SUBTILES):
-        sum_part(out, slots_ptr, peers, row, col + part * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+    for index in range(TILE.SUBTILES):
+        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
-def sum_part(out, slots_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Add all ranks' partials of a part of a tile, in the order of the ranks, and store the sum."""
-    slot_size = tl.cast(out.m, tl.int64) * out.n
-    offsets, mask = part_offsets(out, row, col, ROWS, COLS)
+def sum_subtile(out, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Add all ranks' partials of a subtile, in the order of the ranks, and store the sum."""
+    partial_size = tl.cast(out.m, tl.int64) * out.n
+    offsets, mask = subtile_offsets(out, row, col, ROWS, COLS)
     # .cg: the peers wrote it past this SM's L1, which may hold an older call's.
-    total = tl.load(slots_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    total = tl.load(workspace_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     # Not unrolled: one rank's partial in registers at a time.
     for rank in range(1, WORLD_SIZE):
-        slot_ptr = slots_ptr + rank * slot_size
-        total += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    store_part(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS)
+        partial_ptr = workspace_ptr + rank * partial_size
+        total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS)
 
 
 @triton.jit
-def one_shot_kernel(
+def gemm_all_reduce_one_shot(
     a,
     b,
     gemm,
     out,
-    slots_ptr,
+    workspace_ptr,
     flags_ptr,
-    sharing,
+    stream_k,
     calls_ptr,
     peers,
     HAS_WHOLE: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Send this rank's partial tiles to all ranks, and sum all ranks'."""
     gdc_wait()
     epoch = begin_own_call(calls_ptr)
-    target = (out, slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n, flags_ptr)
+    target = (out, workspace_ptr + buffer_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n, flags_ptr)
     compute_tiles(
-        a, b, gemm, out, out, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
+        a, b, gemm, out, out, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     end_own_call(calls_ptr, epoch)
 
 
-class OneShot(Splitting):
+class OneShot(StreamKOperator):
     """See the module."""
 
     family = FAMILY
@@ -103,22 +103,22 @@ class OneShot(Splitting):
         problem = self.problem
         m, n = problem.c_shape(self.rank)
         width = self._width(n)
-        self._slots = self._on_heap((2 * problem.world_size, m, width), problem.dtype)
-        self._flags = self._flags_by_sender(self._all_tiles, "tile", "partial sum")
+        self._workspace = self._on_heap((2 * problem.world_size, m, width), problem.dtype)
+        self._flags = self._flags_by_source(self._all_tiles, "tile", "partial sum")
         room = torch.zeros(m, width, dtype=problem.dtype, device=self.ctx.get_device())
         self.output = room[:, :n]
         self._out = Block(room, m, width, width)
-        self._open_sharing()
+        self._open_stream_k()
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
         self._run(
-            one_shot_kernel,
+            gemm_all_reduce_one_shot,
             self._num_programs,
             early=self._is_short,
             **arguments,
             out=self._out,
-            slots_ptr=self._slots,
+            workspace_ptr=self._workspace,
             flags_ptr=self._flags,
         )
         return self.output
@@ -127,6 +127,6 @@ class OneShot(Splitting):
 VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.PART_FLAG,
-    summary="one kernel for small M; programs share a tile, one sends it to every rank and adds all ranks'",
+    sync=Sync.SPLIT_FLAG,
+    summary="one kernel for small M; programs split a tile (stream-K), one sends it to every rank and adds all ranks'",
 )

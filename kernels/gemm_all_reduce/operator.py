@@ -13,7 +13,7 @@ FAMILY = "gemm_all_reduce"
 class TwoShot(GemmReduceScatter):
     """Mixed into an operator of GEMM + reduce-scatter: its output is the whole sum, on every rank's heap.
 
-    A rank sums its part of C and stores it to all ranks, so every rank has the same bits. The ready signal covers
+    A rank sums its shard of C and stores it to all ranks, so every rank has the same bits. The ready signal covers
     the output too, and the call ends when all peers' sums have arrived.
     """
 

@@ -1,6 +1,6 @@
 """GEMM + all-reduce in one kernel whose warps have different roles (Gluon, for Hopper), two-shot, for large M.
 
-As GEMM + reduce-scatter (../gemm_reduce_scatter/warp_specialized.py), and every sum is sent to all ranks, in pieces,
+As GEMM + reduce-scatter (../gemm_reduce_scatter/warp_specialized.py), and every sum is sent to all ranks, by subtiles,
 while the next tile is multiplied. A rank ends the call with the peers: their sums have arrived then. As C is whole on
 every rank, it does not matter who sums what: rows are cut among the ranks, or columns where that makes fewer tiles.
 """
@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
-from ..common.hopper.plan import BLOCK_M, Cut, possible_cuts, predicted_us, tiles_of
+from ..common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us, tiles_of
 from ..common.operands import padded
 from ..gemm_reduce_scatter import warp_specialized
 from .operator import TwoShot
@@ -28,11 +28,11 @@ class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
         # As if every tile were sent to one peer: what that chooses is 0.5 % over the best width (results/notebook.md).
         peers = min(1, world_size - 1)
 
-        def us(cut: Cut) -> float:
-            rows = BLOCK_M * world_size * min(self._tiles_of_shard(cut.block_n))
-            return round(predicted_us(cut, rows, cut.block_n, k, num_programs=num_programs, peers=peers), 1)
+        def us(tiling: Tiling) -> float:
+            rows = BLOCK_M * world_size * min(self._tiles_of_shard(tiling.block_n))
+            return round(predicted_us(tiling, rows, tiling.block_n, k, num_programs=num_programs, peers=peers), 1)
 
-        return self._config_of(min(possible_cuts(k, num_programs=num_programs, teams=self.teams), key=us))
+        return self._config_of(min(possible_tilings(k, num_programs=num_programs, splits=self.splits), key=us))
 
     def _tiles_of_shard(self, block_n: int) -> tuple[int, int]:
         """Return how many tiles of so many columns a shard has, of rows and of columns of C."""
@@ -52,7 +52,7 @@ class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
         problem = self.problem
         return problem.m, padded(-(-problem.n // problem.world_size), problem.dtype)  # so each begins on 16 bytes
 
-    def _open_sums(self, room: torch.Tensor) -> tuple[torch.Tensor, TensorDescriptor]:
+    def _open_reduced(self, room: torch.Tensor) -> tuple[torch.Tensor, TensorDescriptor]:
         problem, (_, m, n) = self.problem, room.shape
         width = padded(problem.n, problem.dtype)
         whole = self._on_heap((problem.m + 1, width), problem.dtype)
@@ -60,7 +60,7 @@ class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
         mine = self.ctx.peer_view(whole)[:, first_row : min(first_row + m, problem.m), first_column : first_column + n]
         if not mine.numel():  # the sums of a rank without any, of nothing, go to the row behind C
             mine = self.ctx.peer_view(whole)[:, problem.m :]
-        return whole[: problem.m, : problem.n], self._pieces_of(mine)
+        return whole[: problem.m, : problem.n], self._subtiles_of(mine)
 
 
 VARIANT = WarpSpecialized.as_variant(

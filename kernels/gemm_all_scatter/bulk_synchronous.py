@@ -14,19 +14,21 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, current_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import ANNOUNCE_NOTHING, compute_tiles, push_tiles
+from .tiles import SIGNAL_NOTHING, compute_tiles, push_tiles
 
 
 @triton.jit
-def gemm_kernel(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, ANNOUNCE_NOTHING, 1, WORLD_SIZE, TILE)
+    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, SIGNAL_NOTHING, 1, WORLD_SIZE, TILE)
 
 
 @triton.jit
-def push_kernel(block, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_all_scatter_bulk_synchronous_push(
+    block, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
     """Push this rank's block of C to every peer."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
@@ -40,8 +42,13 @@ class BulkSynchronous(GemmAllScatter):
     variant = "bulk_synchronous"
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(gemm_kernel, self.config.num_sms, **self._compute_arguments(a, b))
-        self._run(push_kernel, self.config.num_sms, num_warps=self.config.comm_warps, **self._push_arguments())
+        self._run(gemm_all_scatter_bulk_synchronous, self.config.num_sms, **self._compute_arguments(a, b))
+        self._run(
+            gemm_all_scatter_bulk_synchronous_push,
+            self.config.num_sms,
+            num_warps=self.config.comm_warps,
+            **self._push_arguments(),
+        )
         return self.output
 
 

@@ -17,15 +17,15 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import ANNOUNCE_NOTHING, compute_tiles
+from .tiles import SIGNAL_NOTHING, compute_tiles
 
 
 @triton.jit
-def fused_kernel(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_all_scatter_fused_sequential(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C into every rank's C."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, ANNOUNCE_NOTHING, WORLD_SIZE, WORLD_SIZE, TILE)
+    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, SIGNAL_NOTHING, WORLD_SIZE, WORLD_SIZE, TILE)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
@@ -43,7 +43,7 @@ class FusedSequential(GemmAllScatter):
         return replace(config, block_n=128, num_warps=4, num_stages=4, epilogue_subtiles=2)
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(fused_kernel, self.config.num_sms, **self._compute_arguments(a, b))
+        self._run(gemm_all_scatter_fused_sequential, self.config.num_sms, **self._compute_arguments(a, b))
         return self.output
 
 

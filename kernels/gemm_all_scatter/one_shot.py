@@ -1,6 +1,6 @@
 """GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py); the one that leads a tile stores it to every rank. It waits for the
+Programs split tiles (../common/stream_k.py); the one that fixes a tile up stores it to every rank. It waits for the
 peers to be ready just before, and counts the tile on every rank just after, all at once. The first program ends when
 every rank, its own too, has counted all its tiles here. Counts grow over all calls and are never reset.
 """
@@ -16,15 +16,15 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.gemm import num_tiles, store_tile
 from ..common.handshake import (
-    announce_part_to_all,
     begin_own_call,
     end_own_call,
-    tell_all_ready,
-    wait_all_parts,
+    signal_all_ready,
+    signal_chunk_to_all,
+    wait_all_chunks,
     wait_all_ready,
 )
-from ..common.shared_tiles import compute_tiles, with_columns
-from ..common.split_k import Splitting
+from ..common.stream_k import compute_tiles, with_columns
+from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import STORE, WAIT, trace_span, trace_time
 from .operator import GemmAllScatter
 
@@ -36,56 +36,56 @@ def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
     wait_all_ready(peers, epoch, WORLD_SIZE)
     began = trace_span(peers, WAIT, tile, began)
     store_tile(acc, block, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
-    announce_part_to_all(peers, WORLD_SIZE)
+    signal_chunk_to_all(peers, WORLD_SIZE)
     trace_span(peers, STORE, tile, began)
 
 
 @triton.jit
-def one_shot_kernel(
+def gemm_all_scatter_one_shot(
     a,
     b,
     gemm,
     block,
     columns,
-    sharing,
+    stream_k,
     calls_ptr,
     peers,
     HAS_WHOLE: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Compute this rank's block of C into every rank's C."""
     gdc_wait()
     epoch = begin_own_call(calls_ptr)
-    tell_all_ready(peers, epoch, WORLD_SIZE)
+    signal_all_ready(peers, epoch, WORLD_SIZE)
     widest = with_columns(block, columns)
     compute_tiles(
-        a, b, gemm, block, widest, 0, sharing, block, peers, epoch, send_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
+        a, b, gemm, block, widest, 0, stream_k, block, peers, epoch, send_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     if tl.program_id(0) == 0:
         began = trace_time(peers)
-        wait_all_parts(peers, epoch * num_tiles(widest, TILE), WORLD_SIZE)
+        wait_all_chunks(peers, epoch * num_tiles(widest, TILE), WORLD_SIZE)
         trace_span(peers, WAIT, 0, began)
     end_own_call(calls_ptr, epoch)
 
 
-class OneShot(Splitting, GemmAllScatter):
+class OneShot(StreamKOperator, GemmAllScatter):
     """See the module."""
 
     variant = "one_shot"
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
-        self._open_sharing()
+        self._open_stream_k()
 
-    def _parts(self) -> int:
+    def _chunks_a_call(self) -> int:
         return self._all_tiles
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
         self._run(
-            one_shot_kernel,
+            gemm_all_scatter_one_shot,
             self._num_programs,
             early=self._is_short,
             **arguments,
@@ -98,6 +98,6 @@ class OneShot(Splitting, GemmAllScatter):
 VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.PART_FLAG,
-    summary="one kernel for small M; programs share a tile, one of them stores it to every rank",
+    sync=Sync.SPLIT_FLAG,
+    summary="one kernel for small M; programs split a tile (stream-K), one of them stores it to every rank",
 )

@@ -17,20 +17,22 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, current_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import ANNOUNCE_TILE, compute_tiles, push_tiles
+from .tiles import SIGNAL_TILE, compute_tiles, push_tiles
 
 
 @triton.jit
-def producer_kernel(a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_all_scatter_producer_consumer(
+    a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
     """Compute this rank's block of C, a flag a tile."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, flags_ptr, ANNOUNCE_TILE, 1, WORLD_SIZE, TILE)
+    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, flags_ptr, SIGNAL_TILE, 1, WORLD_SIZE, TILE)
     finish_call(peers, epoch, total_programs, WORLD_SIZE)
 
 
 @triton.jit
-def consumer_kernel(
+def gemm_all_scatter_producer_consumer_push(
     block, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Push tiles as their flags are set."""
@@ -57,9 +59,20 @@ class ProducerConsumer(GemmAllScatter):
         config = self.config
         shared: dict[str, Any] = {"flags_ptr": self._flags, "total_programs": config.num_sms}
         self._push_stream.wait_for_current()
-        self._run(producer_kernel, config.num_sms - config.comm_sms, **self._compute_arguments(a, b), **shared)
+        self._run(
+            gemm_all_scatter_producer_consumer,
+            config.num_sms - config.comm_sms,
+            **self._compute_arguments(a, b),
+            **shared,
+        )
         with self._push_stream.as_current():
-            self._run(consumer_kernel, config.comm_sms, num_warps=config.comm_warps, **self._push_arguments(), **shared)
+            self._run(
+                gemm_all_scatter_producer_consumer_push,
+                config.comm_sms,
+                num_warps=config.comm_warps,
+                **self._push_arguments(),
+                **shared,
+            )
         self._push_stream.current_waits()
         return self.output
 

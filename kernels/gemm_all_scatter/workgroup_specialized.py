@@ -20,11 +20,11 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import ANNOUNCE_TILE, compute_tiles, push_tiles
+from .tiles import SIGNAL_TILE, compute_tiles, push_tiles
 
 
 @triton.jit
-def specialized_kernel(
+def gemm_all_scatter_workgroup_specialized(
     a,
     b,
     gemm,
@@ -42,7 +42,7 @@ def specialized_kernel(
     compute_programs = tl.num_programs(0) - comm_programs
     if pid < compute_programs:
         compute_tiles(
-            pid, compute_programs, epoch, a, b, gemm, block, peers, flags_ptr, ANNOUNCE_TILE, 1, WORLD_SIZE, TILE
+            pid, compute_programs, epoch, a, b, gemm, block, peers, flags_ptr, SIGNAL_TILE, 1, WORLD_SIZE, TILE
         )
     else:
         first = pid - compute_programs
@@ -63,7 +63,7 @@ class WorkgroupSpecialized(GemmAllScatter):
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._run(
-            specialized_kernel,
+            gemm_all_scatter_workgroup_specialized,
             self.config.num_sms,
             **self._compute_arguments(a, b),
             flags_ptr=self._flags,

@@ -1,7 +1,7 @@
 """GEMM + reduce-scatter, one after the other: a GEMM kernel, then all SMs pull the peers' partials and add them.
 
-One stream. The second kernel tells the peers that this rank's product is complete ("ready"), waits for theirs, pulls
-and adds; the call ends when all peers have read what they need here ("done"), so the next GEMM may overwrite it.
+One stream. The second kernel signals to the peers that this rank's product is complete ("ready"), waits for theirs,
+pulls and adds; the call ends when all peers have read what they need here ("done"), so the next GEMM may overwrite it.
 Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
 """
 
@@ -17,7 +17,7 @@ from iris_core import translate
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
-from ..common.gemm import part_offsets, store_part, store_tile, tile_origin
+from ..common.gemm import store_subtile, store_tile, subtile_offsets, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
 from ..common.partials import largest_shard, own_partial, partial_tile, shard_tiles
 from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
@@ -25,20 +25,20 @@ from .operator import GemmReduceScatter
 
 
 @triton.jit
-def gemm_kernel(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_reduce_scatter_bulk_synchronous(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's partial tiles of all shards."""
     tiles = shard_tiles(staging, TILE)
-    for position in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
-        owner = position // tiles
+    for index in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
+        owner = index // tiles
         began = trace_time(peers)
-        acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
-        began = trace_span(peers, MULTIPLY, position, began)
+        acc, row, col = partial_tile(a, b, gemm, staging, owner, index % tiles, TILE)
+        began = trace_span(peers, MULTIPLY, index, began)
         store_tile(acc, own_partial(staging, owner), row, col, peers, 1, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, position, began)
+        trace_span(peers, STORE, index, began)
 
 
 @triton.jit
-def pull_kernel(
+def gemm_reduce_scatter_bulk_synchronous_pull(
     out, staging, peers, ROWS: tl.constexpr, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Add all ranks' partials of this rank's shard; the sum goes to DESTINATIONS ranks."""
@@ -46,18 +46,18 @@ def pull_kernel(
     began = trace_time(peers)
     wait_ready(peers, epoch, WORLD_SIZE)
     began = trace_span(peers, PUSH_WAIT, 0, began)
-    parts: tl.constexpr = TILE.BLOCK_M // ROWS
+    chunks: tl.constexpr = TILE.BLOCK_M // ROWS
     mine = own_partial(staging, peers.rank)
-    for piece in range(tl.program_id(0), shard_tiles(staging, TILE) * parts, tl.num_programs(0)):
-        row, col = tile_origin(piece // parts, largest_shard(staging), TILE)
-        row += (piece % parts) * ROWS
-        offsets, mask = part_offsets(out, row, col, ROWS, TILE.BLOCK_N)
+    for chunk in range(tl.program_id(0), shard_tiles(staging, TILE) * chunks, tl.num_programs(0)):
+        row, col = tile_origin(chunk // chunks, largest_shard(staging), TILE)
+        row += (chunk % chunks) * ROWS
+        offsets, mask = subtile_offsets(out, row, col, ROWS, TILE.BLOCK_N)
         total = tl.load(mine.c_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         for distance in tl.static_range(1, WORLD_SIZE):
             peer_ptr = translate(mine.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
             total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        store_part(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N)
-        began = trace_span(peers, PUSH, piece, began)
+        store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+        began = trace_span(peers, PUSH, chunk, began)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
@@ -68,18 +68,18 @@ class BulkSynchronous(GemmReduceScatter):
     keeps_partials = False
 
     def default_config(self) -> GemmConfig:
-        # All ranks' partials of a piece are in registers at once: a smaller piece.
+        # All ranks' partials of a chunk are in registers at once: a smaller chunk.
         return replace(super().default_config(), comm_rows=16)
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
-        self._partials = self._slots  # on the heap, where the peers pull from
+        self._partials = self._workspace  # on the heap, where the peers pull from
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         config = self.config
-        self._run(gemm_kernel, config.num_sms, **self._multiply_arguments(a, b))
+        self._run(gemm_reduce_scatter_bulk_synchronous, config.num_sms, **self._multiply_arguments(a, b))
         arguments = {**self._push_arguments(), "out": self._out, "DESTINATIONS": self.destinations}
-        self._run(pull_kernel, config.num_sms, **arguments)
+        self._run(gemm_reduce_scatter_bulk_synchronous_pull, config.num_sms, **arguments)
         return self.output
 
 

@@ -1,17 +1,17 @@
-"""GEMM + reduce-scatter with the copy engines: they send panels of partial tiles to their owners as they are complete.
+"""GEMM + reduce-scatter with the copy engines: they send chunks of partial tiles to their owners as they are complete.
 
 | queue | work |
 |---|---|
 | current stream | compute the peers' shards, counting tiles · compute the own shard and add the peers' partials |
-| copy stream | for each panel of the peers' shards: wait for its tiles · copy it · count it at its owner |
+| copy stream | for each chunk of the peers' shards: wait for its tiles · copy it · count it at its owner |
 
-A panel is GROUP_M rows of tiles, computed one panel after the other. Its owner's tiles of the same rows wait for it
-alone, so the sum starts before the last panel has come.
+A chunk is GROUP_M rows of tiles, computed one chunk after the other. Its owner's tiles of the same rows wait for it
+alone, so the sum starts before the last chunk has come.
 
 The GEMM counts a program's first tile only when all peers are ready, so no copy starts early. Tile counts are this
-rank's alone and cleared behind the copy: the stream's waits compare with constants, as a captured graph must. The sum
+rank's alone and cleared after the copy: the stream's waits compare with constants, as a captured graph must. The sum
 leaves one SM to the kernels on the copy stream, which its peers wait for: its own programs can fill a whole SM's
-registers (seen: every rank's sum waiting for announcements that had no SM to run on).
+registers (seen: every rank's sum waiting for signals whose kernels had no SM to run on).
 """
 
 from __future__ import annotations
@@ -24,33 +24,37 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ..common.config import PANEL_BYTES, GemmConfig, programs_beside_another
-from ..common.handshake import announce_part, begin_call, current_call, finish_after_arrivals
-from ..common.partials import ANNOUNCE_PANEL, compute_partial_tiles, sum_own_tiles
+from ..common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_another
+from ..common.handshake import begin_call, current_call, finish_after_arrivals, signal_chunk
+from ..common.partials import SIGNAL_CHUNK, compute_partial_tiles, sum_own_tiles
 from .operator import GemmReduceScatter
 
 
 @triton.jit
-def gemm_kernel(a, b, gemm, staging, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_reduce_scatter_copy_engine(
+    a, b, gemm, staging, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
     """Compute the partial tiles of the peers' shards and count them."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, counts_ptr, ANNOUNCE_PANEL, WORLD_SIZE, TILE)
+    compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, counts_ptr, SIGNAL_CHUNK, WORLD_SIZE, TILE)
 
 
 @triton.jit
-def announce_kernel(peers, owner, count_ptr, WORLD_SIZE: tl.constexpr):
-    """Behind a copy: count the panel at its owner and clear its tile count."""
+def gemm_reduce_scatter_copy_engine_signal(peers, owner, count_ptr, WORLD_SIZE: tl.constexpr):
+    """After a copy: count the chunk at its owner and clear its tile count."""
     tl.store(count_ptr, 0)
-    announce_part(peers, owner, WORLD_SIZE)
+    signal_chunk(peers, owner, WORLD_SIZE)
 
 
 @triton.jit
-def sum_kernel(a, b, gemm, out, staging, peers, PANELS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_reduce_scatter_copy_engine_sum(
+    a, b, gemm, out, staging, peers, CHUNKS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
     """Compute the own shard and add the peers' partials."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, PANELS, 1, WORLD_SIZE, TILE)
+    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, CHUNKS, 1, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
@@ -64,54 +68,54 @@ class CopyEngine(GemmReduceScatter):
         if self.ctx.get_arch() == "cpu":
             return config
         shard_rows, n = self.problem.shard_shape(0)
-        panels = max(1, min(2, shard_rows * n * self.problem.dtype.itemsize // PANEL_BYTES))
-        # 0.502 ms for 8192x8192x8192 over 4 H200s; with four panels 0.529, with three stages 0.512.
+        chunks = max(1, min(2, shard_rows * n * self.problem.dtype.itemsize // LEAST_CHUNK_BYTES))
+        # 0.502 ms for 8192x8192x8192 over 4 H200s; with four chunks 0.529, with three stages 0.512.
         tuned = replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
-        return replace(tuned, panels=panels)
+        return replace(tuned, row_chunks=chunks)
 
     def _open_buffers(self) -> None:
         shard_rows = self.problem.shard_shape(0)[0]
         config = self.config
-        panel_tiles = -(-shard_rows // (config.block_m * config.panels))
-        self.config = config = replace(config, group_m=panel_tiles)  # a panel is a group of the tile order
+        chunk_row_tiles = -(-shard_rows // (config.block_m * config.row_chunks))
+        self.config = config = replace(config, group_m=chunk_row_tiles)  # a chunk is a group of the tile order
         super()._open_buffers()
-        world_size, panel_rows = self.problem.world_size, panel_tiles * config.block_m
-        everywhere = self.ctx.peer_view(self._slots)
-        self._num_panels = -(-shard_rows // panel_rows)
-        self._panels = []  # (owner, tiles, this rank's partial, its place at the owner), in the order they are computed
+        world_size, chunk_rows = self.problem.world_size, chunk_row_tiles * config.block_m
+        everywhere = self.ctx.peer_view(self._workspace)
+        self._num_chunks = -(-shard_rows // chunk_rows)
+        self._chunks = []  # (owner, tiles, this rank's partial, its place at the owner), in the order they are computed
         for distance in range(1, world_size):
             owner = (self.rank + distance) % world_size
             owner_rows = self.problem.shard_shape(owner)[0]
-            for row in range(0, shard_rows, panel_rows):
-                tiles = self._tiles((min(row + panel_rows, shard_rows) - row, self.problem.n))
-                rows = slice(min(row, owner_rows), min(row + panel_rows, owner_rows))
-                self._panels.append((owner, tiles, self._partials[owner, rows], everywhere[owner, self.rank, rows]))
-        self._counts = self._local_flags(len(self._panels), "panel", dtype=torch.int32)
+            for row in range(0, shard_rows, chunk_rows):
+                tiles = self._tiles((min(row + chunk_rows, shard_rows) - row, self.problem.n))
+                rows = slice(min(row, owner_rows), min(row + chunk_rows, owner_rows))
+                self._chunks.append((owner, tiles, self._partials[owner, rows], everywhere[owner, self.rank, rows]))
+        self._counts = self._local_flags(len(self._chunks), "chunk", dtype=torch.int32)
         self._copy_stream = self._side_stream()
 
-    def _parts(self) -> int:
-        return self._num_panels
+    def _chunks_a_call(self) -> int:
+        return self._num_chunks
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         multiply = self._multiply_arguments(a, b)
         self._copy_stream.wait_for_current()
-        self._run(gemm_kernel, self.config.num_sms, **multiply, counts_ptr=self._counts)
+        self._run(gemm_reduce_scatter_copy_engine, self.config.num_sms, **multiply, counts_ptr=self._counts)
         with self._copy_stream.in_one(), self._copy_stream.as_current():
-            for panel, (owner, tiles, source, destination) in enumerate(self._panels):
-                self._copy_stream.wait_value(self._counts[panel], tiles)
+            for chunk, (owner, tiles, source, destination) in enumerate(self._chunks):
+                self._copy_stream.wait_value(self._counts[chunk], tiles)
                 if len(source):
                     self._copy_stream.copy_2d(destination, source)
                 self._run(
-                    announce_kernel,
+                    gemm_reduce_scatter_copy_engine_signal,
                     1,
                     num_warps=1,
                     peers=self._peers(),
                     owner=owner,
-                    count_ptr=self._counts[panel],
+                    count_ptr=self._counts[chunk],
                     WORLD_SIZE=self.problem.world_size,
                 )
         programs = programs_beside_another(self.config.num_sms)
-        self._run(sum_kernel, programs, **multiply, out=self._out, PANELS=self._num_panels)
+        self._run(gemm_reduce_scatter_copy_engine_sum, programs, **multiply, out=self._out, CHUNKS=self._num_chunks)
         self._copy_stream.current_waits()
         return self.output
 
@@ -119,6 +123,6 @@ class CopyEngine(GemmReduceScatter):
 VARIANT = CopyEngine.as_variant(
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
-    sync=Sync.PANEL_COUNTER,
-    summary="GEMM kernels; the copy engines send panels of partials; own tiles last add the peers'",
+    sync=Sync.CHUNK_COUNTER,
+    summary="GEMM kernels; the copy engines send chunks of partials; own tiles last add the peers'",
 )

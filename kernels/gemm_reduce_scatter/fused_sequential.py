@@ -1,8 +1,8 @@
 """GEMM + reduce-scatter in one kernel: a program stores its partial tile at the tile's owner, in its epilogue.
 
-The peers' shards first, each tile announced to its owner; then the own shard, whose epilogue waits for the peers'
+The peers' shards first, each tile signalled to its owner; then the own shard, whose epilogue waits for the peers'
 partials, adds them and stores the sum. After its first tile a program waits once for the peers' staging buffers to be
-ready. A tile is announced when the next one is computed: its stores have arrived by then, and the release need not wait
+ready. A tile is signalled when the next one is computed: its stores have arrived by then, and the release need not wait
 for them. Pattern: arXiv 2511.12500, section 4 ("fused sequential"), with the reduction in the epilogue.
 """
 
@@ -20,42 +20,42 @@ from ..common.config import GemmConfig
 from ..common.gemm import store_tile
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.partials import (
-    AWAIT_TILES,
-    announce_last,
-    announce_position,
+    WAIT_TILES,
     owner_of,
     partial_tile,
     resumed,
     shard_tiles,
-    slot_at_owner,
+    signal_last_partial,
+    signal_partial,
     sum_own_tiles,
+    workspace_at_owner,
 )
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .operator import GemmReduceScatter
 
 
 @triton.jit
-def fused_kernel(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_reduce_scatter_fused_sequential(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send the partial tiles of the peers' shards, then sum this rank's."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
     tiles = shard_tiles(staging, TILE)
     sent = tiles * (WORLD_SIZE - 1)
-    for position in tl.range(pid, sent, step, num_stages=1):
-        owner = owner_of(peers, position, tiles, WORLD_SIZE)
+    for index in tl.range(pid, sent, step, num_stages=1):
+        owner = owner_of(peers, index, tiles, WORLD_SIZE)
         began = trace_time(peers)
-        acc, row, col = partial_tile(a, b, gemm, staging, owner, position % tiles, TILE)
-        began = trace_span(peers, MULTIPLY, position, began)
-        if position == pid:
+        acc, row, col = partial_tile(a, b, gemm, staging, owner, index % tiles, TILE)
+        began = trace_span(peers, MULTIPLY, index, began)
+        if index == pid:
             wait_ready(peers, epoch, WORLD_SIZE)
-            began = trace_span(peers, WAIT, position, began)
+            began = trace_span(peers, WAIT, index, began)
         else:
-            announce_position(staging, peers, position - step, tiles, epoch, WORLD_SIZE)
-        store_tile(acc, slot_at_owner(staging, peers, owner), row, col, peers, 1, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, position, began)
-    announce_last(pid, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
+            signal_partial(staging, peers, index - step, tiles, epoch, WORLD_SIZE)
+        store_tile(acc, workspace_at_owner(staging, peers, owner), row, col, peers, 1, WORLD_SIZE, TILE)
+        trace_span(peers, STORE, index, began)
+    signal_last_partial(pid, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
     first = resumed(pid, step, sent)
-    sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, 1, WORLD_SIZE, TILE)
+    sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, WAIT_TILES, 1, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
@@ -72,7 +72,9 @@ class FusedSequential(GemmReduceScatter):
     keeps_partials = False
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(fused_kernel, self.config.num_sms, **self._multiply_arguments(a, b), out=self._out)
+        self._run(
+            gemm_reduce_scatter_fused_sequential, self.config.num_sms, **self._multiply_arguments(a, b), out=self._out
+        )
         return self.output
 
 

@@ -1,4 +1,7 @@
-"""GEMM + reduce-scatter by the vendor's pieces: the baseline. One GEMM and one reduce-scatter, nothing else."""
+"""GEMM + reduce-scatter by NCCL (RCCL) and cuBLAS (hipBLASLt): the baseline.
+
+One GEMM and one reduce-scatter, nothing else.
+"""
 
 from __future__ import annotations
 

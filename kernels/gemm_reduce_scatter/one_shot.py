@@ -1,12 +1,12 @@
 """GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs share tiles (../common/shared_tiles.py). The one that leads a tile sends every owner of some of its rows its
-part, with a flag a sender and tile; where rows are this rank's own, it waits for the peers' parts and adds them, as in
+Programs split tiles (../common/stream_k.py). The one that fixes a tile up sends every owner of some of its rows these
+rows, with a flag a rank and tile; where rows are this rank's own, it waits for the peers' partials and adds them, as in
 ../common/partials.py.
 
-Slots have two sets, which calls take in turn, so nobody waits for the peers to be ready: flags of the first tile go to
-every rank, which waits for all of them, owner or not. So a rank that has ended a call has heard from all peers in it,
-and they are through with the slots of the call before. Flags hold call numbers and are never reset.
+The workspace is doubled, and calls use its halves alternately, so no rank waits for the peers: flags of the first tile
+go to every rank, which waits for all of them, owner or not. So a rank that has ended a call has seen all peers' flags
+in it, and they are done with the half of the call before. Flags hold call numbers and are never reset.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.arguments import Block
 from ..common.gemm import rounded, subtile
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
-from ..common.shared_tiles import compute_tiles, turn_of_call
-from ..common.split_k import Splitting
+from ..common.stream_k import buffer_of_call, compute_tiles
+from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
 from .operator import GemmReduceScatter
 
 
 @triton.jit
 def rows_of_owner(staging, row, col, owner, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return the offsets of a part of C in its owner's shard, and the mask of what belongs there."""
+    """Return the offsets of a subtile of C in its owner's shard, and the mask of what belongs there."""
     rows = row + tl.arange(0, ROWS)
     cols = col + tl.arange(0, COLS)
     first = owner * staging.shard_rows
@@ -39,12 +39,12 @@ def rows_of_owner(staging, row, col, owner, ROWS: tl.constexpr, COLS: tl.constex
 
 
 @triton.jit
-def send_part(
-    acc, staging, slots_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+def send_subtile(
+    acc, staging, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """Store every peer's rows of a part of a tile into this rank's slot there."""
-    value = rounded(acc, staging.slots_ptr.dtype.element_ty)
-    mine_ptr = slots_ptr + tl.cast(peers.rank, tl.int64) * staging.shard_rows * staging.n
+    """Store every peer's rows of a subtile into this rank's partials there."""
+    value = rounded(acc, staging.workspace_ptr.dtype.element_ty)
+    mine_ptr = workspace_ptr + tl.cast(peers.rank, tl.int64) * staging.shard_rows * staging.n
     for distance in tl.static_range(1, WORLD_SIZE):
         owner = (peers.rank + distance) % WORLD_SIZE
         offsets, mask = rows_of_owner(staging, row, col, owner, ROWS, COLS)
@@ -53,14 +53,14 @@ def send_part(
 
 @triton.jit
 def send_tile(
-    acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    acc, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
-    """Send every peer its rows of a tile, then tell the peers; of the first tile, all."""
+    """Send every peer its rows of a tile, then signal the peers; of the first tile, all."""
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
-        part = subtile(acc, index, TILE)
-        send_part(part, staging, slots_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        half = subtile(acc, index, TILE)
+        send_subtile(half, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
     flag_ptrs, ranks = on_every_rank(staging.flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
     has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
     # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
@@ -76,7 +76,7 @@ def _has_rows(staging, row, rank, TILE: tl.constexpr):
 
 @triton.jit
 def sum_own_rows(
-    acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    acc, out, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Wait for the peers' partials of a tile, add those of this rank's rows in the order rank+1, rank+2, …, store."""
     began = trace_time(peers)
@@ -87,49 +87,51 @@ def sum_own_rows(
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
-        part = subtile(acc, index, TILE)
-        sum_own_part(part, out, staging, slots_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        half = subtile(acc, index, TILE)
+        sum_own_subtile(
+            half, out, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS
+        )
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
-def sum_own_part(
-    acc, out, staging, slots_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+def sum_own_subtile(
+    acc, out, staging, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """Add the peers' partials of this rank's rows of a part of a tile to its own, and store them."""
+    """Add the peers' partials of this rank's rows of a subtile to its own, and store them."""
     offsets, mask = rows_of_owner(staging, row, col, peers.rank, ROWS, COLS)
-    slot_size = tl.cast(staging.shard_rows, tl.int64) * staging.n
+    partial_size = tl.cast(staging.shard_rows, tl.int64) * staging.n
     # Not unrolled: one peer's partial in registers at a time.
     for distance in range(1, WORLD_SIZE):
-        slot_ptr = slots_ptr + (peers.rank + distance) % WORLD_SIZE * slot_size
+        partial_ptr = workspace_ptr + (peers.rank + distance) % WORLD_SIZE * partial_size
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
-        acc += tl.load(slot_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        acc += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send the peers their rows of a tile, and sum this rank's."""
-    out, staging, slots_ptr = target
+    out, staging, workspace_ptr = target
     began = trace_time(peers)
-    send_tile(acc, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    send_tile(acc, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
-        sum_own_rows(acc, out, staging, slots_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        sum_own_rows(acc, out, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
 
 
 @triton.jit
-def one_shot_kernel(
+def gemm_reduce_scatter_one_shot(
     a,
     b,
     gemm,
     out,
     staging,
-    sharing,
+    stream_k,
     calls_ptr,
     peers,
     HAS_WHOLE: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -137,36 +139,40 @@ def one_shot_kernel(
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
     gdc_wait()
     epoch = begin_own_call(calls_ptr)
-    target = (out, staging, staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n)
+    target = (
+        out,
+        staging,
+        staging.workspace_ptr + buffer_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n,
+    )
     compute_tiles(
-        a, b, gemm, whole, whole, 0, sharing, target, peers, epoch, reduce_tile, HAS_WHOLE, PARTS, WORLD_SIZE, TILE
+        a, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     end_own_call(calls_ptr, epoch)
 
 
-class OneShot(Splitting, GemmReduceScatter):
+class OneShot(StreamKOperator, GemmReduceScatter):
     """See the module."""
 
     variant = "one_shot"
     keeps_partials = False
-    slot_sets = 2
+    workspace_buffers = 2
 
     def _open_buffers(self) -> None:
         super()._open_buffers()
-        self._open_sharing()
+        self._open_stream_k()
 
     def _open_flags(self) -> torch.Tensor:
-        return self._flags_by_sender(self._all_tiles, "tile", "partial sum")
+        return self._flags_by_source(self._all_tiles, "tile", "partial sum")
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         arguments = {**self._multiply_arguments(a, b), **self._tiles_arguments()}
-        self._run(one_shot_kernel, self._num_programs, early=self._is_short, **arguments, out=self._out)
+        self._run(gemm_reduce_scatter_one_shot, self._num_programs, early=self._is_short, **arguments, out=self._out)
         return self.output
 
 
 VARIANT = OneShot.as_variant(
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.PART_FLAG,
-    summary="one kernel for small M; programs share a tile, one of them sends its rows to their owners and adds",
+    sync=Sync.SPLIT_FLAG,
+    summary="one kernel for small M; programs split a tile (stream-K), one sends its rows to their owners and adds",
 )

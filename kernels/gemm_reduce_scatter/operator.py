@@ -24,7 +24,7 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
     family = FAMILY
     keeps_partials = True  # whether partial tiles are stored here before they are sent
     destinations = 1  # how many ranks a sum is stored to
-    slot_sets = 1  # that calls take in turn
+    workspace_buffers = 1  # that calls use alternately
 
     def default_config(self) -> GemmConfig:
         return self._config_for(self.problem.m, self.problem.n)
@@ -32,19 +32,19 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
     def _open_buffers(self) -> None:
         problem, device = self.problem, self.ctx.get_device()
         shard = (self._shard_shape[0], self._width(problem.n))
-        slots = (problem.world_size, *shard)
-        self._slots = self._on_heap((self.slot_sets * slots[0], *shard), problem.dtype)
+        shards = (problem.world_size, *shard)
+        self._workspace = self._on_heap((self.workspace_buffers * shards[0], *shard), problem.dtype)
         self._flags = self._open_flags()
-        self._partials = torch.zeros(slots if self.keeps_partials else 1, dtype=problem.dtype, device=device)
+        self._partials = torch.zeros(shards if self.keeps_partials else 1, dtype=problem.dtype, device=device)
         self.output, self._out = self._open_output()
 
     def _open_flags(self) -> torch.Tensor:
-        """Return the flags that senders of partial tiles set here."""
-        return self._flags_by_sender(self._tiles(self._shard_shape), "tile", "partial sum")
+        """Return the flags that the peers set here for their partial tiles."""
+        return self._flags_by_source(self._tiles(self._shard_shape), "tile", "partial sum")
 
     @property
     def _shard_shape(self) -> tuple[int, int]:
-        """The (m, n) of the largest part of C that a rank sums."""
+        """The (m, n) of the largest shard of C that a rank sums."""
         return self.problem.shard_shape(0)
 
     def _open_output(self) -> tuple[torch.Tensor, Block]:
@@ -64,8 +64,8 @@ class GemmReduceScatter(FusedOperator[GemmReduceScatterProblem]):
         return self._flags.numel() // self.problem.world_size * (self.problem.world_size - 1)
 
     def _staging(self) -> Staging:
-        shard_rows, width = self._slots.shape[1:]
-        return Staging(self._slots, self._flags, self._partials, shard_rows, self.problem.m, width)
+        shard_rows, width = self._workspace.shape[1:]
+        return Staging(self._workspace, self._flags, self._partials, shard_rows, self.problem.m, width)
 
     def _multiply_arguments(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return what a kernel that multiplies takes."""

@@ -39,7 +39,7 @@ class GemmReduceScatterProblem(Problem):
         return self.a_shape(rank)[1], self.n
 
     def shard_shape(self, rank: int) -> tuple[int, int]:
-        """(the rank's rows, n): the part of C that it sums."""
+        """(the rank's rows, n): the shard of C that it sums."""
         start, stop = self.rows(rank)
         return stop - start, self.n
 

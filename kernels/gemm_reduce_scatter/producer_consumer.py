@@ -4,7 +4,7 @@
 |---|---|---|---|
 | producer | current | computes the peers' shards, a flag a tile | nothing |
 | consumer | side | pushes partial tiles to their owners, a flag each there | the peers' readiness, each tile's flag |
-| sum | current, behind the producer | computes the own shard and adds the peers' partials | the peers' flags |
+| sum | current, after the producer | computes the own shard and adds the peers' partials | the peers' flags |
 
 The own shard has a kernel of its own, so no kernel waits for one that a rank queues later. All three kernels' programs
 take part in ending the call. Pattern: arXiv 2511.12500, section 4 ("producer-consumer").
@@ -23,23 +23,23 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals
-from ..common.partials import ANNOUNCE_TILE, AWAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
+from ..common.partials import SIGNAL_TILE, WAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
 from .operator import GemmReduceScatter
 
 
 @triton.jit
-def producer_kernel(
+def gemm_reduce_scatter_producer_consumer(
     a, b, gemm, staging, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Compute the partial tiles of the peers' shards."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, flags_ptr, ANNOUNCE_TILE, WORLD_SIZE, TILE)
+    compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, flags_ptr, SIGNAL_TILE, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
 @triton.jit
-def consumer_kernel(
+def gemm_reduce_scatter_producer_consumer_push(
     staging, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Push partial tiles as their flags are set."""
@@ -50,11 +50,13 @@ def consumer_kernel(
 
 
 @triton.jit
-def sum_kernel(a, b, gemm, out, staging, peers, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_reduce_scatter_producer_consumer_sum(
+    a, b, gemm, out, staging, peers, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
     """Compute the own shard and add the peers' partials."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, AWAIT_TILES, 1, WORLD_SIZE, TILE)
+    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, WAIT_TILES, 1, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
@@ -80,17 +82,17 @@ class ProducerConsumer(GemmReduceScatter):
         total: dict[str, Any] = {"total_programs": 2 * compute_sms + config.comm_sms}
         multiply = self._multiply_arguments(a, b)
         self._push_stream.wait_for_current()
-        self._run(producer_kernel, compute_sms, **multiply, **total, flags_ptr=self._computed)
+        self._run(gemm_reduce_scatter_producer_consumer, compute_sms, **multiply, **total, flags_ptr=self._computed)
         with self._push_stream.as_current():
             self._run(
-                consumer_kernel,
+                gemm_reduce_scatter_producer_consumer_push,
                 config.comm_sms,
                 num_warps=config.comm_warps,
                 **self._push_arguments(),
                 **total,
                 flags_ptr=self._computed,
             )
-        self._run(sum_kernel, compute_sms, **multiply, **total, out=self._out)
+        self._run(gemm_reduce_scatter_producer_consumer_sum, compute_sms, **multiply, **total, out=self._out)
         self._push_stream.current_waits()
         return self.output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cost import Gemm, Work, copy_us, gemm, push_us
 from ..machine import Machine
-from .common import Pattern, comm_sms, ends, exposed, library, named, num_panels, one_shot, sent_beside
+from .common import Pattern, comm_sms, ends, exposed, library, named, num_chunks, one_shot, sent_beside
 
 
 def _scatter_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
@@ -49,9 +49,9 @@ def _fused_scatter(machine: Machine, work: Work) -> float:
 def _engine_scatter(machine: Machine, work: Work) -> float:
     own = _scatter_gemm(machine, work)
     columns = work.share(work.n) * work.element_bytes
-    panels = num_panels(work, work.m * columns)
-    copies = work.peers * copy_us(machine, work.m * columns / panels, columns)
-    return max(own.us + copies, own.us / panels + panels * copies) + ends(machine, kernels=2)
+    chunks = num_chunks(work, work.m * columns)
+    copies = work.peers * copy_us(machine, work.m * columns / chunks, columns)
+    return max(own.us + copies, own.us / chunks + chunks * copies) + ends(machine, kernels=2)
 
 
 def _warp_scatter(machine: Machine, work: Work) -> float:

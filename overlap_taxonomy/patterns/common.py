@@ -24,7 +24,7 @@ ONE_SHOT_ROWS = 16  # of the lowest tile
 CHUNKS = 8  # of a tile's operands, awaited one after the other
 GATED_RATE = 0.75  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
 PANEL_BYTES = 8 << 20  # the copy engines' pieces are at least so large
-COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # panels at most, of a rank's part
+COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # chunks at most, of a rank's shard
 
 
 def library(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
@@ -59,8 +59,8 @@ def comm_sms(machine: Machine, work: Work, variant: str) -> int:
     return max(1, round(machine.num_sms * COMM_SHARES[work.family, variant]))
 
 
-def num_panels(work: Work, part_bytes: float) -> int:
-    """Into how many panels a part of a matrix is cut for the copy engines."""
+def num_chunks(work: Work, part_bytes: float) -> int:
+    """Into how many chunks a part of a matrix is cut for the copy engines."""
     return max(1, min(COPIES_AT_ONCE_A_CALL[work.family], int(part_bytes) // PANEL_BYTES))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cost import Gemm, Work, collective_us, copy_us, gemm, push_us, stores_narrow_rows
 from ..machine import Machine
-from .common import Pattern, comm_sms, ends, library, named, num_panels, one_shot, rows_in_tiles
+from .common import Pattern, comm_sms, ends, library, named, num_chunks, one_shot, rows_in_tiles
 
 
 def _partial_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
@@ -39,9 +39,9 @@ def _fused_reduce(machine: Machine, work: Work) -> float:
 def _engine_reduce(machine: Machine, work: Work) -> float:
     own = _partial_gemm(machine, work)
     shard, row_bytes = _reduced(work) / max(1, work.peers), work.n * work.element_bytes
-    panels = num_panels(work, shard)
-    copies = work.peers * panels * copy_us(machine, shard / panels, row_bytes if row_bytes % 16 else 512)
-    first = own.us / (work.world_size * panels)
+    chunks = num_chunks(work, shard)
+    copies = work.peers * chunks * copy_us(machine, shard / chunks, row_bytes if row_bytes % 16 else 512)
+    first = own.us / (work.world_size * chunks)
     sent = _behind_peers_us(work, first, copies, first)
     return max(own.us, sent) + _sum_us(machine, work) + ends(machine, kernels=3)
 

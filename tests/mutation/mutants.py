@@ -13,8 +13,8 @@ SOURCES = ("iris_core/device/sync.py", "iris_core/device/intrinsics.py", "iris_c
 
 # Calls that are left out where a kernel makes them for their effect alone.
 _ORDERING = re.compile(
-    r"(?:^|[._])(?:signal|wait|fence|barrier|arrive|expect|announce|release|await|tell|hear|said|say|vacate|refill|"
-    r"finish|end_own_call|end_with_peers|count_pieces|count_parts|pass|gather_done|clear|atomic)(?:_|$)"
+    r"(?:^|[._])(?:signal|wait|fence|barrier|arrive|expect|acquire|commit|release|finish|end_own_call|end_with_peers|"
+    r"count_tiles|gather_done|clear|atomic)(?:_|$)"
 )
 # The same on the host.
 _OF_STREAMS = re.compile(r"\.(?:wait_value|write_value|current_waits|wait_for_current)$")
@@ -33,7 +33,7 @@ _WEAKER_CODE = [
         r"\bcp\.async\.bulk\.wait_group \{\w+\}; ?": "",
     }.items()
 ]
-_BUFFERS = "turn_of_call"  # which of two buffers a call uses
+_BUFFERS = "buffer_of_call"  # which of two buffers a call uses
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 | file | what |
 |---|---|
 | `arguments.py` | the bundles that kernels take |
-| `ring.py` | operand tiles through shared memory: the loader warp fills stages, two multiply warp groups use them |
-| `outbox.py` | a finished tile on its way out: left in shared memory, sent in pieces paced by the next tile's loads |
-| `inbox.py` | peers' partial tiles on their way in: loaded in slabs, added to the finished tile |
-| `herald.py` | a warp that announces what another has sent |
-| `positions.py` | the turns of a program: which tiles it computes, and which of the last ones with others |
-| `team.py` | sums of a tile, exchanged by the programs that share it |
-| `roles.py` | the part of the multiply warps, together or in turns; where partials are added, see turns.py there |
-| `plan.py` | the quickest cut into tiles and teams, by prediction |
+| `pipeline.py` | the operand pipeline from the load warp to two multiply warp groups, and the main loop |
+| `epilogue_store.py` | a finished tile, staged in shared memory, stored by subtiles paced by the next tile's loads |
+| `epilogue_load.py` | peers' partial tiles, loaded by stages, added to the finished tile |
+| `signal_pipeline.py` | a comm warp that signals for the warp that stores |
+| `tile_scheduler.py` | a program's work tile in each wave, whole or split along k |
+| `fixup.py` | partial sums of a split tile, exchanged by its programs |
+| `roles.py` | the multiply warps, together or in turns; where partials are added, see gemm_reduce_scatter/roles.py |
+| `plan.py` | the fastest tiling and split of the last wave, by prediction |
 | `operator.py` | the host's part: what is supported, tensor descriptors |
 """

@@ -18,9 +18,10 @@ class Sizes(NamedTuple):
 class WarpTile(NamedTuple):
     """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
 
-    STAGES operand tiles are in flight; a finished tile is sent in PIECES of PIECE_ROWS rows and `PIECE_COLS` columns.
-    TEAM programs, or more, compute each of the last tiles together (positions.py).
-    GATED: operands are still on their way to this rank, rings are gated.
+    STAGES: of the operand pipeline.
+    SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and `SUBTILE_COLS` columns.
+    SPLITS: so many programs, or more, split each tile of the last wave along k (tile_scheduler.py).
+    GATED: operands are still on their way to this rank, so the loads of a tile pass a load gate.
     PINGPONG: two warp groups multiply a tile each, in turns.
     """
 
@@ -30,55 +31,38 @@ class WarpTile(NamedTuple):
     GROUP_M: int
     LOADS: int
     STAGES: int
-    PIECE_ROWS: int
-    PIECES: int
-    TEAM: int
+    SUBTILE_ROWS: int
+    SUBTILES: int
+    SPLITS: int
     GATED: bool
     PINGPONG: bool
 
 
 @in_cache_key
-class Ring(NamedTuple):
-    """Stages of operand tiles in shared memory, and two barriers a stage: they have come, they have been used.
+class OperandPipeline(NamedTuple):
+    """Stages of operand tiles in shared memory, each with a full and an empty barrier.
 
-    `batons` are barriers, too, one a warp group, with PINGPONG: it may multiply.
+    `sequence` is the ordered sequence barrier of PINGPONG: one barrier a warp group, which may then multiply.
     """
 
     a: Any
     b: Any
-    loaded: Any
-    used: Any
-    batons: Any
+    full: Any
+    empty: Any
+    sequence: Any
 
 
 @in_cache_key
-class Share(NamedTuple):
-    """A program's part of the tile at `position`: steps from `start` and without `stop`, `pieces` from `piece` on.
+class PipelineState(NamedTuple):
+    """The stage that a step of the main loop uses, and the phase of the stage's barriers."""
 
-    It is one of `members` programs, the first of which is `first`; `round` counts the tiles that it shares.
-    """
-
-    position: Any
-    start: Any
-    stop: Any
-    piece: Any
-    pieces: Any
-    first: Any
-    members: Any
-    round: Any
-
-
-@in_cache_key
-class Place(NamedTuple):
-    """A step's stage of the ring, and the phase of the stage's barriers."""
-
-    stage: Any
+    index: Any
     phase: Any
 
 
 @in_cache_key
-class Gate(NamedTuple):
-    """What a tile's steps must wait for: one count for every `chunk_steps` of them to be `expected`, or nothing.
+class LoadGate(NamedTuple):
+    """What a tile's loads wait for: one count for every `chunk_steps` steps to be `expected`, or nothing if `is_open`.
 
     `first` is the first of the steps that this program loads.
     """
@@ -92,63 +76,85 @@ class Gate(NamedTuple):
 
 
 @in_cache_key
-class GatedRing(NamedTuple):
-    """A ring for steps that must be waited for."""
+class GatedPipeline(NamedTuple):
+    """An operand pipeline whose loads pass a gate."""
 
     a: Any
     b: Any
-    loaded: Any
-    used: Any
+    full: Any
+    empty: Any
     gate: Any
 
 
 @in_cache_key
-class Outbox(NamedTuple):
-    """One finished tile in shared memory, in pieces, and two barriers: it is there, it may be overwritten."""
+class EpilogueStore(NamedTuple):
+    """One finished tile in shared memory, by subtiles, with a full and an empty barrier."""
 
-    pieces: Any
-    filled: Any
-    emptied: Any
+    subtiles: Any
+    full: Any
+    empty: Any
 
 
 @in_cache_key
-class Inbox(NamedTuple):
-    """Slabs of a tile in the outbox's memory, a barrier: there is room for an own tile's partials, and two a slab: a
-    peer's partial has come, it has been added.
+class EpilogueLoad(NamedTuple):
+    """Stages for peers' partials in the memory of the epilogue store, each with a full and an empty barrier.
+
+    `memory_free` is a barrier, too: the epilogue store has left the memory to the partials of an own tile.
     """
 
-    slabs: Any
-    vacated: Any
-    arrived: Any
-    taken: Any
+    stages: Any
+    memory_free: Any
+    full: Any
+    empty: Any
 
 
 @in_cache_key
-class Herald(NamedTuple):
-    """Two barriers between a warp that sends and one that announces: something has been told, it has been said."""
+class SignalPipeline(NamedTuple):
+    """A full and an empty barrier between a warp that stores and the one that signals for it."""
 
-    told: Any
-    said: Any
+    full: Any
+    empty: Any
 
 
 @in_cache_key
-class Parcel(NamedTuple):
-    """Where the tile in the outbox goes: a first rank, a row and a column of the matrix there.
+class PendingStore(NamedTuple):
+    """Where the tile in the epilogue store goes: a first rank, a row and a column of the matrix there.
 
-    Of its pieces those from `piece` on are sent, `pieces` of them. `trace_ptr` is where the warp that sends it writes
-    down when (../trace.py); None for nowhere.
+    Its subtiles from `subtile` on are stored, `num_subtiles` of them. `trace_ptr` is where the warp that stores it
+    writes down when (../trace.py); None for nowhere.
     """
 
     rank: Any
     row: Any
     col: Any
-    piece: Any
-    pieces: Any
+    subtile: Any
+    num_subtiles: Any
     trace_ptr: Any
 
 
-class Team(NamedTuple):
-    """Where programs that share a tile exchange sums, in this rank's memory: a slot and a flag a round and program."""
+@in_cache_key
+class WorkTile(NamedTuple):
+    """A program's work on the tile of an `index`: its k steps from `start` and without `stop`, and a part of the store.
 
-    sums_ptr: Any
+    It then stores `num_subtiles` subtiles from `subtile` on. It is one of `splits` programs, the first of which is
+    `first_program`; `split_wave` counts the waves of split tiles.
+    """
+
+    index: Any
+    start: Any
+    stop: Any
+    subtile: Any
+    num_subtiles: Any
+    first_program: Any
+    splits: Any
+    split_wave: Any
+
+
+class SplitWorkspace(NamedTuple):
+    """Where programs that split a tile exchange partial sums, in this rank's memory.
+
+    `tiles_ptr` points at fp32 tiles, `flags_ptr` at flags: one of each a wave of split tiles and program.
+    """
+
+    tiles_ptr: Any
     flags_ptr: Any

@@ -16,20 +16,20 @@ from ..fused_operator import FusedOperator
 from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..operands import describable, padded
 from ..problem import Problem
-from .arguments import Sizes, Team, WarpTile
+from .arguments import Sizes, SplitWorkspace, WarpTile
 from .plan import (
     BLOCK_M,
-    PIECE_ROWS,
     PINGPONG_COLUMNS,
     STEP_K,
+    SUBTILE_ROWS,
     WIDTHS,
-    Cut,
-    pieces_of,
-    quickest_cut,
-    whole_turns,
+    Tiling,
+    fastest_tiling,
+    num_subtiles,
+    whole_waves,
 )
-from .positions import PIECE_COLS
 from .roles import GROUP_WARPS
+from .tile_scheduler import SUBTILE_COLS
 
 P = TypeVar("P", bound=Problem)
 
@@ -37,7 +37,11 @@ DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 SHARED_BYTES = 227 << 10  # of an SM, for one program
 BARRIER_BYTES = 1 << 10  # more than the barriers take
 NUM_WARPS = 8  # that multiply: two warp groups, of 64 rows each or, with pingpong, of a tile each
-STAGES = {256: 3, 128: 5, 64: 6}  # by the width of the tile: as many as fit beside the outbox, and no more than help
+STAGES = {
+    256: 3,
+    128: 5,
+    64: 6,
+}  # by the width of the tile: as many as fit beside a finished tile, and no more than help
 _MOST_DESCRIPTORS = 64
 
 
@@ -51,22 +55,24 @@ def machine_reason() -> str | None:
 
 def config_reason(config: GemmConfig) -> str | None:
     """Return why the warp-specialised kernels cannot run with a configuration, or None."""
+    if config.splits & (config.splits - 1):
+        return f"splits is {config.splits}; it takes a power of two"
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
         return f"two warp groups multiply tiles of 128 rows: {has}"
     if config.block_n not in WIDTHS or config.block_k != STEP_K:
         tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
         return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
-    if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.team > 1):
-        has = f"block_n {config.block_n}, team {config.team}"
-        return f"a warp group alone multiplies {PINGPONG_COLUMNS} columns at most, and in no team; pingpong has {has}"
+    if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.splits > 1):
+        has = f"block_n {config.block_n}, splits {config.splits}"
+        return f"with pingpong tiles have {PINGPONG_COLUMNS} columns at most and are not split: {has}"
     if config.comm_rows < 8:
-        return f"comm_rows is {config.comm_rows}; pieces have 8 rows or more"
-    pieces = pieces_of(config.block_n, config.comm_rows)
-    if config.team > pieces:
-        return f"{config.team} programs share a tile of {pieces} pieces; each keeps one or more"
-    if config.num_sms <= config.team:
-        return f"{config.team} programs make a team; there are only {config.num_sms}"
+        return f"comm_rows is {config.comm_rows}; subtiles have 8 rows or more"
+    subtiles = num_subtiles(config.block_n, config.comm_rows)
+    if config.splits > subtiles:
+        return f"{config.splits} programs split a tile of {subtiles} subtiles; each keeps one or more"
+    if config.num_sms <= config.splits:
+        return f"{config.splits} programs split a tile; there are only {config.num_sms}"
     if config.epilogue_subtiles != 1 or not config.descriptors:
         return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
     stage_bytes = 2 * (config.block_m + config.block_n) * config.block_k
@@ -91,8 +97,8 @@ class WarpSpecializedOperator(FusedOperator[P]):
     """An operator whose kernel gives warps roles. Its operands and outputs are moved by TMA: see `_operands`."""
 
     variant = "warp_specialized"
-    teams: tuple[int, ...] = (1,)  # sizes that a default configuration may have
-    pingpong = False  # whether in one warp groups may take turns
+    splits: tuple[int, ...] = (1,)  # that a default configuration may have
+    pingpong = False  # whether it may have that
     cuts_shards = True  # whether every rank's rows are cut into tiles of their own
 
     @classmethod
@@ -111,8 +117,8 @@ class WarpSpecializedOperator(FusedOperator[P]):
         if reason := config_reason(config):
             return reason
         k = problem.a_shape(0)[1]
-        if config.team > 1 and k < config.team * config.block_k:
-            return f"{config.team} programs share a tile whose k is {k}; each takes {config.block_k} or more"
+        if config.splits > 1 and k < config.splits * config.block_k:
+            return f"{config.splits} programs split a tile whose k is {k}; each takes {config.block_k} or more"
         return None
 
     @classmethod
@@ -128,21 +134,21 @@ class WarpSpecializedOperator(FusedOperator[P]):
         if self.cuts_shards:
             ranks = self.problem.world_size
             m = ranks * -(-m // (ranks * BLOCK_M)) * BLOCK_M
-        cut = quickest_cut(m, n, k, num_programs=num_sms, peers=peers, teams=self.teams, pingpong=self.pingpong)
-        return self._config_of(cut)
+        tiling = fastest_tiling(m, n, k, num_programs=num_sms, peers=peers, splits=self.splits, pingpong=self.pingpong)
+        return self._config_of(tiling)
 
-    def _config_of(self, cut: Cut) -> GemmConfig:
-        """Return the configuration with these tiles and teams, on all SMs."""
+    def _config_of(self, tiling: Tiling) -> GemmConfig:
+        """Return the configuration with this tiling, on all SMs."""
         return GemmConfig(
             BLOCK_M,
-            cut.block_n,
+            tiling.block_n,
             STEP_K,
             num_warps=NUM_WARPS,
-            num_stages=STAGES[cut.block_n],
+            num_stages=STAGES[tiling.block_n],
             num_sms=self.ctx.get_cu_count(),
-            comm_rows=PIECE_ROWS,
-            team=cut.team,
-            pingpong=cut.pingpong,
+            comm_rows=SUBTILE_ROWS,
+            splits=tiling.splits,
+            pingpong=tiling.pingpong,
         )
 
     @property
@@ -160,29 +166,29 @@ class WarpSpecializedOperator(FusedOperator[P]):
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         if trace is not None and self.config.pingpong:
-            raise ValueError(f"{self}: nothing is traced of two warp groups in turns; trace with pingpong=False")
+            raise ValueError(f"{self}: nothing is traced with pingpong; trace with pingpong=False")
         super().trace_to(trace)
 
-    def _open_team(self, num_programs: int, sizes: Sizes, shards: int = 1) -> Team | None:
-        """Return where programs that share tiles exchange sums; None if they share none.
+    def _open_split_workspace(self, num_programs: int, sizes: Sizes, shards: int = 1) -> SplitWorkspace | None:
+        """Return where programs that split tiles exchange partial sums; None if they split none.
 
         Args:
             num_programs: that compute.
             sizes, shards: the tiles, of so many shards of these sizes.
         """
         config = self.config
-        if config.team == 1:
+        if config.splits == 1:
             return None
         num_tiles = -(-sizes.m // config.block_m) * -(-sizes.n // config.block_n) * shards
-        left = num_tiles - whole_turns(num_tiles, num_programs) * num_programs
-        slots = -(-left // (num_programs // config.team)) * num_programs
-        elements = max(slots, 1) * config.block_m * config.block_n
-        sums = torch.empty(elements, dtype=torch.float32, device=self.ctx.get_device())
+        left = num_tiles - whole_waves(num_tiles, num_programs) * num_programs
+        partial_tiles = -(-left // (num_programs // config.splits)) * num_programs
+        elements = max(partial_tiles, 1) * config.block_m * config.block_n
+        tiles = torch.empty(elements, dtype=torch.float32, device=self.ctx.get_device())
 
         def name(word: int) -> str:
-            return f"{word // num_programs}, the sums of program {word % num_programs}"
+            return f"{word // num_programs}, the partial tile of program {word % num_programs}"
 
-        return Team(sums, self._local_flags(slots, "round", name=name))
+        return SplitWorkspace(tiles, self._local_flags(partial_tiles, "wave of split tiles", name=name))
 
     def _operands(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         """Return the operands' descriptors, and the compile-time shape of the work."""
@@ -202,8 +208,8 @@ class WarpSpecializedOperator(FusedOperator[P]):
             loads,
             config.num_stages,
             config.comm_rows,
-            pieces_of(config.block_n, config.comm_rows),
-            config.team,
+            num_subtiles(config.block_n, config.comm_rows),
+            config.splits,
             self._operands_arrive,
             config.pingpong,
         )
@@ -222,9 +228,9 @@ class WarpSpecializedOperator(FusedOperator[P]):
     def _can_describe(self, matrix: torch.Tensor) -> bool:
         return describable(self._rows(matrix))
 
-    def _pieces_of(self, out: torch.Tensor) -> TensorDescriptor:
-        """Return the descriptor of a (rank, row, column) tensor that pieces of tiles are sent to."""
-        return self._descriptor(out, (1, self.config.comm_rows, PIECE_COLS.value))
+    def _subtiles_of(self, out: torch.Tensor) -> TensorDescriptor:
+        """Return the descriptor of a (rank, row, column) tensor that subtiles of tiles are sent to."""
+        return self._descriptor(out, (1, self.config.comm_rows, SUBTILE_COLS.value))
 
     def _descriptor(self, tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
         """Return a tensor's descriptor for blocks of this shape; made once for an address and strides."""

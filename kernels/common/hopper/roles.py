@@ -1,17 +1,17 @@
-"""What the multiply warps of a warp-specialised kernel do, turn by turn: a turn is one tile of a program.
+"""What the multiply warps of a warp-specialised kernel do, wave by wave: in each, a program has one tile.
 
 Every program is 8 warps that multiply and one that loads and communicates. The 8 multiply a tile together; or, with
 PINGPONG, each of the two warp groups has a tile of its own, and they multiply in turns: while one rounds its tile and
-leaves it in the outbox, the other multiplies. A group whose turn has not come waits for the baton. Programs take tiles
-in turns: program p its t-th at position ``p + t * num_programs``. All of them are resident, one an SM. None waits for
-another of its rank, but for those that share its last tiles, if any (team.py).
+stages it for the epilogue store, the other multiplies. An ordered sequence barrier says which. Program p has tile
+``p + w * num_programs`` in wave w. All programs are resident, one an SM. None waits for another of its rank, but for
+those that split its last tiles, if any (fixup.py).
 
-A kernel that is all a call queues is launched early: its programs take SMs that the kernel ahead has left, make their
-barriers, and touch no global memory before that one is done. The kernel behind may start when all programs have asked
+A kernel that is all a call queues is launched early: its programs take SMs that the kernel before has left, make their
+barriers, and touch no global memory before that one is done. The kernel after may start when all programs have asked
 for their last operands. `warp_specialized_copies` is not, as its side streams need a free SM.
 
-A traced turn is written down when its tile is handed over: before, a thread's registers are full of it. With PINGPONG
-there is no trace.
+A traced tile is written down when it is staged: before, a thread's registers are full of it. With PINGPONG there is no
+trace.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
-from .outbox import hand_over, wait_emptied
-from .positions import share_of, trace_number
-from .ring import multiply_tile, trace_first_step
-from .team import exchange_sums, leave_sums
+from .epilogue_store import acquire_store, stage_tile
+from .fixup import exchange_partials, stage_reduced
+from .pipeline import multiply_tile, trace_first_step
+from .tile_scheduler import trace_number, work_tile
 
 # Of a thread that loads and communicates; those that multiply have the rest. With 56 the handshake of 8 ranks spills.
 LOADER_REGISTERS = gl.constexpr(72)
@@ -41,86 +41,88 @@ def first_role(pingpong):
 
 
 @constexpr_function
-def worker_warps(helpers, pingpong):
-    """Return the warps of each role but the first that is listed; `helpers` of them load and communicate."""
-    return [GROUP_WARPS.value] * pingpong + [1] * helpers
+def worker_warps(comm_warps, pingpong):
+    """Return the warps of each role but the first that is listed; `comm_warps` of them load and communicate."""
+    return [GROUP_WARPS.value] * pingpong + [1] * comm_warps
 
 
 @constexpr_function
-def worker_registers(helpers, pingpong):
+def worker_registers(comm_warps, pingpong):
     """Return the registers of a thread of the same roles."""
-    return [MULTIPLY_REGISTERS.value] * pingpong + [LOADER_REGISTERS.value] * helpers
+    return [MULTIPLY_REGISTERS.value] * pingpong + [LOADER_REGISTERS.value] * comm_warps
 
 
 @gluon.jit
-def wait_baton(ring, turn):
-    """Wait until the last multiplication of the turn before is under way; by the group whose turn it is."""
-    if turn > 0:
-        mbarrier.wait(ring.batons.index(turn % 2), ((turn - 1) // 2) & 1)
+def wait_in_sequence(pipeline, wave):
+    """Wait until the last multiplication of the wave before is under way; by the group whose wave it is."""
+    if wave > 0:
+        mbarrier.wait(pipeline.sequence.index(wave % 2), ((wave - 1) // 2) & 1)
 
 
 @gluon.jit
-def next_baton(ring, turn):
+def next_in_sequence(pipeline, wave):
     """Return the barrier that lets the other group multiply."""
-    return ring.batons.index((turn + 1) % 2)
+    return pipeline.sequence.index((wave + 1) % 2)
 
 
 @gluon.jit
-def multiply_second(ring, outbox, turns, num_steps, TILE: gl.constexpr):
-    """Multiply the second of `turns` tiles, the fourth, …, and leave each in the outbox."""
-    _multiply_every_other(1, ring, outbox, turns, num_steps, TILE)
+def multiply_second(pipeline, store, waves, num_steps, TILE: gl.constexpr):
+    """Multiply the second of `waves` tiles, the fourth, …, and stage each for the epilogue store."""
+    _multiply_every_other(1, pipeline, store, waves, num_steps, TILE)
 
 
 @gluon.jit
-def _multiply_every_other(first, ring, outbox, turns, num_steps, TILE: gl.constexpr):
+def _multiply_every_other(first, pipeline, store, waves, num_steps, TILE: gl.constexpr):
     """Multiply every other tile from the `first` on.
 
-    A tile's last operands are loaded when the tile before the last one is out of the outbox, so a group that waits for
-    the last one to be out cannot take the one for the other.
+    A tile's last operands are loaded when the tile before the last one has left shared memory, so a group that waits
+    for the last one to leave cannot take the one for the other.
     """
-    for turn in range(first, turns, 2):
-        wait_baton(ring, turn)
-        acc, _ = multiply_tile(ring, turn * num_steps, num_steps, TILE, next_baton(ring, turn))
-        wait_emptied(outbox, turn)
-        hand_over(acc, outbox, TILE)
+    for wave in range(first, waves, 2):
+        wait_in_sequence(pipeline, wave)
+        acc, _ = multiply_tile(pipeline, wave * num_steps, num_steps, TILE, next_in_sequence(pipeline, wave))
+        acquire_store(store, wave)
+        stage_tile(acc, store, TILE)
 
 
 @gluon.jit
-def multiply_tiles(ring, outbox, team, num_positions, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
-    """Multiply `whole` tiles, then `shared` with the team, and leave each, or its part of it, in the outbox.
+def multiply_tiles(pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE: gl.constexpr):
+    """Multiply tiles in `whole` waves, then parts of tiles in `split` ones, and stage what this program keeps of each.
 
     With PINGPONG the first of the whole ones, the third, …: the others are `multiply_second`'s.
     """
     if TILE.PINGPONG:
-        _multiply_every_other(0, ring, outbox, whole, num_steps, TILE)
+        _multiply_every_other(0, pipeline, store, whole, num_steps, TILE)
     else:
-        _multiply_together(ring, outbox, team, num_positions, whole, shared, num_steps, peers, epoch, TILE)
+        _multiply_together(pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE)
 
 
 @gluon.jit
-def _multiply_together(ring, outbox, team, num_positions, whole, shared, num_steps, peers, epoch, TILE: gl.constexpr):
+def _multiply_together(
+    pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE: gl.constexpr
+):
     step = 0
-    for turn in range(whole):
-        began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
-        acc, step = multiply_tile(ring, step, num_steps, TILE)
+    for wave in range(whole):
+        began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+        acc, step = multiply_tile(pipeline, step, num_steps, TILE)
         multiplied = trace_time(peers)
-        wait_emptied(outbox, turn)
-        emptied = trace_time(peers)
-        hand_over(acc, outbox, TILE)
-        trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
-        trace_until(peers, WAIT, trace_number(turn), multiplied, emptied)
-    if TILE.TEAM > 1:
-        for turn in range(whole, whole + shared):
-            share = share_of(turn, num_positions, whole, num_steps, TILE)
-            began = trace_first_step(ring, step, peers, trace_number(turn), TILE)
-            acc, step = multiply_tile(ring, step, share.stop - share.start, TILE)
+        acquire_store(store, wave)
+        acquired = trace_time(peers)
+        stage_tile(acc, store, TILE)
+        trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
+        trace_until(peers, WAIT, trace_number(wave), multiplied, acquired)
+    if TILE.SPLITS > 1:
+        for wave in range(whole, whole + split):
+            work = work_tile(wave, total_tiles, whole, num_steps, TILE)
+            began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+            acc, step = multiply_tile(pipeline, step, work.stop - work.start, TILE)
             multiplied = trace_time(peers)
-            exchange_sums(acc, team, share, epoch, peers.watchdog_ptr, TILE)
+            exchange_partials(acc, workspace, work, epoch, peers.watchdog_ptr, TILE)
             exchanged = trace_time(peers)
-            wait_emptied(outbox, turn)
-            emptied = trace_time(peers)
-            leave_sums(outbox, team, share, TILE)
-            trace_until(peers, MULTIPLY, trace_number(turn), began, multiplied)
-            trace_until(peers, SUM, trace_number(turn), multiplied, exchanged)
-            trace_until(peers, WAIT, trace_number(turn), exchanged, emptied)
-            trace_span(peers, SUM, trace_number(turn), emptied)
+            acquire_store(store, wave)
+            acquired = trace_time(peers)
+            stage_reduced(store, workspace, work, TILE)
+            trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
+            trace_until(peers, SUM, trace_number(wave), multiplied, exchanged)
+            trace_until(peers, WAIT, trace_number(wave), exchanged, acquired)
+            trace_span(peers, SUM, trace_number(wave), acquired)
