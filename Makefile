@@ -4,13 +4,19 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 
 # PY: use this interpreter as it is and make no environment, e.g. on a machine with torch and Triton built for its GPUs.
-# Otherwise everything runs in .venv, which is made at the first use and again when its inputs change.
+# Otherwise everything runs in .venv, which is made at the first use and again when its inputs change: with what runs and
+# measures kernels, or also with the tools of tests and lint.
 ifdef PY
 READY :=
+READY_DEV :=
 else
 PY := .venv/bin/python
 READY := .venv/.ready
+READY_DEV := .venv/.ready-dev
 endif
+
+# Where there is ROCm and no nvidia-smi, the package index has no torch for the GPUs.
+ROCM ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocminfo || ls -d /opt/rocm 2>/dev/null)
 
 # Tests at once, one a core within bounds: a file of tests keeps its ranks and its compiled kernels for itself.
 JOBS ?= $(shell $(PYTHON) -c "import os; print(max(2, min(4, os.cpu_count() or 2)))")
@@ -32,7 +38,7 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers memcheck codegen-diff mutants \
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers figures memcheck codegen-diff mutants \
 	lint fmt clean
 
 help: ## List the commands
@@ -42,21 +48,21 @@ help: ## List the commands
 	@echo "  PY=python3 uses an interpreter as it is, without .venv: pip install --no-deps --no-build-isolation -e . first."
 	@echo "  ARGS=... is handed on to pytest, iris-bench or what else the target runs."
 
-setup: $(READY) ## Make .venv and install everything into it, if that was not done or its inputs changed
+setup: $(READY_DEV) ## Make .venv and install everything into it, if that was not done or its inputs changed
 
-bench: $(READY) ## Run every family and variant on small shapes on what the machine has; table, CSV and plot [NP=4]
+bench: $(READY) ## Check every family and variant on small shapes, on GPUs also time them; table, CSV and plot [NP=4]
 	$(SWEEP) --overwrite $(ARGS)
 
 # Workers and ranks share the cores: threads of one process would wait for each other. tests/conftest.py has the order.
 test: export OMP_NUM_THREADS = 1
-test: $(READY) ## Run the tests that need no GPU [ARGS="-k heap"]
+test: $(READY_DEV) ## Run the tests that need no GPU [ARGS="-k heap"]
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick: export OMP_NUM_THREADS = 1
-test-quick: $(READY) ## Run the tests that need neither ranks nor a compiler, for a first look
+test-quick: $(READY_DEV) ## Run the tests that need neither ranks nor a compiler, for a first look
 	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not gpu and not slow' $(ARGS)
 
-test-gpu: $(READY) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped [GPU_JOBS=3]
+test-gpu: $(READY) $(READY_DEV) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped [GPU_JOBS=3]
 	$(ENOUGH_GPUS)
 	$(PY) -m pytest -m gpu -n $(GPU_JOBS) $(ARGS)
 
@@ -95,22 +101,26 @@ layers: OUT =
 layers: $(READY) ## Measure pairs of tensor-parallel layers beside torch's own [NP=4 OUT=layers.csv]
 	$(PY) -m iris_bench layers $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
+figures: $(READY) ## Make all tables and pictures of README, docs and results again, from the CSVs; no GPU
+	$(PY) -m iris_bench figures $(ARGS)
+	$(PY) docs/img/draw_timelines.py
+
 memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(VARIANT),--variant $(VARIANT)) $(ARGS)
 
-codegen-diff: $(READY) ## Compare the machine code of all kernels with a commit's: BASE=main [ONLY=pattern]
+codegen-diff: $(READY_DEV) ## Compare the machine code of all kernels with a commit's: BASE=main [ONLY=pattern]
 	$(PY) tests/golden.py diff $(or $(BASE),$(error BASE=... names the commit)) $(if $(ONLY),--only '$(ONLY)')
 
-mutants: $(READY) ## Leave out one signal, wait or fence at a time; list what no test notices [ARGS="--only PATTERN --list"]
+mutants: $(READY_DEV) ## Leave out one signal, wait or fence at a time; list what no test notices [ARGS="--only PATTERN --list"]
 	PYTHONPATH=tests $(PY) -m mutation $(ARGS)
 
-lint: $(READY) ## Check style, format and types
+lint: $(READY_DEV) ## Check style, format and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-fmt: $(READY) ## Bring the code into the format that lint checks
+fmt: $(READY_DEV) ## Bring the code into the format that lint checks
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
@@ -118,7 +128,14 @@ clean: ## Remove the environment, caches and build outputs; results/local stays
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.venv/.ready: pyproject.toml constraints-cpu.txt
+.venv/.ready: EXTRAS = bench,cpu
+.venv/.ready-dev: EXTRAS = dev
+.venv/.ready .venv/.ready-dev: pyproject.toml constraints-cpu.txt
+	@if [ "$@$(ROCM)" != "$@" ] && [ $@ = .venv/.ready ]; then \
+		echo "make: there is ROCm here ($(firstword $(ROCM))); bring torch 2.11 or later built for it, with its Triton" >&2; \
+		echo "  (https://pytorch.org/get-started/locally), then pip install --no-deps --no-build-isolation -e ." >&2; \
+		echo "  and the extra bench (pip install matplotlib pandas rich typer), and make $(MAKECMDGOALS) PY=python3" >&2; \
+		exit 1; fi
 	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "make: Python 3.10 or later is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); name one with PYTHON=..." >&2; exit 1; }
@@ -126,8 +143,8 @@ clean: ## Remove the environment, caches and build outputs; results/local stays
 		{ echo "make: $(PYTHON) cannot make environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@if nvidia-smi -L >/dev/null 2>&1; then \
-		set -x; .venv/bin/python -m pip install -e '.[dev,cuda]'; \
+		set -x; .venv/bin/python -m pip install -e '.[$(EXTRAS),cuda]'; \
 	else \
-		set -x; .venv/bin/python -m pip install -e '.[dev]' -c constraints-cpu.txt; \
+		set -x; .venv/bin/python -m pip install -e '.[$(EXTRAS)]' -c constraints-cpu.txt; \
 	fi
 	@touch $@

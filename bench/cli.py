@@ -7,16 +7,19 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from overlap_taxonomy import list_families
 
-from . import baseline, report, sweep
+from . import frames, report, sweep
 from . import plot as plots
 from .check.cli import check
 from .exits import complain, heed_termination, interrupted, leave, refuse, warn
+from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
+from .looks import check_path
 from .measure import Job
 from .options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
@@ -47,6 +50,7 @@ app.command()(defaults)
 app.command()(trace)
 app.command()(links)
 app.command()(layers)
+app.command()(figures)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 
@@ -88,7 +92,7 @@ def run(
         is_first = launcher is None or launcher.rank == 0
         device, world_size = choose_setting(device, world_size, launcher=launcher, timed=time)
         if plot:
-            plots.check_path(plot)
+            check_path(plot)
         read = functools.partial(read_records, speak=is_first)
         done = rows_to_go_on_from(out, plot, read, resume=resume, overwrite=overwrite)
         plan = sweep.make_plan(
@@ -132,12 +136,12 @@ def table(
 ) -> None:
     """Print the tables of a CSV."""
     try:
-        records = _shown(file, over)
-        if not records:
+        rows = _shown(file, over)
+        if rows.empty:
             raise ValueError(f"there are no rows in {file} to print")
     except ValueError as error:
         refuse(error)
-    report.print_records(report.make_console(), records, over)
+    report.print_frame(report.make_console(), rows, over)
 
 
 @app.command()
@@ -148,21 +152,21 @@ def plot(
 ) -> None:
     """Plot a CSV: speedup over the library, or, without a GPU, interpreted time."""
     try:
-        plots.check_path(out)
+        check_path(out)
         check_different(("FILE", file), ("--out", out))
-        records = _shown(file, over)
+        rows = _shown(file, over)
         check_outputs(("--out", out))
-        plots.plot_records(records, out, over)
+        plots.plot_frame(rows, out, over)
     except ValueError as error:
         refuse(error)
 
 
-def _shown(file: Path, over: str) -> list[Record]:
+def _shown(file: Path, over: str) -> pd.DataFrame:
     """Return a file's rows, the last of each thing measured, with their speedups over a baseline."""
     records = read_records(file)
     if left_out := other_configurations(records):
         warn(f"{file} has {left_out} rows more of what is shown, with other configurations; they are not shown")
-    return baseline.over(records, over)
+    return frames.over(frames.to_frame(records), over)
 
 
 def main() -> None:

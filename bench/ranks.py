@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,16 +51,18 @@ def find_launcher() -> Launcher | None:
     return None
 
 
-def choose_device(name: str, environment: Mapping[str, str], gpus: int) -> str:
+def choose_device(name: str, environment: Mapping[str, str], gpus: int, *, has_rocm: bool = False) -> str:
     """Return "cpu" or "cuda".
 
     Args:
         name: what was asked for; of "auto" IRIS_DEVICE decides, if it is set.
         environment: the variables.
-        gpus: how many there are.
+        gpus: how many torch sees.
+        has_rocm: whether the machine has ROCm, so that a torch that sees no GPU may be built for other machines.
 
     Raises:
-        ValueError: an unknown name, or "cuda" without a GPU or with interpreted kernels.
+        ValueError: an unknown name, or "cuda" without a GPU or with interpreted kernels, or "auto" where torch was not
+            built for the machine's GPUs.
     """
     given = name
     if name == "auto":
@@ -67,6 +72,12 @@ def choose_device(name: str, environment: Mapping[str, str], gpus: int) -> str:
         raise ValueError(f"unknown device {name!r}{where}; known devices: {', '.join(DEVICES)}")
     interpreted = environment.get("TRITON_INTERPRET", "0") not in ("", "0")
     if name == "auto":
+        if has_rocm and not gpus and torch.version.hip is None:
+            raise ValueError(
+                "this machine has ROCm, and this torch is not built for it: bring torch 2.11 or later built for ROCm, "
+                "with its Triton (https://pytorch.org/get-started/locally), and use its Python (make ... PY=python3); "
+                "--device cpu interprets kernels instead, whose times are not performance"
+            )
         return "cuda" if gpus and not interpreted else "cpu"
     if name == "cuda" and not gpus:
         raise ValueError("device 'cuda', but torch sees no GPU here; --device cpu runs without one")
@@ -117,8 +128,22 @@ def choose_setting(
     timeout_s()
     ranks_per_gpu()
     gpus = count_gpus()
-    device = choose_device(device, os.environ, gpus)
+    device = choose_device(device, os.environ, gpus, has_rocm=has_rocm())
+    if device == "cpu":
+        check_interpreter()
     return device, choose_world_size(world_size, device=device, gpus=gpus, launcher=launcher, timed=timed)
+
+
+def has_rocm() -> bool:
+    """Return whether the machine has ROCm, and nothing of NVIDIA's."""
+    is_there = shutil.which("rocminfo") is not None or Path("/opt/rocm").is_dir()
+    return is_there and shutil.which("nvidia-smi") is None
+
+
+def check_interpreter() -> None:
+    """Raise ValueError unless what interpreted kernels need is installed."""
+    if importlib.util.find_spec("greenlet") is None:
+        raise ValueError("without a GPU this needs greenlet, which is not installed: pip install 'iris-overlap[cpu]'")
 
 
 def count_gpus() -> int:

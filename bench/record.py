@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from .csv_rows import as_text, read_rows
 from .layers.record import LayersRecord
 from .links.record import LinkRecord
+from .shapes import OLD_NAMES
 from .stress.record import StressRecord
 
 GEMM_ALONE = "gemm_alone"
@@ -98,6 +99,7 @@ class Record:
 
 
 Row = TypeVar("Row", Record, LayersRecord)
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord)
 _COMMANDS: dict[str, type[Any]] = {"run": Record, "layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
 COLUMNS = tuple(column.name for column in fields(Record))
 
@@ -107,7 +109,7 @@ def read_records(path: Path, *, speak: bool = True) -> list[Record]:
     return read_as(path, Record, speak=speak)
 
 
-def read_as(path: Path, kind: type[Row], *, speak: bool = True) -> list[Row]:
+def read_as(path: Path, kind: type[AnyRow], *, speak: bool = True) -> list[AnyRow]:
     """Return a file's rows; of several processes one should speak of a last line that was cut, and is left out.
 
     Args:
@@ -147,7 +149,7 @@ def other_configurations(records: Sequence[Record]) -> int:
     return sum(row.config != shown[thing_of(row)] for row in records if row.time_us)
 
 
-def _check_columns(path: Path, header: list[str], kind: type[Row]) -> None:
+def _check_columns(path: Path, header: list[str], kind: type[Any]) -> None:
     """Raise ValueError unless a header is of this kind; says whose it is, or which columns are otherwise."""
     columns = {command: [column.name for column in fields(its)] for command, its in _COMMANDS.items()}
     (own,) = (command for command, its in _COMMANDS.items() if its is kind)
@@ -171,6 +173,7 @@ _PARSERS: dict[str, Any] = {
     "str": str,
     "int": int,
     "float | None": lambda text: float(text) if text else None,
+    "int | None": lambda text: int(text) if text else None,
     "bool | None": {"": None, "True": True, "False": False}.__getitem__,
 }
 
@@ -178,12 +181,15 @@ _PARSERS: dict[str, Any] = {
 _AT_LEAST_ONE = ("m", "n", "k", "tokens", "width", "features", "world_size", "rounds", "burst")
 
 
-def _parsed(row: list[str], kind: type[Row], where: str) -> Row:
+def _parsed(row: list[str], kind: type[AnyRow], where: str) -> AnyRow:
     columns = fields(kind)
     if len(row) != len(columns):
         raise ValueError(f"{where}: {len(row)} fields instead of {len(columns)}")
+    cells = {column.name: text for column, text in zip(columns, row, strict=True)}
+    if "shape_set" in cells:
+        cells["shape_set"] = OLD_NAMES.get(cells["shape_set"], cells["shape_set"])
     try:
-        record = kind(*(_PARSERS[str(column.type)](text) for column, text in zip(columns, row, strict=True)))
+        record = kind(**{column.name: _PARSERS[str(column.type)](cells[column.name]) for column in columns})
     except (KeyError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
     if said := _fault(record):
@@ -191,10 +197,10 @@ def _parsed(row: list[str], kind: type[Row], where: str) -> Row:
     return record
 
 
-def _fault(record: Record | LayersRecord) -> str:
+def _fault(record: Record | LayersRecord | LinkRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
-    for name, value, known in (("dtype", record.dtype, DTYPES), ("status", record.status, STATUSES)):
-        if value not in known:
+    for name, known in (("dtype", tuple(DTYPES)), ("status", STATUSES)):
+        if (value := getattr(record, name, known[0])) not in known:
             return f"unknown {name} {value!r}; it is one of {', '.join(known)}"
     for column in fields(record):
         name, value = column.name, getattr(record, column.name)
@@ -202,7 +208,7 @@ def _fault(record: Record | LayersRecord) -> str:
             return f"{name} is {value}; it is at least 1"
         if isinstance(value, float) and name != "error" and not 0 < value < math.inf:
             return f"{name} is {value:g}; it is positive and finite, or empty"
-    error = record.error
+    error = getattr(record, "error", None)
     if error is not None and not (0 <= error < math.inf or (error == math.inf and record.status == "wrong")):
         return f"error is {error:g} and status {record.status}; it is not negative, and infinite only of what is wrong"
     if isinstance(record, Record) and record.ideal_us is not None and record.link_gbps is None:

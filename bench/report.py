@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from overlap_taxonomy import list_variants
 
-from .record import LIBRARY, YARDSTICKS, Record, latest
-from .shapes import SHAPE_SETS
+from . import frames
+from .families import FAMILIES
+from .record import LIBRARY, Record
+from .shapes import SHAPE_SETS, layer_name
 
 WIDTH = 100  # where the output is no terminal
 INTERPRETED = "interpreted: times are not performance"
@@ -26,29 +29,69 @@ def make_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH)
 
 
-def print_records(console: Console, records: Sequence[Record], over: str = LIBRARY) -> None:
-    """Print a table for each problem, and under it why a variant is not ok; `over` is what their speedups are over."""
-    problems: dict[tuple[object, ...], list[Record]] = {}
-    for record in latest(records):
-        problems.setdefault(record.problem_key, []).append(record)
-    for rows in problems.values():
+def print_records(console: Console, records: Sequence[Record]) -> None:
+    """Print the latest rows of each thing measured; see `print_frame`."""
+    print_frame(console, frames.latest(frames.to_frame(records)))
+
+
+def print_frame(console: Console, frame: pd.DataFrame, over: str = LIBRARY) -> None:
+    """Print a table for each problem, and under it why a variant is not ok; `over` is what their speedups are over.
+
+    Of interpreted kernels, whose times are not performance: what was right and what was not, a line a variant.
+    """
+    if not (interpreted := frame[frame.device == "cpu"]).empty:
+        _print_verdicts(console, interpreted)
+    for _, rows in frame[frame.device != "cpu"].groupby(frames.PROBLEM, sort=False):
         console.print(Text(_headline(rows, over), style="bold"))
         console.print(_problem_table(rows))
-        for row in rows:
-            if row.reason:
-                console.print(Text(f"  {row.variant}: {row.reason}", style=_STATUS_STYLES.get(row.status, "")))
+        _print_reasons(console, rows)
         for library_us, names in _in_other_runs(rows, over).items():
             there = f"against {over} there: {_number(library_us, 1)} us" if library_us else "where it has no time"
             console.print(f"  {', '.join(names)}: measured in another run than the row of {over}, {there}")
         console.print()
 
 
-def describe_problem(record: Record) -> str:
-    """Return a line that names a record's problem."""
+def _print_verdicts(console: Console, frame: pd.DataFrame) -> None:
+    """Print how many shapes of each variant were ok, wrong, unsupported and failed; then what was wrong or failed."""
+    first, shapes = frames.rows_of(frame)[0], frame.groupby(["m", "n", "k"]).ngroups
+    console.print(Text(f"{first.world_size} ranks, {INTERPRETED}; shapes checked: {shapes}", style="bold"))
+    variants = frames.variants_only(frame)
+    counts = variants.pivot_table(
+        index=["family", "variant"], columns="status", values="m", aggfunc="count", fill_value=0, sort=False
+    )
+    counts = counts.reindex(columns=list(_STATUS_STYLES), fill_value=0)
+    table = _table("family", "variant")
+    for heading in (*_STATUS_STYLES, "largest error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    errors = variants.groupby(["family", "variant"]).error.max().rename("largest")
+    shown = ""
+    for row in frames.rows_of(counts.join(errors).reset_index()):
+        cells = [Text(str(getattr(row, name) or ""), style=style) for name, style in _STATUS_STYLES.items()]
+        largest = "" if pd.isna(row.largest) else f"{row.largest:.1e}"
+        table.add_row("" if row.family == shown else row.family, row.variant, *cells, largest)
+        shown = row.family
+    console.print(table)
+    for _, rows in frame[frame.status.isin(("wrong", "error"))].groupby(frames.PROBLEM, sort=False):
+        console.print(Text(describe_problem(frames.rows_of(rows)[0])))
+        _print_reasons(console, rows)
+
+
+def _print_reasons(console: Console, rows: pd.DataFrame) -> None:
+    for row in frames.rows_of(rows[rows.reason != ""]):
+        console.print(Text(f"  {row.variant}: {row.reason}", style=_STATUS_STYLES.get(row.status, "")))
+
+
+def describe_problem(record: Any) -> str:
+    """Return a line that names the problem of a record, or of a row of a table of records."""
     return (
-        f"{record.family}  M {record.m}  N {record.n}  K {record.k}  {record.dtype}, "
+        f"{record.family}  {_named(record)}M {record.m}  N {record.n}  K {record.k}  {record.dtype}, "
         f"{record.world_size} x {record.device_name}"
     )
+
+
+def _named(record: Any) -> str:
+    name = layer_name(FAMILIES[record.family].collective, record.n, record.k) if record.family in FAMILIES else None
+    return f"{name}  " if name else ""
 
 
 def summarise(records: Sequence[Any]) -> str:
@@ -77,41 +120,41 @@ def print_families(console: Console) -> None:
     console.print(table)
 
 
-def _headline(rows: Sequence[Record], over: str) -> str:
-    first = rows[0]
+def _headline(rows: pd.DataFrame, over: str) -> str:
+    first = frames.rows_of(rows)[0]
     line = describe_problem(first)
-    if first.device == "cpu":
-        return f"{line}\n{INTERPRETED}"
-    ideal_us = next((row.ideal_us for row in rows if row.ideal_us), None)
     if over != LIBRARY:
         line += f"\nspeedups are over {over}"
-    if ideal_us is None:
+    timed = rows[rows.ideal_us.notna()]
+    if timed.empty:
         return line
-    return f"{line}\nideal {_number(ideal_us, 1)} us (GEMM alone, or the bytes at {first.link_gbps:g} GB/s)"
+    return (
+        f"{line}\nideal {_number(timed.iloc[0].ideal_us, 1)} us (GEMM alone, or the bytes at {first.link_gbps:g} GB/s)"
+    )
 
 
-def _in_other_runs(rows: Sequence[Record], over: str) -> dict[float | None, list[str]]:
+def _in_other_runs(rows: pd.DataFrame, over: str) -> dict[float | None, list[str]]:
     """Which rows go with another time of the baseline than the one that the table shows, by that time, or with none."""
-    shown = next((row.time_us for row in rows if row.variant == over), None)
-    found: dict[float | None, list[str]] = {}
-    for row in rows:
-        is_compared = row.time_us and row.variant not in YARDSTICKS and row.device != "cpu"
-        if shown and is_compared and row.library_us != shown:
-            found.setdefault(row.library_us, []).append(row.variant)
-    return found
+    shown = rows[rows.variant == over].time_us
+    if shown.empty or pd.isna(shown.iloc[0]):
+        return {}
+    compared = frames.variants_only(rows[rows.time_us.notna()])
+    others = compared[compared.library_us != shown.iloc[0]]
+    return {
+        None if pd.isna(library_us) else library_us: list(group.variant)
+        for library_us, group in others.groupby("library_us", sort=False, dropna=False)
+    }
 
 
-def _problem_table(rows: Sequence[Record]) -> Table:
-    is_cpu = rows[0].device == "cpu"
+def _problem_table(rows: pd.DataFrame) -> Table:
     table = _table("variant")
-    for heading in ("time us", "latency us", *(() if is_cpu else ("TFLOP/s", "speedup", "of ideal")), "error"):
+    for heading in ("time us", "latency us", "TFLOP/s", "speedup", "of ideal", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
-    for row in rows:
-        figures = [_number(row.time_us, 1), _number(row.latency_us, 1)]
-        if not is_cpu:
-            figures += [_number(row.tflops, 1), _number(row.speedup_vs_library, 2), _number(row.overlap_efficiency, 2)]
-        error = "" if row.error is None else f"{row.error:.1e}"
+    for row in frames.rows_of(rows):
+        figures = [_number(row.time_us, 1), _number(row.latency_us, 1), _number(row.tflops, 1)]
+        figures += [_number(row.speedup_vs_library, 2), _number(row.overlap_efficiency, 2)]
+        error = "" if pd.isna(row.error) else f"{row.error:.1e}"
         table.add_row(row.variant, *figures, error, Text(row.status, style=_STATUS_STYLES.get(row.status, "")))
     return table
 
@@ -124,4 +167,4 @@ def _table(*columns: str) -> Table:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+    return "" if value is None or pd.isna(value) else f"{value:,.{digits}f}"

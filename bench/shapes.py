@@ -6,12 +6,62 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_PAPER_NK = ((4096, 12288), (4096, 14336), (3584, 14336), (4608, 36864), (8192, 28672), (8192, 30720))
 
-# The matrices of Llama and Qwen models: what goes with an all-gather, or all-scatter, and what with a reduce-scatter.
-_LLAMA_NK = {
-    "all_gather": ((11008, 4096), (14336, 4096), (28672, 8192), (53248, 16384), (29568, 8192), (49152, 12288)),
-    "reduce_scatter": ((4096, 11008), (4096, 14336), (3584, 14336), (4608, 36864), (8192, 28672), (8192, 29568)),
+@dataclass(frozen=True)
+class Model:
+    """The sizes of a language model's linear layers.
+
+    Args:
+        name: as it is published.
+        width: of the hidden state.
+        features: of the feed-forward block.
+        qkv: queries, keys and values of all heads together; 0 where their layers are in no shape set.
+        is_gated: whether the feed-forward block has a gate beside `up`, of the same sizes.
+    """
+
+    name: str
+    width: int
+    features: int
+    qkv: int = 0
+    is_gated: bool = True
+
+    @property
+    def column_parallel(self) -> dict[str, tuple[int, int]]:
+        """(N, K) of the layers whose input is gathered, by name."""
+        layers = {"gate" if self.is_gated else "up": (self.features, self.width)}
+        if self.is_gated:
+            layers["gate_up"] = (2 * self.features, self.width)
+        if self.qkv:
+            layers["qkv"] = (self.qkv, self.width)
+        return layers
+
+    @property
+    def row_parallel(self) -> dict[str, tuple[int, int]]:
+        """(N, K) of the layers whose output is summed over the ranks, by name."""
+        layers = {"down": (self.width, self.features)}
+        return layers | {"o": (self.width, self.width)} if self.qkv else layers
+
+    def layers(self, collective: str) -> dict[str, tuple[int, int]]:
+        """Return the (N, K) that go with a collective, "all_gather" or "reduce_scatter", by the layer's name."""
+        return self.column_parallel if collective == "all_gather" else self.row_parallel
+
+
+# In the order in which a size is named after them where several have it.
+LLAMA_3_8B = Model("Llama-3-8B", 4096, 14336, qkv=6144)
+LLAMA_3_70B = Model("Llama-3-70B", 8192, 28672, qkv=10240)
+QWEN_72B = Model("Qwen2.5-72B", 8192, 29568, qkv=10240)
+LLAMA_2_7B = Model("Llama-2-7B", 4096, 11008)
+LLAMA_3_405B = Model("Llama-3-405B", 16384, 53248)
+GEMMA_2_9B = Model("Gemma-2-9B", 3584, 14336)
+GEMMA_2_27B = Model("Gemma-2-27B", 4608, 36864)
+GPT_3 = Model("GPT-3", 12288, 49152, is_gated=False)
+MODELS = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B, LLAMA_2_7B, LLAMA_3_405B, GEMMA_2_9B, GEMMA_2_27B, GPT_3)
+
+_PAPER_NK = ((4096, 12288), (4096, 14336), (3584, 14336), (4608, 36864), (8192, 28672), (8192, 30720))
+_SMALL_M = (1, 8, 32, 64, 128, 256, 512)
+_FFN_MODELS = {
+    "all_gather": (LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_3_405B, QWEN_72B, GPT_3),
+    "reduce_scatter": (LLAMA_2_7B, LLAMA_3_8B, GEMMA_2_9B, GEMMA_2_27B, LLAMA_3_70B, QWEN_72B),
 }
 
 EXPLICIT = "explicit"  # the shape set of a shape that was given as MxNxK
@@ -30,6 +80,26 @@ class Shape:
         return f"{self.m}x{self.n}x{self.k}"
 
 
+def layer_name(collective: str, n: int, k: int) -> str | None:
+    """Return the model and layer that a family's B (k, n) is the weight of, e.g. "Llama-3-70B down"; None if of none.
+
+    Args:
+        collective: the family's, "all_gather" or "reduce_scatter".
+        n, k: of the whole problem.
+    """
+    for model in MODELS:
+        for layer, sizes in model.layers(collective).items():
+            if sizes == (n, k):
+                return f"{model.name} {layer}"
+    return None
+
+
+def problem_label(collective: str, m: int, n: int, k: int) -> str:
+    """Return what a table or picture calls a problem: "Llama-3-70B down, M = 8192", or its sizes."""
+    name = layer_name(collective, n, k)
+    return f"{name}, M = {m}" if name else f"{m} × {n} × {k}"
+
+
 def _paper(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     return [(8192, n, k) for n, k in _PAPER_NK]
 
@@ -38,12 +108,22 @@ def _square(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     return [(size, size, size) for size in (2048, 4096, 8192, 16384)]
 
 
+def _ffn_nk(collective: str) -> list[tuple[int, int]]:
+    return [next(iter(model.layers(collective).values())) for model in _FFN_MODELS[collective]]
+
+
 def _llama(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
-    return [(8192, n, k) for n, k in _LLAMA_NK[collective]]
+    return [(8192, n, k) for n, k in _ffn_nk(collective)]
 
 
-def _decode(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
-    return [(m, n, k) for n, k in _LLAMA_NK[collective] for m in (1, 8, 32, 64, 128, 256, 512)]
+def _small_m(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
+    return [(m, n, k) for n, k in _ffn_nk(collective) for m in _SMALL_M]
+
+
+def _layers(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
+    models = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B)
+    sizes = dict.fromkeys(nk for model in models for nk in model.layers(collective).values())
+    return [(m, n, k) for m in (8192, 64) for n, k in sizes]
 
 
 def _ragged(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
@@ -69,11 +149,13 @@ SHAPE_SETS = {
         ShapeSet("smoke", "small enough for the interpreter", _smoke),
         ShapeSet("paper", "the paper's, M 8192", _paper),
         ShapeSet("square", "M = N = K", _square),
-        ShapeSet("llama", "the (N, K) of language models, M 8192", _llama),
-        ShapeSet("decode", "the same (N, K) with few rows: M 1 to 512", _decode),
+        ShapeSet("layers", "qkv, gate, gate_up; o, down of Llama-3-8B, -70B and Qwen2.5-72B, M 8192 and 64", _layers),
+        ShapeSet("llama", "gate (or up); down of eight language models, M 8192", _llama),
+        ShapeSet("small_m", "the same layers, M 1 to 512", _small_m),
         ShapeSet("ragged", "sizes that divide nothing", _ragged),
     )
 }
+OLD_NAMES = {"decode": "small_m"}  # of shape sets, in CSVs
 
 
 def parse_shapes(text: str, *, collective: str, world_size: int) -> list[Shape]:

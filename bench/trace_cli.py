@@ -9,10 +9,10 @@ import typer
 
 from overlap_taxonomy import get_variant, list_variants
 
-from . import plot as plots
 from . import report, sweep, trace_plot
 from . import trace as traces
 from .exits import complain, leave, refuse
+from .looks import check_path
 from .measure import Job
 from .options import Device, Dtype, Seed, WorldSize
 from .outputs import check_new, check_outputs
@@ -45,7 +45,7 @@ def trace(
         is_first = launcher is None or launcher.rank == 0
         device, world_size = choose_setting(device, world_size, launcher=launcher)
         if plot:
-            plots.check_path(plot)
+            check_path(plot)
         plan = sweep.make_plan(
             families=family,
             variants=variant,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from iris_kernels.common.trace import Span
 
-from .outputs import writing
+from .looks import save, use_files
 from .trace import KINDS, ROLES, Traced, role_of
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def plot_traces(traces: Sequence[Traced], path: Path) -> None:
     Raises:
         ValueError: there is nothing to draw.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
+    use_files()
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
 
@@ -70,9 +68,7 @@ def plot_traces(traces: Sequence[Traced], path: Path) -> None:
     handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items() if name in used]
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
-    with writing(path):
-        figure.savefig(path, dpi=_DPI)
-    plt.close(figure)
+    save(figure, path, dpi=_DPI)
 
 
 def _heights(spans: Sequence[Span]) -> dict[int, float]:

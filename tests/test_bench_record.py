@@ -76,6 +76,12 @@ def test_the_promised_columns_are_there() -> None:
     assert set(COLUMNS) >= PROMISED
 
 
+def test_old_names_of_shape_sets_are_mapped_when_read(tmp_path: Path) -> None:
+    path, records = tmp_path / "rows.csv", [replace(one, shape_set="decode") for one in make_records()]
+    append_records(path, records)
+    assert {record.shape_set for record in read_records(path)} == {"small_m"}
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, records = tmp_path / "rows.csv", make_records()
     append_records(path, records[:2])

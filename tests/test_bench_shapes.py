@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iris_bench.shapes import EXPLICIT, SHAPE_SETS, Shape, parse_shapes
+from iris_bench.shapes import EXPLICIT, SHAPE_SETS, Shape, layer_name, parse_shapes, problem_label
 
 
 def parse(text: str, collective: str = "all_gather", world_size: int = 4) -> list[Shape]:
@@ -29,10 +29,10 @@ def test_llama_depends_on_the_collective() -> None:
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-def test_decode_has_all_row_counts_of_every_llama_matrix(collective: str) -> None:
+def test_small_m_has_all_row_counts_of_every_llama_matrix(collective: str) -> None:
     llama = {(shape.n, shape.k) for shape in parse("llama", collective)}
     expected = {(m, n, k) for n, k in llama for m in (1, 8, 32, 64, 128, 256, 512)}
-    assert {(shape.m, shape.n, shape.k) for shape in parse("decode", collective)} == expected
+    assert {(shape.m, shape.n, shape.k) for shape in parse("small_m", collective)} == expected
 
 
 def test_ragged_sizes_divide_nothing() -> None:
@@ -47,3 +47,22 @@ def test_an_unknown_shape_is_named_with_what_would_work(text: str) -> None:
     with pytest.raises(ValueError, match="unknown shape") as error:
         parse(text)
     assert all(name in str(error.value) for name in (*SHAPE_SETS, "MxNxK"))
+
+
+@pytest.mark.parametrize(
+    ("collective", "sizes", "label"),
+    [
+        ("reduce_scatter", (8192, 8192, 28672), "Llama-3-70B down, M = 8192"),
+        ("all_gather", (64, 28672, 8192), "Llama-3-70B gate, M = 64"),
+        ("all_gather", (64, 57344, 8192), "Llama-3-70B gate_up, M = 64"),
+        ("all_gather", (8192, 8192, 28672), "8192 × 8192 × 28672"),  # down, but nothing is gathered before it
+    ],
+)
+def test_sizes_of_layers_have_their_names(collective: str, sizes: tuple[int, int, int], label: str) -> None:
+    assert problem_label(collective, *sizes) == label
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("shape_set", ["layers", "llama", "small_m"])
+def test_every_shape_of_models_is_a_named_layer(collective: str, shape_set: str) -> None:
+    assert all(layer_name(collective, shape.n, shape.k) for shape in parse(shape_set, collective))

@@ -130,7 +130,7 @@ def test_nothing_spills_and_every_register_is_used(case: Case) -> None:
 
 @each_case
 def test_a_stage_is_freed_that_the_loop_reckons(case: Case) -> None:
-    """Not one that Triton takes for the same in all steps (docs/decisions.md)."""
+    """Not one that Triton takes for the same in all steps (`stage_before`)."""
     lines = [line for line in specialized(case).ttgir.splitlines() if line.strip()]
     depth = [len(line) - len(line.lstrip()) for line in lines]
     multiplications = [number for number, line in enumerate(lines) if "ttng.warp_group_dot " in line]

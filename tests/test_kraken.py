@@ -21,7 +21,8 @@ from checking import fault, make_data
 from families import make_problem
 from ranks import Ranks, context, raised
 
-from iris_kernels.common import auto, kraken
+from iris_bench.baselines import kraken
+from iris_kernels.common import auto
 from overlap_taxonomy import get_variant
 
 cpu_alone = pytest.mark.parametrize("device", ["cpu"])

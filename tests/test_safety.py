@@ -1,6 +1,6 @@
 """Who may join the ranks of a host, and what they may say: strangers are turned away and keep nobody waiting.
 
-Here the ranks are threads; a stranger is a socket. docs/safety.md says what is trusted.
+Here the ranks are threads; a stranger is a socket. docs/reliability.md says what is trusted.
 """
 
 from __future__ import annotations

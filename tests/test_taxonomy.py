@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, replace
@@ -50,6 +51,16 @@ def test_what_others_have_fused_is_no_sequence_of_vendor_calls() -> None:
         assert (axes == others) == (variant.name in ("async_tp", "kraken")), variant
         assert variant.is_baseline or not {*others, Arrangement.LIBRARY, Agent.LIBRARY} & {*axes}, variant
     assert "before or after the GEMM" in get_variant("all_gather_gemm", "bulk_synchronous").agent.value
+
+
+def test_other_projects_functions_are_no_part_of_the_kernels() -> None:
+    """They come through an entry point, as a variant of another distribution would."""
+    root = Path(iris_kernels.__file__).parent.parent
+    sources = [*root.glob("kernels/**/*.*"), *root.glob("overlap_taxonomy/**/*.py")]
+    named = [path for path in sources if path.suffix != ".pyc" and re.search("kraken|async_tp", path.read_text())]
+    assert named == []
+    modules = {one.build.__module__ for one in list_variants() if one.arrangement is Arrangement.OTHERS}
+    assert modules == {"iris_bench.baselines.async_tp", "iris_bench.baselines.kraken_functions"}
 
 
 def test_variants_are_found_by_name() -> None:

@@ -9,6 +9,7 @@ import typer
 
 from ..exits import refuse
 from ..options import Dtype, Names
+from ..ranks import check_interpreter
 from . import CALLS
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def check(
     from . import show  # here, not above: other commands do without the checker
 
     try:
+        check_interpreter()
         for name, value in (("--calls", calls), ("--schedules", schedules)):
             if value < 1:
                 raise ValueError(f"{name} {value} makes no sense; it takes a positive number")

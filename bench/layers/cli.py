@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import environment, measure, report
-from .. import plot as plots
 from ..csv_rows import append_records, in_a_line
 from ..exits import complain, interrupted, leave, refuse, warn
+from ..looks import check_path
 from ..options import Device, Overwrite, Resume, Seed, WorldSize
 from ..outputs import left_over, rows_to_go_on_from
 from ..progress import CommandProgress
@@ -80,7 +80,7 @@ def layers(
             world_size=world_size,
         )
         if plot:
-            plots.check_path(plot)
+            check_path(plot)
             if "torch" not in jobs[0].subjects:
                 raise ValueError("--plot shows speedups over torch; --subject leaves it out")
         read = functools.partial(read_as, kind=LayersRecord, speak=is_first)

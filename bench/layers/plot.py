@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..outputs import writing
+from ..looks import LOOKS, NO_BAR, save, use_files
 from ..report import INTERPRETED
 from .record import LayersRecord
 from .subjects import ALONE, SUBJECTS
@@ -14,15 +14,6 @@ from .subjects import ALONE, SUBJECTS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {
-    "torch": "#4d4d4d",
-    "torch_compiled": "#808080",
-    "torch_replayed": "#b3b3b3",
-    "async_tp": "#d0d0d0",
-    "iris": "#0072b2",
-    "iris_compiled": "#56b4e9",
-    "iris_replayed": "#009e73",
-}
 _LEAST_INCHES = 7.5  # wide, for the title and the legend
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # a number, where a line crosses it
 _GROUP = 0.84  # of the room of a group, that its bars take
@@ -36,9 +27,7 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
     Raises:
         ValueError: there is nothing to draw.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
+    use_files()
     from matplotlib import pyplot as plt
 
     panels: dict[tuple[str, str], list[LayersRecord]] = {}
@@ -48,7 +37,7 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
         raise ValueError("there are no layers beside torch's to plot; measure the subject torch, too")
     most = max(len(_groups(rows)) for rows in panels.values())
     size = (max(_LEAST_INCHES, 2.5 + 2.2 * most), 0.9 + 2.6 * len(panels))
-    figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, layout="constrained", sharey=True)
     for ax, ((layout, phase), rows) in zip(axes[:, 0], panels.items(), strict=True):
         _draw(ax, rows)
         ax.set_title(f"{layout}, {phase}", fontsize=10, loc="left")
@@ -58,9 +47,7 @@ def plot_layers(records: Sequence[LayersRecord], path: Path) -> None:
     found = {label: handle for ax in axes[:, 0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [name for name in SUBJECTS if name in found]
     figure.legend([found[name] for name in names], names, loc="outside lower center", ncols=3, frameon=False)
-    with writing(path):
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _height(record: LayersRecord) -> float | None:
@@ -73,7 +60,7 @@ def _groups(records: Sequence[LayersRecord]) -> list[tuple[int, int, int]]:
 
 def _draw(ax: Axes, records: Sequence[LayersRecord]) -> None:
     groups = _groups(records)
-    names = [name for name in _COLOURS if any(one.subject == name for one in records)]
+    names = [name for name in SUBJECTS if name != ALONE and any(one.subject == name for one in records)]
     bar = _GROUP / max(1, len(names))
     for one in records:
         left = groups.index((one.tokens, one.width, one.features)) - _GROUP / 2
@@ -85,9 +72,9 @@ def _draw(ax: Axes, records: Sequence[LayersRecord]) -> None:
         x = left + (names.index(one.subject) + 0.5) * bar
         if height is None:
             said = one.status if one.status != "ok" else "no time of torch's"
-            ax.text(x, 0, f" {said}", rotation=90, ha="center", va="bottom", fontsize=7, color="#b00020")
+            ax.text(x, 0, f" {said}", rotation=90, ha="center", va="bottom", fontsize=7, color=NO_BAR)
             continue
-        ax.bar(x, height, bar * 0.92, color=_COLOURS[one.subject], label=one.subject)
+        ax.bar(x, height, bar * 0.92, color=LOOKS[one.subject].colour, label=one.subject)
         shown = f"{height:.3g}" if one.device == "cpu" else f"{height:.2f}"
         ax.annotate(shown, (x, height), (0, 3), textcoords="offset points", ha="center", fontsize=7, bbox=_BEHIND)
     labels = [f"{tokens} tokens\n{width} to {features} and back" for tokens, width, features in groups]
@@ -98,5 +85,5 @@ def _draw(ax: Axes, records: Sequence[LayersRecord]) -> None:
         ax.set_ylabel("interpreted time, us")
     else:
         ax.set_ylabel("speedup over torch")
-        ax.axhline(1.0, color=_COLOURS["torch"], linewidth=0.8, zorder=0)
+        ax.axhline(1.0, color=LOOKS["torch"].colour, linewidth=0.8, zorder=0)
     ax.spines[["top", "right"]].set_visible(False)

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import environment, measure, report
-from .. import plot as plots
 from ..csv_rows import append_records
 from ..exits import complain, leave, refuse
+from ..looks import check_path
 from ..options import Device, Overwrite, Seed, WorldSize
 from ..outputs import check_new, check_outputs
 from ..progress import CommandProgress
@@ -51,7 +51,7 @@ def links(
         is_first = launcher is None or launcher.rank == 0
         device, world_size = choose_setting(device, world_size, launcher=launcher)
         if plot:
-            plots.check_path(plot)
+            check_path(plot)
         if plot and world_size == 1:
             raise ValueError("a heat map takes two ranks or more; leave --plot out")
         plan = _plan(mib, rounds, seed, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..outputs import writing
+from ..looks import save, use_files
 from .rank import KINDS, PAIRWISE
 from .record import LinkRecord
 
@@ -16,9 +16,7 @@ def plot_links(records: Sequence[LinkRecord], path: Path) -> None:
     Raises:
         ValueError: there are no two ranks.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
+    use_files()
     from matplotlib import pyplot as plt
 
     pairs = [record for record in records if record.kind in PAIRWISE]
@@ -43,6 +41,4 @@ def plot_links(records: Sequence[LinkRecord], path: Path) -> None:
     axes[0].set_ylabel("done by rank")
     figure.colorbar(axes[0].images[0], ax=axes, label="GB/s", shrink=0.8)
     figure.suptitle(f"{size} × {pairs[0].device_name}, {pairs[0].bytes / 2**20:.3g} MiB, one pair at a time")
-    with writing(path):
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iris_kernels.common.measured import Key, Measured, Table
-from overlap_taxonomy import Machine, Work, copies_operands, list_variants, machine_for
+from overlap_taxonomy import Arrangement, Machine, Work, copies_operands, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
 
 from ..record import DTYPES, LIBRARY, YARDSTICKS, Record, latest, thing_of
 
-# What follows from clocks between two runs, at most: a tenth was seen (docs/measuring.md). A host that held up the
+# What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
 # vendor's calls made it four times as much: 31 us in one run and 117 in another.
 CLOCKS_DIFFER = 1.25
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -39,7 +39,11 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
     Raises:
         ValueError: times of several bursts, which are not to be compared with each other.
     """
-    delegating = {(variant.family, variant.name) for variant in list_variants() if variant.delegates}
+    left_out = {
+        (variant.family, variant.name)
+        for variant in list_variants()
+        if variant.delegates or variant.arrangement is Arrangement.OTHERS
+    }
     found: dict[str, dict[Key, dict[str, Record]]] = {}
     timed = _timed(records)
     least: dict[Any, float] = {}
@@ -52,7 +56,7 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
         return vendors is not None and vendors <= CLOCKS_DIFFER * least[record.problem_key]
 
     for record in latest(one for one in timed if one.variant != LIBRARY or is_the_gpus(one)):
-        if (record.family, record.variant) in delegating:
+        if (record.family, record.variant) in left_out:
             continue
         dtype = DTYPES[record.dtype]
         key = Key(record.family, record.m, record.n, record.k, record.world_size, dtype)

@@ -74,12 +74,15 @@ class Queue:
         simulation, address, site = self._simulation, address_of(flag), self._simulation.detector.site()
         word = ctypes.c_int32.from_address(address)  # no operation of torch's, which would be the host's
 
-        def wait() -> None:
-            while word.value < value:
-                simulation.scheduler.look(address, site)
-                simulation.scheduler.poll()
+        def look() -> bool:
             where = np.array([address], dtype=np.int64)
             simulation.detector.access(self.agent, where, flag.element_size(), site, write=False, strength=SYSTEM)
+            return word.value >= value
+
+        def wait() -> None:
+            while not look():
+                simulation.scheduler.look(address, site)
+                simulation.scheduler.poll()
             simulation.detector.releases.acquire(self.agent, address, SYSTEM)
 
         self.put(wait)

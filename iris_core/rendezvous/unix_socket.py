@@ -2,7 +2,7 @@
 
 Every rank connects to rank 0, by a Unix socket whose name is abstract (no file to leave behind) and random. The other
 end's user is checked. A message is JSON, so nothing received is executed, and its size is bounded; file descriptors
-travel with it. docs/safety.md says what is trusted.
+travel with it. docs/reliability.md says what is trusted.
 """
 
 from __future__ import annotations

@@ -12,12 +12,10 @@ from overlap_taxonomy import register
 from ..common.config import GemmConfig
 from ..common.functional import operator_for
 from . import (
-    async_tp,
     auto,
     bulk_synchronous,
     copy_engine,
     fused_sequential,
-    kraken,
     library,
     one_shot,
     producer_consumer,
@@ -33,8 +31,6 @@ Problem = AllGatherGemmProblem
 
 for _variant in (
     library.VARIANT,
-    async_tp.VARIANT,
-    kraken.VARIANT,
     bulk_synchronous.VARIANT,
     producer_consumer.VARIANT,
     fused_sequential.VARIANT,

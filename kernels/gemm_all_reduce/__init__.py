@@ -13,7 +13,6 @@ from . import (
     auto,
     bulk_synchronous,
     fused_sequential,
-    kraken,
     library,
     one_shot,
     warp_specialized,
@@ -27,7 +26,6 @@ Problem = GemmAllReduceProblem
 
 for _variant in (
     library.VARIANT,
-    kraken.VARIANT,
     bulk_synchronous.VARIANT,
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,

@@ -62,6 +62,11 @@ class Mutant:
         """What it is called in tables and in explained.py; other lines of the file may move."""
         return f"{self.path}::{self.function}: {self.change}"
 
+    @property
+    def is_of_streams(self) -> bool:
+        """Whether something is left out on the host, between streams."""
+        return bool(_OF_STREAMS.search(self.change.partition("(")[0]))
+
     def apply(self, source: bytes) -> bytes:
         """Return the file with the fault, as many lines long as before: their numbers are part of cache keys."""
         lost = source[self.start : self.stop].count(b"\n")
