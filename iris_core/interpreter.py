@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import triton
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
@@ -70,6 +71,8 @@ def enable() -> None:
     tl.tensor.__init__ = interpreter_kept.init_tensor
     tl.block_type.__init__ = interpreter_kept.init_block_type
     triton_interpreter._get_np_dtype = interpreter_kept.get_np_dtype
+    triton_interpreter._convert_float = interpreter_kept.convert_float
+    TritonSemantic.binary_op_type_checking_impl = interpreter_kept.check_operands
     for name, operation in _looked_up.items():
         setattr(InterpreterBuilder, name, operation)
 
@@ -154,7 +157,8 @@ _REPLACED: list[tuple[Any, ...]] = [
     (GridExecutor, "__call__"),
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
-    (triton_interpreter, "_get_np_dtype"),
+    (triton_interpreter, "_get_np_dtype", "_convert_float"),
+    (TritonSemantic, "binary_op_type_checking_impl"),
     (InterpreterBuilder, *_looked_up),
 ]
 
