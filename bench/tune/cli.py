@@ -61,7 +61,6 @@ def tune(
             rounds=rounds,
             burst=burst,
             timed=True,
-            link_gbps=sweep.H200_LINK_GBPS,
         )
         if is_first:
             check_folder()
