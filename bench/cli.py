@@ -34,7 +34,7 @@ from .tune.cli import defaults, tune
 from .tune.model_cli import model
 
 app = typer.Typer(
-    help="Measure GEMMs fused with collectives against the vendor library.",
+    help="Measure GEMMs fused with collectives against NCCL + cuBLAS (RCCL + hipBLASLt).",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -116,8 +116,8 @@ def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> 
     """Measure job by job, and give each job's rows to `keep` as it ends.
 
     Raises:
-        TimeoutError, PeerError: a rank died, or waited in vain for another. The rows of the job in which that happened
-            say so.
+        TimeoutError, PeerError: a rank died, or timed out in a wait for another. The rows of the job in which that
+            happened say so.
     """
     columns: dict[str, Any] = environment.versions() | _open_ranks(plan, ranks)
     check_device(plan.device_names, columns["device_name"])

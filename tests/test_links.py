@@ -32,7 +32,7 @@ def measured(rank: int, world_size: int, broken: str = "") -> list[links.Outcome
     def forget(self: Any, kind: str, peers: list[int]) -> None:
         move(self, kind, peers)
         for peer in peers if kind == broken else []:
-            end = self.landing[peer] if kind == "load" else self.ctx.peer_view(self.inbox)[peer, self.rank]
+            end = self.landing[peer] if kind == "load" else self.ctx.peer_view(self.received)[peer, self.rank]
             end[-1] = 7
 
     with mock.patch.object(links, "context", context), mock.patch.object(links._Run, "_move", forget):
