@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -34,7 +34,7 @@ from .tune.cli import defaults, tune
 from .tune.model_cli import model
 
 app = typer.Typer(
-    help="Measure GEMMs fused with collectives against the vendor library.",
+    help="Measure GEMMs fused with collectives against NCCL + cuBLAS (RCCL + hipBLASLt).",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -75,8 +75,9 @@ def run(
     burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10; 1 on a CPU].")] = None,
     seed: Seed = 0,
     link_gbps: Annotated[
-        float, typer.Option(help="What a GPU can send, in GB/s, for 'ideal'; the default was measured on H200s.")
-    ] = sweep.H200_LINK_GBPS,
+        float | None,
+        typer.Option(help="What a GPU can send, in GB/s, for 'ideal' [default: what iris-bench links measured here]."),
+    ] = None,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Time what is correct, or check only.")] = True,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -184,7 +185,9 @@ def main() -> None:
 
 def _differences(plan: sweep.Plan, done: list[Record]) -> str:
     job = plan.jobs[0]
-    of_times = {"rounds": job.rounds, "link_gbps": plan.link_gbps} if job.timed else {}
+    of_times: dict[str, Any] = {"rounds": job.rounds} if job.timed else {}
+    if job.timed and plan.link_gbps:
+        of_times["link_gbps"] = plan.link_gbps
     return differences(done, device=plan.device, timed=job.timed, seed=job.seed, **of_times)
 
 

@@ -74,7 +74,7 @@ def append_records(path: Path, records: Sequence[Any], *, replace: bool = False)
     """Add rows, dataclasses of one kind, to a file, in one write; a new file gets a header.
 
     With `replace` what is there goes first. A last line that was cut is dropped, with a warning: what is added would be
-    glued to it.
+    glued to it. A file that lacks columns of these rows gets them, empty.
 
     Raises:
         ValueError: what is in the file is no CSV.
@@ -86,8 +86,12 @@ def append_records(path: Path, records: Sequence[Any], *, replace: bool = False)
     present = read_rows(path) if path.exists() else Rows([], b"", 1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    if records and not present.rows:
-        writer.writerow(column.name for column in fields(records[0]))
+    header = [column.name for column in fields(records[0])] if records else present.header
+    if present.rows and present.header != header:
+        _add_columns(path, present, header)
+        present = read_rows(path)
+    if not present.rows:
+        writer.writerow(header)
     writer.writerows([as_text(value) for value in astuple(record)] for record in records)
     present.warn_of_cut(path, "dropped")
     with writing(path), path.open("ab") as file:
@@ -95,6 +99,18 @@ def append_records(path: Path, records: Sequence[Any], *, replace: bool = False)
             file.seek(-len(present.cut), os.SEEK_END)
             file.truncate()
         file.write(text.getvalue().encode("utf-8"))
+
+
+def _add_columns(path: Path, present: Rows, header: list[str]) -> None:
+    """Write a file's rows again with the columns of a header, in one step."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dict(zip(present.header, row, strict=True)) for _, row in present.rows[1:])
+    new = path.with_suffix(".new")
+    with writing(path):
+        new.write_bytes(text.getvalue().encode("utf-8") + present.cut)
+        new.replace(path)
 
 
 def as_text(value: Any) -> str:

@@ -67,7 +67,7 @@ class Family(ABC):
 
     @abstractmethod
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
-        """Return a function that queues the vendor's collective of this family alone; collective."""
+        """Return a function that queues the library's collective of this family alone; collective."""
 
     def auxiliary_options(self, variant: str) -> dict[str, Any]:
         """Return what a variant is built with so that it gives auxiliary outputs; nothing if it has none."""

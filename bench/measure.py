@@ -127,7 +127,7 @@ def measure(rank: int, world_size: int, job: Job) -> list[Outcome]:
     """Return what each variant of a job came to, the same on every rank; collective.
 
     Raises:
-        TimeoutError: a rank waited in vain for another.
+        TimeoutError: a rank timed out in a wait for another.
         PeerError: a rank died, or failed alone.
     """
     run = _Run(context(), FAMILIES[job.family], job)

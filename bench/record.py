@@ -40,6 +40,7 @@ class Record:
         library_us: `time_us` of the variant `library` in the same run: not that of the file's row of `library`, where
             `--resume` has added this one.
         ideal_us: the longer of GEMM alone and the bytes on the link at `link_gbps`.
+        link_source: where `link_gbps` is from, or that it was not measured.
         tflops: 10¹² floating-point operations a second of one rank, from `time_us`.
         speedup_vs_library: library_us / time_us.
         overlap_efficiency: ideal_us / time_us.
@@ -73,6 +74,7 @@ class Record:
     burst: int
     seed: int
     link_gbps: float | None
+    link_source: str
     torch: str
     triton: str
     driver: str
@@ -102,6 +104,7 @@ Row = TypeVar("Row", Record, LayersRecord)
 AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord)
 _COMMANDS: dict[str, type[Any]] = {"run": Record, "layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
 COLUMNS = tuple(column.name for column in fields(Record))
+_ADDED = {"link_source": ""}  # columns that older files lack, and what they stand for
 
 
 def read_records(path: Path, *, speak: bool = True) -> list[Record]:
@@ -125,7 +128,7 @@ def read_as(path: Path, kind: type[AnyRow], *, speak: bool = True) -> list[AnyRo
     if not found.header:
         raise ValueError(f"{path} is not a CSV of iris-bench: it has no line that is whole")
     _check_columns(path, found.header, kind)
-    records = [_parsed(row, kind, f"{path}, line {line}") for line, row in found.rows[1:]]
+    records = [_parsed(found.header, row, kind, f"{path}, line {line}") for line, row in found.rows[1:]]
     if speak:
         found.warn_of_cut(path, "left out")
     return records
@@ -159,7 +162,7 @@ def _check_columns(path: Path, header: list[str], kind: type[Any]) -> None:
     ours = [name for name in columns[own] if name in header]
     in_file = [name for name in dict.fromkeys(header) if name in columns[own]]
     wrong = {
-        "missing": [name for name in columns[own] if name not in header],
+        "missing": [name for name in columns[own] if name not in (*header, *_ADDED)],
         "unknown": [name for name in header if name not in columns[own]],
         "repeated": [name for name in ours if header.count(name) > 1],
         "out of order": [name for name, right in zip(in_file, ours, strict=True) if name != right],
@@ -181,11 +184,11 @@ _PARSERS: dict[str, Any] = {
 _AT_LEAST_ONE = ("m", "n", "k", "tokens", "width", "features", "world_size", "rounds", "burst")
 
 
-def _parsed(row: list[str], kind: type[AnyRow], where: str) -> AnyRow:
+def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -> AnyRow:
     columns = fields(kind)
-    if len(row) != len(columns):
-        raise ValueError(f"{where}: {len(row)} fields instead of {len(columns)}")
-    cells = {column.name: text for column, text in zip(columns, row, strict=True)}
+    if len(row) != len(header):
+        raise ValueError(f"{where}: {len(row)} fields instead of {len(header)}")
+    cells = _ADDED | dict(zip(header, row, strict=True))
     if "shape_set" in cells:
         cells["shape_set"] = OLD_NAMES.get(cells["shape_set"], cells["shape_set"])
     try:
@@ -211,6 +214,6 @@ def _fault(record: Record | LayersRecord | LinkRecord) -> str:
     error = getattr(record, "error", None)
     if error is not None and not (0 <= error < math.inf or (error == math.inf and record.status == "wrong")):
         return f"error is {error:g} and status {record.status}; it is not negative, and infinite only of what is wrong"
-    if isinstance(record, Record) and record.ideal_us is not None and record.link_gbps is None:
+    if isinstance(record, Record) and record.world_size > 1 and record.ideal_us and record.link_gbps is None:
         return "ideal_us without the link_gbps that it is for"
     return ""

@@ -126,11 +126,12 @@ def _headline(rows: pd.DataFrame, over: str) -> str:
     if over != LIBRARY:
         line += f"\nspeedups are over {over}"
     timed = rows[rows.ideal_us.notna()]
-    if timed.empty:
-        return line
-    return (
-        f"{line}\nideal {_number(timed.iloc[0].ideal_us, 1)} us (GEMM alone, or the bytes at {first.link_gbps:g} GB/s)"
-    )
+    if not timed.empty:
+        ideal_us = _number(timed.iloc[0].ideal_us, 1)
+        source = f", {first.link_source}" if first.link_source else ""
+        link = "" if pd.isna(first.link_gbps) else f", or the bytes at {first.link_gbps:.3g} GB/s{source}"
+        return f"{line}\nideal {ideal_us} us (GEMM alone{link})"
+    return f"{line}\nno ideal: links {first.link_source}" if first.link_source else line
 
 
 def _in_other_runs(rows: pd.DataFrame, over: str) -> dict[float | None, list[str]]:

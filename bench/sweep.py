@@ -16,13 +16,13 @@ from overlap_taxonomy import get_variant, list_families, list_variants
 from . import environment, measure
 from .csv_rows import append_records, in_a_line
 from .families import FAMILIES
+from .links.measured import Link, this_machines
 from .measure import Job, Outcome
 from .ranks import Ranks
 from .record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record
 from .resume import Done, check_burst, check_device
 from .shapes import parse_shapes
 
-H200_LINK_GBPS = 387.0  # what the copy engines of an H200 send one peer over NVLink 4
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers
 _CONTEXT_BYTES = 4 << 20
 
@@ -36,7 +36,7 @@ class Plan:
     device: str
     world_size: int
     heap_bytes: int
-    link_gbps: float
+    link_gbps: float | None
     device_names: frozenset[str]  # of the rows that are there
 
 
@@ -52,7 +52,7 @@ def make_plan(
     rounds: int | None,
     burst: int | None,
     timed: bool,
-    link_gbps: float,
+    link_gbps: float | None = None,
     done: Sequence[Record] = (),
 ) -> Plan:
     """Return the sweep that the command line asks for; `library` is always in it.
@@ -61,6 +61,7 @@ def make_plan(
         families, variants, shapes, dtype: as given; the first two are "all" or names separated by commas.
         device: "cpu" or "cuda".
         rounds, burst: None for what suits the device.
+        link_gbps: None for what `iris-bench links` measured on this machine.
         done: rows that are there; what they have is not measured again.
 
     Raises:
@@ -115,18 +116,19 @@ def run(plan: Plan, ranks: Ranks, keep: Callable[[Job, list[Record]], None]) -> 
     """Measure job by job, and give each job's rows to `keep` as it ends.
 
     Raises:
-        TimeoutError, PeerError: a rank died, or waited in vain for another. The rows of the job in which that happened
-            say so.
+        TimeoutError, PeerError: a rank died, or timed out in a wait for another. The rows of the job in which that
+            happened say so.
     """
     columns: dict[str, Any] = environment.versions() | _open_ranks(plan, ranks)
     check_device(plan.device_names, columns["device_name"])
+    link = _link(plan, columns["device_name"])
     for job in plan.jobs:
         try:
             outcomes = ranks.call(measure.measure, job)
         except Exception as error:
-            keep(job, to_records(plan, job, _ended(job, error), columns))
+            keep(job, to_records(plan, job, _ended(job, error), columns, link))
             raise
-        keep(job, to_records(plan, job, outcomes, columns))
+        keep(job, to_records(plan, job, outcomes, columns, link))
     ranks.call(measure.close_rank)
 
 
@@ -181,13 +183,20 @@ class Output:
         return self.path is not None and self.path.exists() and not self._replace
 
 
-def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[str, Any]) -> list[Record]:
+def _link(plan: Plan, device_name: str) -> Link:
+    if plan.device == "cpu" or plan.world_size == 1:  # nothing that is timed crosses a link
+        return Link(None, "")
+    return Link(plan.link_gbps, "--link-gbps") if plan.link_gbps else this_machines(device_name, plan.world_size)
+
+
+def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[str, Any], link: Link) -> list[Record]:
     """Return a job's rows, with what follows from its times. On the CPU nothing does: its times are no performance."""
     problem = job.problem()
     times = {outcome.variant: outcome.time_us for outcome in outcomes}
     library_us, gemm_us = times.get(LIBRARY), times.get(GEMM_ALONE)
     is_gpu = plan.device != "cpu"
-    ideal_us = problem.ideal_us(gemm_us=gemm_us, link_gbps=plan.link_gbps) if is_gpu and gemm_us else None
+    is_known = is_gpu and gemm_us and (link.gbps or not problem.wire_bytes)
+    ideal_us = problem.ideal_us(gemm_us=gemm_us, link_gbps=link.gbps or math.inf) if is_known else None
     shape = job.shape
     records = []
     for outcome in outcomes:
@@ -221,7 +230,8 @@ def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[
                 rounds=job.rounds,
                 burst=job.burst,
                 seed=job.seed,
-                link_gbps=plan.link_gbps if is_gpu else None,
+                link_gbps=link.gbps,
+                link_source=link.source,
                 timestamp=environment.timestamp(),
                 **columns,
             )

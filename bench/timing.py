@@ -145,7 +145,7 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
         burst: calls back to back in a sample; with 1, `latency_us` is `time_us`.
 
     Raises:
-        TimeoutError: a rank waited in vain for another.
+        TimeoutError: a rank timed out in a wait for another.
     """
     clock: Clock = HostClock() if ctx.is_interpreted() else DeviceClock()
     operands = itertools.cycle(sets)

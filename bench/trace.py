@@ -140,7 +140,7 @@ def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, 
 def _traceable(build: Any, ctx: Context, problem: Any) -> Any:
     """Return an operator; where by default warp groups would take turns, of which there is no trace, one without."""
     operator = build(ctx, problem)
-    config = getattr(operator, "config", None)  # the vendor's have none
+    config = getattr(operator, "config", None)  # operators of libraries have none
     if not config or not config.pingpong:
         return operator
     operator.close()

@@ -57,7 +57,6 @@ def trace(
             rounds=None,
             burst=None,
             timed=False,
-            link_gbps=sweep.H200_LINK_GBPS,
         )
         job = _only_job(plan)
         variants = _variants(job, variant)

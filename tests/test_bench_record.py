@@ -13,13 +13,14 @@ import pytest
 
 from iris_bench import environment, sweep
 from iris_bench.csv_rows import append_records
+from iris_bench.links.measured import Link
 from iris_bench.measure import Outcome
 from iris_bench.record import COLUMNS, Record, latest, other_configurations, read_records
 
 RESULTS = [
     path
     for path in sorted((Path(__file__).parent.parent / "results").glob("*.csv"))
-    if path.read_text().startswith(",".join(COLUMNS) + "\n")
+    if path.read_text().startswith("family,variant,shape_set,")
 ]
 PROMISED = {
     *("family", "variant", "m", "n", "k", "world_size", "dtype", "device", "device_name", "time_us", "latency_us"),
@@ -28,6 +29,7 @@ PROMISED = {
     "command",
 }
 
+LINK = Link(387.0, "--link-gbps")
 ENVIRONMENT = {
     "device_name": "Some GPU",
     "driver": "1.2",
@@ -68,7 +70,7 @@ def make_records(device: str = "cuda", shapes: str = "8192x8192x8192") -> list[R
             Outcome("communication_alone", time_us=300.0, latency_us=310.0, host_us=10.0),
         ]
         with mock.patch.object(environment, "timestamp", return_value="2026-01-01T00:00:00Z"):
-            records += sweep.to_records(plan, job, outcomes, ENVIRONMENT)
+            records += sweep.to_records(plan, job, outcomes, ENVIRONMENT, LINK if device != "cpu" else Link(None, ""))
     return records
 
 
@@ -123,6 +125,31 @@ def test_derived_figures() -> None:
     assert (wrong.time_us, wrong.tflops, wrong.speedup_vs_library) == (None, None, None)
     assert gemm.tflops is not None
     assert (gemm.speedup_vs_library, communication.tflops) == (None, None)
+
+
+def test_without_a_measured_link_there_is_no_ideal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of another machine's link; the row says what was missing."""
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    plan = make_plan(link_gbps=None)
+    outcomes = [Outcome("library", time_us=700.0), Outcome("gemm_alone", time_us=340.0)]
+    link = sweep._link(plan, "Some GPU")
+    row, _ = sweep.to_records(plan, plan.jobs[0], outcomes, ENVIRONMENT, link)
+    assert (row.ideal_us, row.overlap_efficiency, row.link_gbps) == (None, None, None)
+    assert row.link_source == "not measured on 4 x Some GPU: iris-bench links --world-size 4"
+    alone = make_plan(link_gbps=None, world_size=1)
+    row, _ = sweep.to_records(alone, alone.jobs[0], outcomes, ENVIRONMENT, sweep._link(alone, "Some GPU"))
+    assert row.ideal_us == 340.0
+
+
+def test_an_older_file_gets_the_columns_of_new_rows(tmp_path: Path) -> None:
+    path, (first, second, *_) = tmp_path / "rows.csv", make_records()
+    append_records(path, [replace(first, link_source="")])
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    place = lines[0].index("link_source")
+    path.write_text("".join(",".join([*cells[:place], *cells[place + 1 :]]) + "\n" for cells in lines))
+    assert read_records(path) == [replace(first, link_source="")]
+    append_records(path, [second])
+    assert read_records(path) == [replace(first, link_source=""), second]
 
 
 def test_interpreted_times_are_no_performance() -> None:

@@ -121,9 +121,7 @@ def test_numbers_are_converted_as_triton_and_torch_do() -> None:
     is_normal = bf16 & 0x7F80 != 0
     assert (found == cache._convert_float(between, *narrow))[is_normal].all()
     rounding = (tl.float32, tl.bfloat16, _ir.ROUNDING_MODE.RTNE)
-    assert (
-        cache.convert_float(between, *rounding) == cache._convert_float(between, *rounding)
-    ).all()
+    assert (cache.convert_float(between, *rounding) == cache._convert_float(between, *rounding)).all()
 
 
 def language() -> dict[tuple[str, str], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,10 @@ from typer.testing import CliRunner
 
 from iris_bench import cli
 from iris_bench.links import rank as links
+from iris_bench.links.measured import keep, this_machines
 from iris_bench.links.rank import KINDS, PAIRWISE, Plan
+from iris_bench.links.record import LinkRecord
+from iris_bench.record import read_as
 
 PLAN = Plan(elements=2 * links.BLOCK, rounds=1, burst=1, seed=3)
 
@@ -28,7 +32,7 @@ def measured(rank: int, world_size: int, broken: str = "") -> list[links.Outcome
     def forget(self: Any, kind: str, peers: list[int]) -> None:
         move(self, kind, peers)
         for peer in peers if kind == broken else []:
-            end = self.landing[peer] if kind == "load" else self.ctx.peer_view(self.inbox)[peer, self.rank]
+            end = self.landing[peer] if kind == "load" else self.ctx.peer_view(self.received)[peer, self.rank]
             end[-1] = 7
 
     with mock.patch.object(links, "context", context), mock.patch.object(links._Run, "_move", forget):
@@ -118,3 +122,16 @@ def test_the_command_refuses_in_one_line(arguments: list[Any], said: str) -> Non
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_other_commands_take_the_link_that_was_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest way to send, of as many GPUs of that name; interpreted rows are kept nowhere."""
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    rows = read_as(Path(__file__).parent.parent / "results" / "h200x4-links.csv", LinkRecord)
+    assert keep([replace(row, device="cpu") for row in rows]) is None
+    assert this_machines("NVIDIA H200", 4).gbps is None
+    assert keep(rows) is not None
+    link = this_machines("NVIDIA H200", 4)
+    assert link.gbps == pytest.approx(386.2, abs=0.1)  # the copy engines
+    assert link.source == "iris-bench links, 2026-11-22, 77ec08b"
+    assert this_machines("NVIDIA H200", 2).source == "not measured on 2 x NVIDIA H200: iris-bench links --world-size 2"

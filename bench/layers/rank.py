@@ -68,7 +68,7 @@ def measure(rank: int, world_size: int, job: Job) -> list[Outcome]:
     """Return each subject's outcomes, the same on every rank; collective.
 
     Raises:
-        TimeoutError: a rank waited in vain for another.
+        TimeoutError: a rank timed out in a wait for another.
         PeerError: a rank died, or failed alone.
     """
     run, error = attempt(context(), _Run, job)

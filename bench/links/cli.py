@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..outputs import check_new, check_outputs
 from ..progress import CommandProgress
 from ..ranks import choose_setting, ending, find_launcher, start_ranks
 from . import rank
+from .measured import keep
 from .plot import plot_links
 from .record import LinkRecord
 
@@ -42,8 +44,9 @@ def links(
 ) -> None:
     """Measure the links alone: stores, loads, atomics and copies between every two ranks, all at once, and barriers.
 
-    What arrives is checked first. Without a GPU the times are the interpreter's, and say nothing of any link. Exit
-    status: 0, or 1 if anything was wrong or the ranks were lost, or 2 if the command makes no sense.
+    What arrives is checked first. Without a GPU the times are the interpreter's, and say nothing of any link. What GPUs
+    can send is kept in $IRIS_CACHE_DIR, or ~/.cache/iris-overlap, for the ideal of other commands. Exit status: 0, or
+    1 if anything was wrong or the ranks were lost, or 2 if the command makes no sense.
     """
     is_first = True
     try:
@@ -77,6 +80,8 @@ def links(
         if out and records:
             append_records(out, records, replace=True)
         print_links(report.make_console(), records)
+        if kept := keep(records):
+            print(f"iris-bench: kept for the ideal of other commands: {kept}", file=sys.stderr)
         if ended.error:
             complain("the measurement", ended.error)
         elif plot:

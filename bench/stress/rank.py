@@ -93,7 +93,7 @@ def call_often(rank: int, world_size: int, count: int) -> Progress:
     """Make so many calls and wait for them; collective.
 
     Raises:
-        TimeoutError: a rank waited in vain for another.
+        TimeoutError: a rank timed out in a wait for another.
         PeerError: a rank died, or failed alone.
     """
     return _running().call_often(count)

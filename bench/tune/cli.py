@@ -26,7 +26,7 @@ from .candidates import Tuned
 from .measured import tables
 
 _SHIPPED = Path(common.__file__).resolve().parent / "measured_times"  # where the library looks, installed or not
-_VENDORS = (LIBRARY, "library_layout")  # what auto compares ours with
+_LIBRARIES = (LIBRARY, "library_layout")  # what auto compares variants with
 
 
 def tune(
@@ -61,7 +61,6 @@ def tune(
             rounds=rounds,
             burst=burst,
             timed=True,
-            link_gbps=sweep.H200_LINK_GBPS,
         )
         if is_first:
             check_folder()
@@ -77,7 +76,7 @@ def tune(
 def _to_measure(families: Sequence[str]) -> list[str]:
     """Return the names of what `auto` chooses from, in any of these families."""
     variants = [variant for family in families for variant in list_variants(family)]
-    return list(dict.fromkeys(one.name for one in variants if one.has_kernels or one.name in _VENDORS))
+    return list(dict.fromkeys(one.name for one in variants if one.has_kernels or one.name in _LIBRARIES))
 
 
 def defaults(
