@@ -98,6 +98,7 @@ def checked(check: Callable[..., Any], lhs: Any, rhs: Any, flags: dict[str, bool
     [{}, {"allow_lhs_ptr": True, "allow_rhs_ptr": True}, {"arithmetic_check": False}, {"div_or_mod": True}],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # 2**31 as a half
 def test_operands_are_made_alike_as_triton_makes_them(flags: dict[str, bool]) -> None:
     for operand in OPERANDS:
         for other in (*OPERANDS, *NUMBERS):
