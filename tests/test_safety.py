@@ -281,7 +281,7 @@ def test_descriptors_of_a_malformed_message_are_closed(said: int, sent: int) -> 
     else:
         theirs.sendall(message)
     with pytest.raises(
-        unix_socket.MalformedMessage, match=f"sent {sent} file descriptors and said {said}; the limit is 1"
+        unix_socket.MalformedMessage, match=f"sent {sent} file descriptors instead of {said}; the limit is 1"
     ):
         link.receive()
     assert len(os.listdir("/proc/self/fd")) == before
