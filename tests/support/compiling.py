@@ -177,7 +177,7 @@ class StubContext(TensorFactories):
 
     def __init__(self, case: Case, heap_size: int = HEAP_SIZE) -> None:
         self._case = case
-        self.group = mock.Mock(rank=case.rank, world_size=case.world_size)
+        self.control_plane = mock.Mock(rank=case.rank, world_size=case.world_size)
         self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
         self.backend = mock.Mock(
             device=torch.device("cpu"),
@@ -185,16 +185,16 @@ class StubContext(TensorFactories):
             streams_need_a_unit=not TARGETS[case.target].is_nvidia,
             storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
         )
-        self.heap = SymmetricHeap(self.group, self.backend, heap_size)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
         self.peer_view = self.heap.peer_view
         self.operators: dict[Any, Any] = {}
         self.debug = False
         self.ranks_on_device = 1
 
-    def _open_window(self, group: Any, size: int) -> tuple[torch.Tensor, int]:
+    def _open_window(self, control_plane: Any, size: int) -> tuple[torch.Tensor, int]:
         smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window
-        memory = mmap.mmap(-1, max(size * group.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
+        memory = mmap.mmap(-1, max(size * control_plane.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
         return torch.frombuffer(memory, dtype=torch.uint8), size
 
     def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:

@@ -55,7 +55,7 @@ def measured(
         is_interpreted=lambda: False,
         device_barrier=lambda: None,
         barrier=machine.barrier,
-        group=SimpleNamespace(all_gather=lambda value: [value]),
+        control_plane=SimpleNamespace(all_gather=lambda value: [value]),
     )
     monkeypatch.setattr(timing, "DeviceClock", lambda: machine)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: machine.host * 1e-6))

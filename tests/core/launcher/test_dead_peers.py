@@ -195,8 +195,8 @@ def test_a_death_is_preferred_to_what_a_peer_says_of_it(tmp_path: Path, monkeypa
         heard.touch()
         looks_for_what_is_behind(*given)
 
-    looks_for_what_is_behind = RankPool._raise_what_is_behind
-    monkeypatch.setattr(RankPool, "_raise_what_is_behind", raise_what_is_behind)
+    looks_for_what_is_behind = RankPool._raise_root_cause
+    monkeypatch.setattr(RankPool, "_raise_root_cause", raise_what_is_behind)
     monkeypatch.setattr(launcher, "_DYING_S", HUNG_S)
     death = pytest.raises(PeerError, match=r"^rank 1 was killed by SIGKILL; rank 0: ")
     with RankPool(2, "cpu") as pool, death as got:

@@ -140,7 +140,7 @@ def seen(judge: Callable[..., Any], event: threading.Event) -> Any:
         event.set()
         return judge(*arguments)
 
-    return mock.patch.object(unix_socket, "_judge", judged)
+    return mock.patch.object(unix_socket, "_rank_of", judged)
 
 
 def test_nobody_goes_on_before_all_are_there() -> None:
@@ -151,7 +151,7 @@ def test_nobody_goes_on_before_all_are_there() -> None:
         is_in.set()
         return meet(group)
 
-    with seen(unix_socket._judge, has_come):
+    with seen(unix_socket._rank_of, has_come):
         threads = [start(address, rank, 3, results, say_so_and_meet) for rank in (0, 1)]
         assert has_come.wait(30)
         assert not is_in.wait(0.5)
@@ -165,7 +165,7 @@ def test_nobody_goes_on_before_all_are_there() -> None:
 def test_who_has_come_hears_who_has_not() -> None:
     address, results, has_come = random_address(), {}, threading.Event()
     clock = SimpleNamespace(monotonic=lambda: 1e4 * has_come.is_set())
-    with seen(unix_socket._judge, has_come), mock.patch.object(unix_socket, "time", clock):
+    with seen(unix_socket._rank_of, has_come), mock.patch.object(unix_socket, "time", clock):
         first = start(address, 0, 3, results, meet)
         with stranger(address) as connection:
             connection.sendall(struct.pack("!QQ", 1, 3))
@@ -281,7 +281,7 @@ def test_descriptors_of_a_malformed_message_are_closed(said: int, sent: int) -> 
     else:
         theirs.sendall(message)
     with pytest.raises(
-        unix_socket.MalformedMessage, match=f"sent {sent} file descriptors and said {said}; the limit is 1"
+        unix_socket.MalformedMessage, match=f"sent {sent} file descriptors instead of {said}; the limit is 1"
     ):
         link.receive()
     assert len(os.listdir("/proc/self/fd")) == before
