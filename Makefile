@@ -103,7 +103,7 @@ layers: $(READY) ## Measure pairs of tensor-parallel layers beside torch's own [
 
 figures: $(READY) ## Make all tables and pictures of README, docs and results again, from the CSVs; no GPU
 	$(PY) -m iris_bench figures $(ARGS)
-	$(PY) docs/draw_timelines.py
+	$(PY) docs/img/draw_timelines.py
 
 memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \

@@ -236,7 +236,7 @@ class _Run:
         return operator.as_matrix(self._buffers[name]).clone()
 
     def _agree_on(self, outcome: Outcome, error: float, reason: str, call: int) -> None:
-        answers = self.ctx.group.all_gather([error, reason])
+        answers = self.ctx.control_plane.all_gather([error, reason])
         outcome.error = max([outcome.error or 0.0, *(error for error, _ in answers)])
         wrong = [(rank, reason) for rank, (_, reason) in enumerate(answers) if reason]
         outcome.correct = outcome.correct is not False and not wrong
@@ -283,7 +283,7 @@ def attempt(ctx: Context, fn: Callable[..., T], *args: Any) -> tuple[T | None, s
         raise
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
-    failures = ctx.group.all_gather(failure)
+    failures = ctx.control_plane.all_gather(failure)
     if any(failures) and not all(failures):
         rank = next(rank for rank, said in enumerate(failures) if said)
         raise PeerError(f"rank {rank} failed and others did not: {failures[rank]}")

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from iris_core import RankPool
-from iris_core.bootstrap import rank_of_torchrun, ranks_per_gpu, timeout_s
+from iris_core.rendezvous.rank_info import rank_of_torchrun
+from iris_core.utils.settings import ranks_per_gpu, timeout_s
 
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 CPU_WORLD_SIZE = 4

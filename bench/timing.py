@@ -157,7 +157,9 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
 
 def slowest_medians(ctx: Context, subjects: Sequence[Subject]) -> dict[str, Times]:
     """Return each subject's times: the slowest rank's medians over rounds; collective."""
-    by_rank = ctx.group.all_gather({subject.name: [asdict(one) for one in subject.samples] for subject in subjects})
+    by_rank = ctx.control_plane.all_gather(
+        {subject.name: [asdict(one) for one in subject.samples] for subject in subjects}
+    )
     found = {}
     for subject in subjects:
         samples = [[Sample(**one) for one in ranks[subject.name]] for ranks in by_rank]
@@ -206,7 +208,7 @@ def _warm_up(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: 
     _round(ctx, clock, subjects, operands, burst)
     for subject in subjects:
         subject.recent.clear()  # what compiles, does so once
-    round_s = max(ctx.group.all_gather(time.perf_counter() - start))  # all ranks must do equally many rounds
+    round_s = max(ctx.control_plane.all_gather(time.perf_counter() - start))  # all ranks must do equally many rounds
     for _ in range(min(MAX_WARM_UP_ROUNDS, math.ceil(WARM_UP_S / round_s))):
         _round(ctx, clock, subjects, operands, burst)
     for subject in subjects:

@@ -124,12 +124,12 @@ def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, 
     operator(*operands)
     ctx.barrier()
     found, lost = spans.read_trace(trace)
-    offsets, accuracy_ns = align(ctx.group.all_gather(clocks))
+    offsets, accuracy_ns = align(ctx.control_plane.all_gather(clocks))
     ranks = [
         [Span(*span)._replace(begin_ns=span[3] - offset, end_ns=span[4] - offset) for span in rank_spans]
-        for rank_spans, offset in zip(ctx.group.all_gather(found), offsets, strict=True)
+        for rank_spans, offset in zip(ctx.control_plane.all_gather(found), offsets, strict=True)
     ]
-    lost = sum(ctx.group.all_gather(lost))
+    lost = sum(ctx.control_plane.all_gather(lost))
     described = f"{job.shape}, {job.dtype}, {world_size} ranks"
     config = operator.describe_config()
     operator.close()

@@ -52,7 +52,7 @@ def body(rank, world_size, families, shape):
             if reason:
                 lines.append(f"  {variant.name:<24} not run: {reason}")
                 continue
-            error = max(ctx.group.all_gather(worst_error(ctx, variant, problem)))
+            error = max(ctx.control_plane.all_gather(worst_error(ctx, variant, problem)))
             assert error < TOLERANCE, f"{family}/{variant.name}: relative error {error}"
             lines.append(f"  {variant.name:<24} relative error {error:.1e}")
         if rank == 0:

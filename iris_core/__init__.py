@@ -4,9 +4,16 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 `store`, `get`, `put`, `copy`, atomics) and synchronisation (`signal`, `wait`, `barrier`), to be called from kernels.
 """
 
-from .bootstrap import Origin
-from .context import Context
-from .device import (
+from .context import Context, iris
+from .device.intrinsics import (
+    clock_ns,
+    fence_before_descriptor_loads,
+    gdc_launch_dependents,
+    gdc_wait,
+    interpreted,
+    pause,
+)
+from .device.rma import (
     atomic_add,
     atomic_and,
     atomic_cas,
@@ -23,26 +30,18 @@ from .device import (
     store,
     translate,
 )
+from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .intrinsics import (
-    clock_ns,
-    fence_before_descriptor_loads,
-    interpreted,
-    let_next_kernel_start,
-    pause,
-    wait_for_earlier_kernels,
-)
-from .launcher import RankError, RankPool, launch
-from .opening import iris
-from .sync import barrier, signal, signal_each, wait, wait_each
+from .launcher.pool import RankError, RankPool, launch
+from .rendezvous.rank_info import RankInfo
 
 __all__ = [
     "AllocationMismatch",
     "Context",
     "HeapExhausted",
-    "Origin",
     "PeerError",
     "RankError",
+    "RankInfo",
     "RankPool",
     "atomic_add",
     "atomic_and",
@@ -57,11 +56,12 @@ __all__ = [
     "clock_ns",
     "copy",
     "fence_before_descriptor_loads",
+    "gdc_launch_dependents",
+    "gdc_wait",
     "get",
     "interpreted",
     "iris",
     "launch",
-    "let_next_kernel_start",
     "load",
     "pause",
     "put",
@@ -71,5 +71,4 @@ __all__ = [
     "translate",
     "wait",
     "wait_each",
-    "wait_for_earlier_kernels",
 ]

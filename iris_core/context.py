@@ -4,28 +4,70 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from . import bootstrap
 from .backends.base import Stream
-from .backends.choice import choose_backend, ranks_on_one_device
-from .creation import Device, HeapTensors
-from .heap import SymmetricHeap
-from .kernels import barrier_kernel
-from .meeting import Meeting
-from .modes import plain_tensors
-from .process_group import make_process_group
-from .settings import is_whole, switch_in
-from .turns import polls_bounded
-from .watchdog import Watchdog
+from .backends.select import ranks_on_one_device
+from .device.interpretation import polls_limited
+from .heap.heap import SymmetricHeap
+from .heap.tensor_factories import Device, TensorFactories
+from .host import Host, current_host
+from .rendezvous.process_group import ProcessGroup
+from .utils import settings
+from .utils.settings import is_whole, switch_in
+from .utils.torch_modes import plain_tensors
+from .watchdog.recovery import Recovery
+from .watchdog.watchdog import Watchdog
+
+DEFAULT_HEAP_SIZE = 1 << 30
 
 
-class Context(HeapTensors, Meeting):
+def iris(
+    heap_size: int = DEFAULT_HEAP_SIZE,
+    device: str = "auto",
+    *,
+    timeout_s: float | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Context:
+    """Make this process's context; collective over all ranks.
+
+    The ranks are those of `group`, or of whatever started the process: `iris_core.launch`, an initialised
+    ``torch.distributed``, ``torchrun``, ``mpirun``; alone, a world of one.
+
+    Args:
+        heap_size: bytes of symmetric heap a rank.
+        device: "cuda" (NVIDIA or AMD GPUs), "cpu" (shared memory, kernels interpreted), or "auto": the GPUs if there
+            are any and Triton is not told to interpret.
+        timeout_s: limit of a wait in a kernel, in seconds; ranks wait for each other on the host twice as long. 0 for
+            none; None for ``IRIS_TIMEOUT_S``, or 30.
+        group: a process group of torch's, of ranks of one host, such as those of a replica of the model,
+            ``mesh["tp"].get_group()``; each process gives the one that it is in. None for all ranks.
+
+    Returns:
+        The context. `Context.close` ends it; a process has one at a time.
+
+    Raises:
+        RuntimeError: this process has a context already, the machine lacks what the device needs, or the ranks are of
+            several hosts; or this process was forked from a rank.
+        ValueError: the device, the heap size or the limit makes no sense or is not the same on all ranks, there are
+            more ranks than GPUs, or this process is not in `group`.
+        PeerError: a rank did not start.
+    """
+    host = current_host()
+    host.check_vacant()
+    settings.asked_device(device)
+    if not is_whole(heap_size):
+        raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
+    return Context(host, heap_size, device, host.timeout_s(timeout_s), group)
+
+
+class Context(TensorFactories):
     """One rank's handle on the heap, its peers, and what they do together. Make it with `iris_core.iris`.
 
     When a wait has failed on any rank, or a rank did not come to something collective, whatever could give wrong data
@@ -35,9 +77,12 @@ class Context(HeapTensors, Meeting):
     be read and written, to leave or close it does nothing, and all else raises RuntimeError.
 
     Attributes:
+        control_plane: the ranks, outside kernels.
+        backend: the kind of memory, and the device.
         heap: the symmetric heap.
         watchdog: bounds every wait of this rank's kernels.
-        group: the ranks, outside kernels.
+        recovery: what fails on all ranks at once, and its reset.
+        collectives: what the hosts of all ranks start together.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
@@ -46,35 +91,31 @@ class Context(HeapTensors, Meeting):
     """
 
     def __init__(
-        self,
-        heap_size: int,
-        device: str,
-        timeout_s: float,
-        process_group: dist.ProcessGroup | None,
-        open_contexts: dict[int, Context],
+        self, host: Host, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None
     ) -> None:
-        self._origin = bootstrap.find_origin(process_group)
+        self._host = host
+        self._rank_info = host.rank_info(process_group)
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
         self.debug = switch_in("IRIS_DEBUG")
         self.operators: dict[Any, Any] = {}
-        self._process_group: dist.ProcessGroup | None = None
-        self._leave_group: Callable[[bool], None] = lambda is_failing: None
+        self._process_group: ProcessGroup | None = None
         self.timeout_s = timeout_s
-        self.group = bootstrap.connect(self._origin, timeout_s)
+        self.control_plane = host.connect(self._rank_info, timeout_s)
         with contextlib.ExitStack() as opened:
-            opened.callback(self.group.close)
+            opened.callback(self.control_plane.close)
             with plain_tensors():
                 self._open(heap_size, device, opened)
+            opened.callback(host.occupy(self))
             self._opened = opened.pop_all()
-        open_contexts[self.get_rank()] = self
-        self._opened.callback(open_contexts.pop, self.get_rank(), None)
 
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
-        with self.group.together("choose a device"):
-            self.backend = choose_backend(device, self._origin)
+        from .collectives.host_collectives import HostCollectives  # which is no part of the core
+
+        with self.control_plane.collective_section("choose a device"):
+            self.backend = self._host.backend(self._rank_info, device)
             opened.callback(self.backend.close_window)
-            ranks_per_gpu = bootstrap.ranks_per_gpu()
-        self.ranks_on_device = ranks_on_one_device(self.group, self.backend, ranks_per_gpu)
+            ranks_per_gpu = settings.ranks_per_gpu()
+        self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
             "device": self.backend.name,
@@ -82,23 +123,23 @@ class Context(HeapTensors, Meeting):
             "IRIS_DEBUG": self.debug,
             "IRIS_RANKS_PER_GPU": ranks_per_gpu,
         }
-        self.group.agree("what the ranks ask of their context", asked)
-        self.heap = SymmetricHeap(self.group, self.backend, heap_size)
-        self.watchdog = Watchdog(self.group, self.heap, self.backend, timeout_s=self.timeout_s)
-        opened.enter_context(polls_bounded(self.watchdog))
-        self._barrier_state = self.zeros(self.get_num_ranks() + 1, dtype=torch.int64)
-        self.watchdog.watch(self._barrier_state, lambda peer, _: f"rank {peer} at a device barrier")
+        self.control_plane.agree("what the ranks ask of their context", asked)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
+        self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
+        opened.enter_context(polls_limited(self.watchdog))
+        self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
+        self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
         self.barrier()
 
     # Who and where ---------------------------------------------------------------------------------------------
 
     def get_rank(self) -> int:
         """Return this rank's number."""
-        return self.group.rank
+        return self.control_plane.rank
 
     def get_num_ranks(self) -> int:
         """Return the number of ranks."""
-        return self.group.world_size
+        return self.control_plane.world_size
 
     def get_device(self) -> torch.device:
         """Return the device the heap is on."""
@@ -114,7 +155,7 @@ class Context(HeapTensors, Meeting):
 
     def get_heap_bases(self) -> torch.Tensor:
         """Return the address of every rank's heap as this rank sees it, uint64 of (world_size,), for the device API."""
-        self._check_open()
+        self.recovery.check_open()
         return self.heap.bases
 
     def get_watchdog(self) -> torch.Tensor:
@@ -151,7 +192,7 @@ class Context(HeapTensors, Meeting):
         Raises:
             ValueError: the tensor is not on the heap.
         """
-        self._check_open()
+        self.recovery.check_open()
         return self.heap.peer_view(tensor)
 
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
@@ -160,7 +201,68 @@ class Context(HeapTensors, Meeting):
         self.check()
         return self.heap.allocate(shape, dtype)
 
-    # Together --------------------------------------------------------------------------------------------------
+    # Collectives and recovery ------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Wait for this rank's device, then for all ranks.
+
+        Raises:
+            TimeoutError: a wait in a kernel of any rank passed its limit.
+            AllocationMismatch: the ranks allocated or freed in different orders; names the first difference.
+            PeerError: a rank died, or did not come within the limit.
+        """
+        self.recovery.barrier()
+
+    def check(self) -> None:
+        """Raise if this context cannot be used: a wait or something collective has failed. Costs a few loads.
+
+        Raises:
+            TimeoutError: the wait that failed first, on whatever rank; `reset` makes the context usable again.
+            PeerError: a rank did not come to something collective, which `reset` mends; or has gone, which it cannot.
+            RuntimeError: it is closed, or this process was forked from the one that opened it.
+        """
+        self.recovery.check()
+
+    def reset(self) -> None:
+        """Make the context usable again after `check` has raised; collective, and no matter where each rank failed.
+
+        Ends this rank's kernels, waits for all ranks, and zeroes every flag and counter that the watchdog watches: the
+        device barrier's, all operators', and those given to ``watchdog.watch``. What was in operators' outputs, and
+        calls under way, are lost; buffers stay. A captured graph can be replayed.
+
+        Raises:
+            PeerError: a rank has gone, which is final, or did not come within the limit: call this again.
+            AllocationMismatch: the ranks allocated or freed in different orders.
+        """
+        self.recovery.reset()
+
+    def collective_section(self, what: str) -> AbstractContextManager[None]:
+        """Run a block in which all ranks must succeed: if it raises on one, it raises on every one.
+
+        The failing rank raises its own error, the others one that names it; where a wait has failed, all raise that.
+
+        Args:
+            what: the block does, for error messages: "load the weights".
+        """
+        return self.recovery.collective_section(what)
+
+    def collective_allocation(self, what: str) -> AbstractContextManager[None]:
+        """Run a collective block that allocates; if it raises on one rank it raises on all, and allocates on none.
+
+        The flags that it gave the watchdog to watch are forgotten too.
+
+        Raises:
+            As `collective_section`; and what `check` raises.
+        """
+        return self.recovery.collective_allocation(what)
+
+    def agree(self, what: str, value: Any) -> None:
+        """Raise on every rank unless all ranks give the same value (anything JSON holds); collective.
+
+        Raises:
+            ValueError: the values differ; names every rank's.
+        """
+        self.recovery.agree(what, value)
 
     def device_barrier(self) -> None:
         """Queue a barrier of all ranks on the current stream; the host does not wait.
@@ -168,14 +270,7 @@ class Context(HeapTensors, Meeting):
         Raises:
             TimeoutError, PeerError: see `check`.
         """
-        barrier_kernel[(1,)](
-            self._barrier_state,
-            self.get_rank(),
-            self.get_num_ranks(),
-            self.get_heap_bases(),
-            self.get_watchdog(),
-            num_warps=1,
-        )
+        self.collectives.device_barrier()
 
     def broadcast(self, value: Any, source_rank: int) -> Any:
         """Return `source_rank`'s value on every rank; collective.
@@ -191,36 +286,12 @@ class Context(HeapTensors, Meeting):
             ValueError: there is no such rank; or the tensor is none that copies element by element, such as a sparse
                 one; on every rank.
         """
-        if not is_whole(source_rank, 0) or source_rank >= self.get_num_ranks():
-            raise ValueError(f"source_rank {source_rank!r} is not one of the {self.get_num_ranks()} ranks")
-        self.check()
-        is_source = self.get_rank() == source_rank
-        is_tensor = is_source and isinstance(value, torch.Tensor)
-        with self.together("broadcast a tensor"):
-            if is_tensor and (value.layout is not torch.strided or value.is_quantized or value.is_meta):
-                raise ValueError(
-                    f"a tensor of layout {value.layout} and dtype {value.dtype} on {value.device} cannot be broadcast; "
-                    "a dense one can, such as its to_dense()"
-                )
-        said = [list(value.shape), str(value.dtype).removeprefix("torch.")] if is_tensor else value
-        with self.explained():
-            is_tensor, said = self.group.broadcast([is_tensor, said], source_rank)
-        if not is_tensor:
-            return said
-        shape, dtype = said[0], getattr(torch, said[1])
-        staging = self.empty(shape, dtype=dtype)
-        if is_source:
-            staging.copy_(value.detach())
-        self.barrier()
-        result = self.peer_view(staging)[source_rank].clone()
-        self.barrier()
-        self.free(staging)
-        return result
+        return self.collectives.broadcast(value, source_rank)
 
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""
-        self._check_open()
-        return self.backend.make_stream(self.timeout_s, self.watchdog.stream_gave_up)
+        self.recovery.check_open()
+        return self.backend.make_stream(self.timeout_s, self.watchdog.stream_timed_out)
 
     def process_group(self) -> dist.ProcessGroup:
         """Return torch's process group of the same ranks: NCCL, RCCL, or gloo without a GPU. Made at the first call.
@@ -234,18 +305,16 @@ class Context(HeapTensors, Meeting):
             RuntimeError: ranks share a GPU, which NCCL and RCCL do not take; or one process, under the race checker.
             PeerError: a rank did not come to its making within the limit.
         """
-        self._check_open()
-        if self._origin.node is not None:
-            raise RuntimeError("the race checker's ranks are one process; torch's process groups are of several")
+        self.recovery.check_open()
         if self.ranks_on_device > 1:
             raise RuntimeError(
                 f"up to {self.ranks_on_device} ranks share a GPU (IRIS_RANKS_PER_GPU); NCCL and RCCL take one rank each"
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
-            with self.explained():
-                self._process_group, self._leave_group = make_process_group(self.group, device, self._origin.group)
-        return self._process_group
+            with self.recovery.raising_root_cause():
+                self._process_group = self._host.process_group(self.control_plane, device, self._rank_info.group)
+        return self._process_group.group
 
     def release_operators(self) -> None:
         """Close the operators that calls with operands alone have made, and give their memory back; collective.
@@ -270,7 +339,7 @@ class Context(HeapTensors, Meeting):
 
         What else is asked of a closed context raises RuntimeError; to close it again does nothing. While an exception
         is on its way that was not when the context was made, as in a ``finally`` or at the end of ``with
-        iris_core.iris() as ctx:``, nobody is waited for: the peers hear that this rank has left.
+        iris_core.iris() as ctx:``, no rank is waited for: the peers' next calls raise that this rank has left.
 
         Raises:
             What `barrier` raises, if a rank fails at this, and TimeoutError, if a CUDA graph holds collectives of the
@@ -280,13 +349,15 @@ class Context(HeapTensors, Meeting):
         self._close(is_failing=error is not None and error is not self._handled)
 
     def _close(self, *, is_failing: bool) -> None:
-        if self.is_closed or not self.group.is_owned:
+        if self.recovery.is_closed or not self.control_plane.is_owned:
             return
         self._handled = None  # whose traceback holds what its callers had
         with self._opened:
-            self._opened.callback(lambda: self._leave_group(is_failing))
+            if self._process_group is not None:
+                leave_group = self._process_group.leave
+                self._opened.callback(lambda: leave_group(is_failing))
             try:
-                if self.watchdog.failure is None and self.group.failure is None and not is_failing:
+                if not self.recovery.has_failed and not is_failing:
                     self.barrier()
                 else:
                     self.watchdog.abort()
@@ -294,7 +365,7 @@ class Context(HeapTensors, Meeting):
                 is_failing = True
                 raise
             finally:
-                self.is_closed = True
+                self.recovery.is_closed = True
 
 
 def _same_device(asked: torch.device, own: torch.device) -> bool:

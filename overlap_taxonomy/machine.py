@@ -186,7 +186,7 @@ H200X2 = replace(
 H200X8 = replace(H200X4, name="h200x8", world_size=8, is_measured=False)
 
 # The same chip and links (SXM), beside memory that data sheets have at 3.35 TB/s, not 4.8. One was measured by itself,
-# and nothing here fitted to it (docs/cost_model.md).
+# and nothing here fitted to it (docs/design.md).
 H100X2, H100X4, H100X8 = (
     replace(
         one,

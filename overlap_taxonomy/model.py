@@ -2,7 +2,7 @@
 
 A GEMM is waves of tiles over the SMs. What is told apart is what may run beside it, and what cannot: the first wave has
 nothing to send, the bytes of the last one leave when there is nothing left to multiply. A call takes the longer of the
-work and the communication, and what neither hides; docs/cost_model.md has the formulas and how far they are off.
+work and the communication, and what neither hides; docs/design.md has the formulas and how far they are off.
 """
 
 from __future__ import annotations

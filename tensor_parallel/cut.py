@@ -70,9 +70,10 @@ class Cut(ABC):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
         whole = torch.empty(self.out_features, self.in_features, device="meta")
-        # No cached properties: the compiler cannot trace their lock.
-        object.__setattr__(self, "_weight_shape", self.own_weight(whole).shape)
-        object.__setattr__(self, "_bias_shape", self.own_bias(whole[:, 0]).shape)
+        # No cached properties: the compiler cannot trace their lock. Merged layers' parts have the shape of one
+        # layer's, and to join parts here would import the compiler, which takes seconds.
+        object.__setattr__(self, "_weight_shape", Cut.own_weight(self, whole).shape)
+        object.__setattr__(self, "_bias_shape", Cut.own_bias(self, whole[:, 0]).shape)
 
     def __deepcopy__(self, memo: Any) -> Cut:
         """A copy of a layer is cut alike, with the same context, of which a process has one."""
@@ -196,7 +197,7 @@ class Cut(ABC):
         sizes = m, n, k, self.ctx.get_num_ranks(), dtype
 
         def make() -> Operator[Any]:
-            with self.ctx.together(f"make {family.FAMILY}/{variant}"):
+            with self.ctx.collective_section(f"make {family.FAMILY}/{variant}"):
                 if m == 0:
                     raise ValueError(
                         f"{self._name}: rank {self.ctx.get_rank()} has no tokens; where ranks have different numbers, "

@@ -39,17 +39,41 @@ def make_data(family: str, problem: Any, rank: int, seed: int, device: torch.dev
     `layout` is how B lies in memory: "kn" by rows, "nk" by columns; with "strided" neither A nor B is contiguous.
     """
     shards = FAMILIES[family]
+    draw = _draw_whole if device.type == "cpu" else _draw_whole.__wrapped__  # a GPU's are large and soon drawn
+    whole = draw(family, problem, seed, device)
+    own_a = shards.own_a(problem, rank, whole.a).clone(memory_format=torch.contiguous_format)
+    own_b = shards.own_b(problem, rank, whole.b).clone(memory_format=torch.contiguous_format)
+    if layout == "nk":
+        own_b = own_b.t().contiguous().t()
+    elif layout == "strided":
+        own_a, own_b = _strided(own_a), _strided(own_b)
+    expected = shards.own_output(problem, rank, whole.product)
+    vendor_error = _relative(shards.own_output(problem, rank, whole.vendor).to(expected.dtype), expected)
+    # Two orders of summation in fp32 differ by so much; beside the rounding to a narrower dtype it is nothing.
+    summing_error = math.sqrt(problem.k) * FP32_ROUNDOFF
+    return Data(own_a, own_b, expected, shards.own_output(problem, rank, whole.bound), vendor_error, summing_error)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What the ranks have parts of; `vendor` is A @ B as the vendor computes it. Calls share it: nobody writes it."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    product: torch.Tensor
+    bound: torch.Tensor
+    vendor: torch.Tensor
+
+
+@functools.lru_cache(maxsize=4)  # ranks in one process, and variants of one family, ask for the same
+def _draw_whole(family: str, problem: Any, seed: int, device: torch.device) -> _Whole:
+    shards = FAMILIES[family]
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device).to(problem.dtype)
 
     a, b = draw(problem.m, problem.k), draw(problem.k, problem.n)
-    own_a, own_b = shards.own_a(problem, rank, a).contiguous(), shards.own_b(problem, rank, b).contiguous()
-    if layout == "nk":
-        own_b = own_b.t().contiguous().t()
-    elif layout == "strided":
-        own_a, own_b = _strided(own_a), _strided(own_b)
     # On a GPU fp32 is enough, and quick, for outputs that are rounded to less.
     wide = torch.float64 if device.type == "cpu" or problem.dtype == torch.float32 else torch.float32
     product = a.to(wide) @ b.to(wide)
@@ -63,16 +87,20 @@ def make_data(family: str, problem: Any, rank: int, seed: int, device: torch.dev
     if shards.sums_partials:
         bound += roundoff * sums
         partials = [
-            shards.own_a(problem, peer, a) @ shards.own_b(problem, peer, b) for peer in range(problem.world_size)
+            _multiply(shards.own_a(problem, peer, a), shards.own_b(problem, peer, b))
+            for peer in range(problem.world_size)
         ]
         vendor = functools.reduce(torch.add, partials)
     else:
-        vendor = torch.mm(a, b)
-    expected = shards.own_output(problem, rank, product)
-    vendor_error = _relative(shards.own_output(problem, rank, vendor).to(wide), expected)
-    # Two orders of summation in fp32 differ by so much; beside the rounding to a narrower dtype it is nothing.
-    summing_error = math.sqrt(problem.k) * FP32_ROUNDOFF
-    return Data(own_a, own_b, expected, shards.own_output(problem, rank, bound), vendor_error, summing_error)
+        vendor = _multiply(a, b)
+    return _Whole(a, b, product, bound, vendor)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return A @ B as the vendor's library does: summed in fp32 and rounded once."""
+    if a.device.type == "cpu":  # where torch's for narrow dtypes, which does the same, may take 70 times as long
+        return (a.float() @ b.float()).to(a.dtype)
+    return a @ b
 
 
 def fault(output: torch.Tensor, data: Data, dtype: torch.dtype) -> str | None:

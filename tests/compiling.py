@@ -28,9 +28,9 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core.backends.hip import HipBackend
-from iris_core.creation import HeapTensors
-from iris_core.heap import SymmetricHeap
-from iris_core.sync import WATCHDOG_WORDS
+from iris_core.device.sync import WATCHDOG_WORDS
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.tensor_factories import TensorFactories
 from iris_kernels.common.hopper import operator as hopper
 from overlap_taxonomy import get_variant
 
@@ -172,13 +172,13 @@ def _width(vector: str | None, bits: str | None, amd: str | None) -> int:
     return _AMD_WIDTHS[amd] if amd else int(vector or 1) * int(bits or 0) // 8
 
 
-class StubContext(HeapTensors):
+class StubContext(TensorFactories):
     """As much of a context as making and calling an operator takes: no peers, no GPU, memory that nobody touches."""
 
     def __init__(self, case: Case, heap_size: int = HEAP_SIZE) -> None:
         self._case = case
         self.group = mock.Mock(rank=case.rank, world_size=case.world_size)
-        self.together = self.all_or_nothing = lambda _: contextlib.nullcontext()
+        self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
         self.backend = mock.Mock(
             device=torch.device("cpu"),
             open_window=self._open_window,

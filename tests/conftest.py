@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from prefork import Template, preforked
 from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 
 # Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
 LONG = (
@@ -28,6 +30,7 @@ LONG = (
     "test_bench_cli.py",
 )
 
+ABOUT_STARTS = ("test_launch.py", "test_interrupts.py")
 
 # What a file of tests imports that starts ranks of its own or compiles kernels.
 STARTS_OR_COMPILES = {"RankPool", "launch", "compile_case", "compile_kernel", "driven"}
@@ -80,3 +83,18 @@ def gpu_a_rank(device: str) -> None:
     """For a test whose ranks, on GPUs, are in a process group of torch's."""
     if device == "cuda":
         skip_where_ranks_share_a_gpu()
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template]:
+    """What ranks on the CPU are forked of."""
+    made = Template()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_start_soon(request: pytest.FixtureRequest, template: Template) -> Iterator[None]:
+    """Fork ranks on the CPU, but for the files that are about how they start."""
+    with contextlib.nullcontext() if request.path.name in ABOUT_STARTS else preforked(template):
+        yield

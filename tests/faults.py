@@ -18,7 +18,7 @@ import torch
 from iris_core import Context, iris
 from iris_core.backends.shm import _ImmediateStream
 from iris_core.checker.replacing import replaced
-from iris_core.sync import signal
+from iris_core.device.sync import signal
 from iris_kernels.common.handshake import announce_part
 
 

@@ -22,7 +22,7 @@ import torch
 from emulated_memory import Descriptor, Pointer, Register, Shared
 from triton.runtime.jit import JITFunction
 
-from iris_core.greenlets import import_greenlet
+from iris_core.interpreter.greenlets import import_greenlet
 
 
 class Deadlock(Exception):
@@ -47,20 +47,22 @@ class Machine:
 
     Args:
         seed: of the order in which they take turns.
-        late: tasks with this in their names, which a space and the rank end, take theirs when nobody else can go on.
+        late: tasks with this in their names, which a space and the rank end, take theirs when nobody else can go on,
+            what was spawned last first.
     """
 
     def __init__(self, seed: int, *, late: str = "") -> None:
         self._random = random.Random(seed)
         self._late = late
-        self._tasks: list[Task] = []
+        self._prompt_tasks: list[Task] = []
+        self._late_tasks: list[Task] = []
         self._greenlets = import_greenlet()
         self._hub = self._greenlets.getcurrent()
         self.task: Task = Task("host", -1, -1, 0, self._hub)
 
     def spawn(self, name: str, fn: Callable[[], Any], *, rank: int, program: int = 0, num_programs: int = 1) -> Task:
         task = Task(name, rank, program, num_programs, self._greenlets.greenlet(fn, parent=self._hub))
-        self._tasks.append(task)
+        self._fellows(task).append(task)
         return task
 
     def spawn_beside(self, name: str, fn: Callable[[], Any]) -> Task:
@@ -73,18 +75,33 @@ class Machine:
         self.task.may_go_on = may_go_on
         self._hub.switch()
 
-    def _is_late(self, task: Task) -> bool:
-        return bool(self._late) and self._late in f"{task.name} {task.rank}"
-
     def run(self) -> None:
-        while self._tasks:
-            ready = [task for task in self._tasks if task.may_go_on()]
-            if not ready:
-                raise Deadlock(", ".join(f"{task.name} {task.rank}.{task.program}" for task in self._tasks))
-            self.task = self._random.choice([task for task in ready if not self._is_late(task)] or ready)
+        while self._prompt_tasks or self._late_tasks:
+            self.task = self._choose(self._prompt_tasks) or self._newest(self._late_tasks) or self._stuck()
             self.task.run.switch()
             if self.task.run.dead:
-                self._tasks.remove(self.task)
+                self._fellows(self.task).remove(self.task)
+
+    def _fellows(self, task: Task) -> list[Task]:
+        is_late = bool(self._late) and self._late in f"{task.name} {task.rank}"
+        return self._late_tasks if is_late else self._prompt_tasks
+
+    def _choose(self, tasks: list[Task]) -> Task | None:
+        """Return one of those that may go on, each as likely as another, or None; few are asked."""
+        for left in range(len(tasks), 0, -1):
+            place = int(self._random.random() * left)
+            task = tasks[place]
+            if task.may_go_on():
+                return task
+            tasks[place], tasks[left - 1] = tasks[left - 1], task
+        return None
+
+    def _newest(self, tasks: list[Task]) -> Task | None:
+        return next((task for task in reversed(tasks) if task.may_go_on()), None)
+
+    def _stuck(self) -> Task:
+        tasks = self._prompt_tasks + self._late_tasks
+        raise Deadlock(", ".join(f"{task.name} {task.rank}.{task.program}" for task in tasks))
 
 
 class Barrier:
@@ -131,7 +148,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
             barrier.arrive(num_bytes=-source.block_type.nbytes)
 
         into.memory.fill_(float("nan"))
-        machine.spawn_beside("load", arrives)
+        machine.spawn_beside("tma_load", arrives)
 
     def store(destination: Descriptor, start: list[int], source: Shared) -> None:
         sender, number = machine.task, len(machine.task.stores)
@@ -144,7 +161,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
             destination.write(start, value)
             sender.stores[number] = "arrived"
 
-        machine.spawn_beside("store", arrives)
+        machine.spawn_beside("tma_store", arrives)
 
     def store_wait(pendings: int) -> None:
         stores = machine.task.stores

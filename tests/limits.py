@@ -10,14 +10,16 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
 
-from iris_core import Context, intrinsics
+from iris_core import Context
 from iris_core.backends import shm
-from iris_core.conversation import LONGER
-from iris_core.sync import WATCHDOG_TIMEOUT_NS
+from iris_core.device import intrinsics
+from iris_core.device.sync import WATCHDOG_TIMEOUT_NS
+from iris_core.rendezvous.exchange import LONGER
 
 HUNG_S = 60.0  # more than whatever is done at once takes, on a busy machine
 
@@ -25,12 +27,13 @@ HUNG_S = 60.0  # more than whatever is done at once takes, on a busy machine
 @contextlib.contextmanager
 def short_limit(ctx: Context, timeout_s: float = 0.5) -> Iterator[None]:
     """Let this rank wait no longer than that, in kernels and on streams made meanwhile; on the host twice as long."""
-    links, longer = ctx.group._links.values(), LONGER if ctx.get_rank() else 1
+    exchange: Any = ctx.control_plane.exchange
+    sockets, longer = exchange._sockets.values(), LONGER if ctx.get_rank() else 1
     patches = [
         mock.patch.object(ctx, "timeout_s", timeout_s),
         mock.patch.object(ctx.watchdog, "_timeout_s", timeout_s),
-        mock.patch.object(ctx.group, "timeout_s", 2 * timeout_s),
-        *(mock.patch.object(link, "_timeout_s", 2 * timeout_s * longer) for link in links),
+        mock.patch.object(exchange, "timeout_s", 2 * timeout_s),
+        *(mock.patch.object(one, "_timeout_s", 2 * timeout_s * longer) for one in sockets),
     ]
     word = ctx.watchdog.words[WATCHDOG_TIMEOUT_NS.value]
     usual = word.item()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from iris_core import Context, RankPool, iris
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 
 HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes a rank
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_core import HeapExhausted
-from iris_core import allocator as allocator_module
-from iris_core.allocator import ALIGNMENT, OffsetAllocator, first_difference
+from iris_core.heap import allocator as allocator_module
+from iris_core.heap.allocator import ALIGNMENT, OffsetAllocator, first_difference
 
 CAPACITY = 64 * ALIGNMENT
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from iris_bench import cli, measure, ranks
 from iris_bench.record import read_records
-from iris_core import bootstrap
+from iris_core.rendezvous import rank_info
 
-LAUNCHER_VARIABLES = (*bootstrap.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET")
+LAUNCHER_VARIABLES = (*rank_info.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET")
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from iris_bench import cli, measure, ranks, trace
 from iris_bench.csv_rows import append_records
 from iris_bench.outputs import UnwritableError, check_different, check_outputs
 from iris_bench.record import COLUMNS
-from iris_core import bootstrap
+from iris_core.rendezvous import rank_info
 
 RUN = ["run", "--device", "cpu", "--world-size", "2", "--family", "gemm_all_scatter", "--shapes", "8x8x8"]
 TRACE = ["trace", "--world-size", "2", "--family", "gemm_all_scatter", "--shape", "64x64x64"]
@@ -29,7 +29,7 @@ LINKS = ["links", "--device", "cpu", "--world-size", "2"]
 @pytest.fixture(autouse=True)
 def in_a_folder_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Commands run beside a folder `folder.png`, a `file` and the CSV `rows.csv`; to start ranks is a failure."""
-    for name in (*bootstrap.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
+    for name in (*rank_info.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranks, "StartedRanks", None)
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from iris_core import PeerError, bootstrap, links
+from iris_core import PeerError
+from iris_core.rendezvous import rank_info, unix_socket
+from iris_core.utils import settings
 
 PROGRAMS = Path(__file__).parent / "programs"
 # What a shell would not have, but the ranks of a pool, or of the tests' own launcher, do.
@@ -66,22 +68,22 @@ def test_a_context_of_some_of_the_ranks() -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_rank_of_another_host_hears_that_it_is(monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
     store = torch.distributed.HashStore()
-    first = bootstrap._from_store(store, 0, 2, "a test", str(world_size))
-    monkeypatch.setattr(bootstrap, "_contexts_made", bootstrap.Counter())
+    first = rank_info._from_store(store, 0, 2, "a test", str(world_size))
+    monkeypatch.setattr(rank_info, "_contexts_made", rank_info.Counter())
     if world_size == 1:
-        assert bootstrap._from_store(store, 1, 2, "a test", str(world_size)).address == first.address
+        assert rank_info._from_store(store, 1, 2, "a test", str(world_size)).address == first.address
     else:
-        monkeypatch.setattr(bootstrap, "_host", lambda: "another boot, another network")
+        monkeypatch.setattr(rank_info, "_host", lambda: "another boot, another network")
         with pytest.raises(RuntimeError, match=r"rank 1 is on another host than rank 0.*group=") as caught:
-            bootstrap._from_store(store, 1, 2, "a test", str(world_size))
+            rank_info._from_store(store, 1, 2, "a test", str(world_size))
         print(caught.value)
 
 
 def test_a_rank_0_that_does_not_come_is_named_within_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's store would wait for half an hour."""
-    monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(PeerError, match="rank 0 did not say within 0 s in torchrun's store where to meet"):
-        bootstrap._from_store(torch.distributed.HashStore(), 1, 2, "torchrun", "a test of late ranks")
+        rank_info._from_store(torch.distributed.HashStore(), 1, 2, "torchrun", "a test of late ranks")
 
 
 def test_mpirun() -> None:
@@ -106,31 +108,31 @@ def test_the_limit_of_waits_comes_from_the_environment(
     monkeypatch.delenv("IRIS_TIMEOUT_S", raising=False)
     if text is not None:
         monkeypatch.setenv("IRIS_TIMEOUT_S", text)
-    assert bootstrap.timeout_s() == seconds
+    assert settings.timeout_s() == seconds
 
 
 def test_an_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_TIMEOUT_S", "7")
-    assert bootstrap.timeout_s(2) == 2.0
-    assert bootstrap.timeout_s(0) == 0.0
+    assert settings.timeout_s(2) == 2.0
+    assert settings.timeout_s(0) == 0.0
 
 
 @pytest.mark.parametrize("asked", [-1, float("nan"), float("inf"), 1e7, "soon", [3]])
 def test_an_argument_that_is_no_number_of_seconds_is_refused(asked: Any) -> None:
     with pytest.raises(ValueError, match=r"timeout_s is .*takes a number of seconds"):
-        bootstrap.timeout_s(asked)
+        settings.timeout_s(asked)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("IRIS_TIMEOUT_S", text)
     with pytest.raises(ValueError, match=r"IRIS_TIMEOUT_S is .*takes a number of seconds"):
-        bootstrap.timeout_s()
+        settings.timeout_s()
 
 
 def test_a_process_of_which_nothing_says_which_rank_it_is_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*bootstrap._MPI_SIZE_VARIABLES, "RANK"):
+    for name in (*rank_info._MPI_SIZE_VARIABLES, "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("multiprocessing.parent_process", object)
     with pytest.warns(UserWarning, match="a world of one rank; .*init_process_group first"):
-        assert bootstrap.find_origin().world_size == 1
+        assert rank_info.find_rank_info().world_size == 1

@@ -21,9 +21,9 @@ from triton.runtime.jit import DependenciesFinder, JITFunction
 import iris_bench
 import iris_core
 import iris_kernels
-from iris_core import intrinsics
+from iris_core.device import intrinsics
 
-OF_THE_DEVICE = ("cache_key", "device", "intrinsics", "sync")
+OF_THE_DEVICE = ("cache_key", "interpretation", "intrinsics", "rma", "sync")
 BUILTINS = sorted(
     name
     for name, value in vars(intrinsics).items()
@@ -34,7 +34,7 @@ BUILTINS = sorted(
 BUNDLE = """
 from typing import NamedTuple
 import triton
-from iris_core.cache_key import in_cache_key
+from iris_core.device.cache_key import in_cache_key
 
 @in_cache_key
 class Pair(NamedTuple):
@@ -52,7 +52,7 @@ Copied = Callable[..., Any]
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copied]:
-    """``copied(old, new)`` imports another `iris_core.sync`, whose intrinsics.py says `new` for `old`.
+    """``copied(old, new)`` imports another `iris_core.device.sync`, whose intrinsics.py says `new` for `old`.
 
     Without either, too: what Triton makes a key of includes which keys it has made before.
     """
@@ -64,7 +64,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copied]:
         folder = tmp_path / names[-1]
         folder.mkdir()
         for name in OF_THE_DEVICE:
-            shutil.copy(Path(iris_core.__file__).parent / f"{name}.py", folder)
+            shutil.copy(Path(intrinsics.__file__).parent / f"{name}.py", folder)
         file = folder / "intrinsics.py"
         assert old in file.read_text()
         file.write_text(file.read_text().replace(old, new))

@@ -100,7 +100,7 @@ def meet_between(rank: int, world_size: int, how: str) -> None:
     elif how == "device barrier":
         ctx.device_barrier()
     elif how == "hosts alone":  # the device may be far behind its host
-        ctx.group.barrier()
+        ctx.control_plane.barrier()
     if rank == 1:
         data.clone()
     ctx.close()
@@ -310,5 +310,5 @@ def test_lines_are_the_users_where_the_package_is_reached_by_a_link(tmp_path: Pa
     )
     assert "race at " in run.stdout, run.stderr
     assert re.search(
-        r"write by rank 1, program 0 at \S+device\.py:\d+ \(store\), called from \S+find_races\.py", run.stdout
+        r"write by rank 1, program 0 at \S+rma\.py:\d+ \(store\), called from \S+find_races\.py", run.stdout
     )

@@ -42,13 +42,14 @@ def cases_of(variant: Variant) -> list[Case]:
 
 
 CASES = [case for variant in FUSED for case in cases_of(variant)]
+CASES.append(Case("one_shot", "sm_90", rank=1, size=6144))  # its programs share tiles, which those of the others do not
 MATRIX_INSTRUCTION = {
     "sm_90": r"wgmma\.mma_async",
     "sm_100": r"tcgen05\.mma",
     "gfx942": r"v_mfma_f32_",
     "gfx950": r"v_mfma_f32_",
 }
-# What the ordering edges of iris_core.sync and of the handshake look like in assembly.
+# What the ordering edges of iris_core.device.sync and of the handshake look like in assembly.
 NVIDIA_EDGES = {
     "release to system": r"atom\.global\.sys\.release\.exch",
     "acquire from system": NVIDIA_ACQUIRE.format("sys"),
@@ -72,7 +73,7 @@ AMD_EDGES = {
     "count at peer": rf"buffer_wbl2 sc0 sc1{_WAITS}global_atomic_add_x2[^\n]*\n(?!{_WAITS[2:]}buffer_inv)",
 }
 # Where the stores are that move no tile: words of the handshake and of failed waits.
-HANDSHAKE_FILES = {"sync.py", "handshake.py", "device.py"}
+HANDSHAKE_FILES = {"sync.py", "handshake.py", "rma.py"}
 
 # Bytes of a thread. Exact fp32 keeps its whole tile in registers; the assembler may park a word of the handshake.
 FEW_WORDS = 16

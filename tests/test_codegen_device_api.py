@@ -13,7 +13,7 @@ from compiling import HEAP_SIZE, LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case,
 from triton.compiler.errors import CompilationError
 
 import iris_core
-from iris_core.kernels import barrier_kernel
+from iris_core.collectives.host_collectives import barrier_kernel
 
 pytestmark = pytest.mark.parametrize("target", TARGETS)
 
@@ -86,7 +86,7 @@ def test_a_block_of_pointers_is_translated_without_narrowing(target: str, rank: 
     # A thread has 16 bytes, unless the translation hides that they are neighbours and aligned.
     elements = 4 * TARGETS[target].gpu.warp_size * 8
     kernel = compiled(copy_kernel, target, rank, BLOCK=elements, num_warps=4)
-    assert kernel.stores_by_file()["device.py"] == {16: 1}
+    assert kernel.stores_by_file()["rma.py"] == {16: 1}
     assert kernel.scratch_bytes == 0
 
 

@@ -28,7 +28,7 @@ VARIANTS = [
 
 def alone(ctx: Any) -> Any:
     """Let a stub of a context be the only one that is asked."""
-    ctx.group.all_gather = lambda value, what: [value]
+    ctx.control_plane.all_gather = lambda value, what: [value]
     return ctx
 
 

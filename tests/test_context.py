@@ -90,7 +90,7 @@ def run_out_of_addresses(rank: int, world_size: int) -> list[tuple[str, str]]:
     for which in range(2):
         mapped = [mmap.mmap] * which + [mock.Mock(side_effect=OSError("no room for it"))] * (rank == 1)
         calls = iter(mapped + [mmap.mmap] * 2)
-        with mock.patch("iris_core.shared_memory.mmap.mmap", lambda *args, calls=calls: next(calls)(*args)):
+        with mock.patch("iris_core.rendezvous.shared_memory.mmap.mmap", lambda *args, calls=calls: next(calls)(*args)):
             errors.append(raised(iris, 1 << 20))
     return errors
 

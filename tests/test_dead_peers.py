@@ -23,7 +23,8 @@ from limits import HUNG_S, short_limit, wait_until
 from test_bootstrap import free_port
 from test_launch import names_of_sockets, pid_of, shared_files
 
-from iris_core import PeerError, RankError, RankPool, iris, launcher
+from iris_core import PeerError, RankError, RankPool, iris
+from iris_core.launcher import pool as launcher
 from overlap_taxonomy import get_variant
 
 FAULTY = Path(__file__).parent / "programs" / "faulty.py"

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ranks import skip_where_ranks_share_a_gpu
 
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Arrangement, list_families, list_variants
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md", "results/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/*.md", "bench/*.md")
     for page in ROOT.glob(pattern)
     if page.stat().st_size
 )
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+IMAGES = ROOT / "docs/img"
+FOLDERS = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench", "tests", "examples")
 ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
@@ -60,6 +64,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(linked), target
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    sources = [ROOT / "Makefile", *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))]
+    for source in sources:
+        for page in re.findall(r"\b(?:docs|results)/[\w/]+\.md\b", source.read_text()):
+            assert (ROOT / page).exists(), f"{source.relative_to(ROOT)}: {page}"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs/decisions"
+    files = {file.name for file in folder.glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\((\w+\.md)\)", (folder / "README.md").read_text())) == files
+    assert sorted(int(name.split("_")[0]) for name in files) == list(range(1, len(files) + 1))
+
+
 @by_page
 def test_tests_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`(test_\w+\.py)?(?:::(test_\w+))?`", page.read_text())
@@ -82,6 +100,47 @@ def test_family_page_names_every_variant(family: str) -> None:
         page = "bench/README.md" if variant.arrangement is Arrangement.OTHERS else f"kernels/{family}/README.md"
         table = [line for line in (ROOT / page).read_text().splitlines() if line[:1] == "|"]
         assert any(f"`{variant.name}`" in line.split("|")[1] for line in table), variant.name
+
+
+def test_endings_of_the_handshake_are_those_of_the_kernels() -> None:
+    """design.md says by which function each variant ends a call; each of them calls the one that it names."""
+    table = (ROOT / "docs/design.md").read_text().split("\n### Endings of the handshake\n")[1].split("\n| variant |")[1]
+    families, _, *rows = (line.split("|") for line in table.split("\n\n")[0].splitlines())
+    named = {}
+    for _, variant, *endings, _ in rows:
+        for family, ending in zip(families[:-1], endings, strict=True):
+            if ending.strip():
+                named[family.strip(" `"), variant.strip(" `")] = ending.strip(" `")
+    kernels = {(one.family, one.name) for family in list_families() for one in list_variants(family) if one.has_kernels}
+    assert named.keys() == kernels
+    for (family, variant), ending in named.items():
+        source = (ROOT / "kernels" / family / f"{variant}.py").read_text()
+        if f"..gemm_reduce_scatter import {variant}" in source:  # the two-shot variants have its kernels
+            source = (ROOT / "kernels/gemm_reduce_scatter" / f"{variant}.py").read_text()
+        assert f" {ending}(" in source, f"{family}/{variant}: {ending}"
+
+
+@pytest.fixture
+def drawings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that draws the time lines."""
+    monkeypatch.syspath_prepend(IMAGES)
+    return importlib.import_module("draw_timelines")
+
+
+def test_time_lines_are_of_the_variants_there_are(drawings: Any) -> None:
+    """Every variant with kernels has a picture, with a panel for each of its families, and no other has one."""
+    families: dict[str, set[str]] = {"library": set(list_families())}
+    for family in list_families():
+        for variant in list_variants(family):
+            if variant.has_kernels:
+                families.setdefault(variant.name, set()).add(family)
+    assert {pattern.__name__: set(pattern()) for pattern in drawings.PATTERNS} == families
+
+
+def test_time_lines_are_drawn_anew(drawings: Any) -> None:
+    """Where this fails: python docs/img/draw_timelines.py."""
+    for pattern in drawings.PATTERNS:
+        assert f">{drawings.digest()}<" in (IMAGES / f"{pattern.__name__}.svg").read_text(), pattern.__name__
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)

@@ -76,23 +76,23 @@ def use_in_child(rank: int, world_size: int) -> tuple[list[int], dict[str, list[
 
     def use_all() -> dict[str, tuple[str, str]]:
         uses = uses_of(ctx, tensor)
-        for name in ("together", "all_or_nothing"):
+        for name in ("collective_section", "collective_allocation"):
             uses[name] = (entered, getattr(ctx, name))
-        uses["explained"] = (entered, lambda _: ctx.explained())
+        uses["raising_root_cause"] = (entered, lambda _: ctx.recovery.raising_root_cause())
         uses["operator"] = (operator, operand, operand)
         uses["operator.close"] = (operator.close,)
         uses["iris"] = (iris, 1 << 20)
-        uses["group.all_gather"] = (ctx.group.all_gather, 1)
-        uses["group.barrier"] = (ctx.group.barrier,)
-        uses["group.exchange_fds"] = (ctx.group.exchange_fds, None)
-        uses["group.rejoin"] = (ctx.group.rejoin,)
-        uses["group.give_up"] = (ctx.group.give_up, "for no reason")
+        uses["group.all_gather"] = (ctx.control_plane.all_gather, 1)
+        uses["group.barrier"] = (ctx.control_plane.barrier,)
+        uses["group.exchange_fds"] = (ctx.control_plane.exchange_fds, None)
+        uses["group.rejoin"] = (ctx.control_plane.rejoin,)
+        uses["group.abort"] = (ctx.control_plane.abort, "for no reason")
         with short_limit(ctx):
             said = {name: raised(*use) for name, use in uses.items()}
         ctx.close()
         with pytest.raises(SystemExit), ctx:
             sys.exit()
-        ctx.group.close()
+        ctx.control_plane.close()
         return said
 
     said = in_child(use_all) if rank == 1 else {}

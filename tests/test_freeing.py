@@ -9,8 +9,8 @@ import pytest
 import torch
 from ranks import Ranks, context, raised
 
-from iris_core.allocator import ALIGNMENT
-from iris_core.heap import SymmetricHeap
+from iris_core.heap.allocator import ALIGNMENT
+from iris_core.heap.heap import SymmetricHeap
 
 SIZE = 1 << 20
 

@@ -16,7 +16,7 @@ from checking import Data, fault, make_data, poison
 from families import GPU_FUSED, GPU_VARIANTS, make_problem, name
 from ranks import Ranks, context
 
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.operator import Operator
 from iris_kernels.common.problem import Problem

@@ -57,7 +57,7 @@ def test_only_one_generation_of_gpus_runs_it(capability: tuple[int, int], runs: 
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.version, "cuda", "13.0"),
         mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
-        mock.patch.object(hopper.interpreter, "is_enabled", return_value=False),
+        mock.patch.object(hopper.interpretation, "is_enabled", return_value=False),
     ):
         assert (hopper.machine_reason() is None) == runs
 

@@ -80,6 +80,7 @@ CASES = [
     Case(300, 512, 400, "many small pieces", programs=5, world_size=2, block_n=128, team=4, comm_rows=8),
     Case(300, 512, 400, "pieces as high as the tile", programs=5, world_size=2, block_n=128, team=2, comm_rows=128),
     Case(640, 128, 136, "a last round with more programs than steps", programs=5, team=2),
+    Case(512, 128, 64, "fewer tiles a shard than programs, and the last of one is a peer's"),
     Case(384, 512, 576, "shared tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, team=2),
 ]
 IN_TURNS = [  # two warp groups, a tile each
@@ -111,6 +112,8 @@ CHUNKED = [  # the last shard of all-gather's copies
     Case(1000, 512, 1040, "groups in turns", block_n=128, programs=2, panels=2, chunks=2, pingpong=True),
     Case(200, 100, 136, "alone", world_size=1, programs=2, chunks=2),
 ]
+LATE_STORES = Case(600, 64, 520, "many pieces a part, announced one after the other", panels=3, world_size=2)
+WITHOUT_COLUMNS = Case(300, 3, 200, "a rank without columns")
 
 
 class Context(compiling.StubContext):
@@ -239,6 +242,15 @@ def test_output_is_right_where_partials_are_collected_late(family: str) -> None:
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_output_is_right_where_a_rank_is_late(family: str, name: str, case: Case, late: str) -> None:
     run_case(family, name, case, 0, late=late)
+
+
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_output_is_right_where_what_is_stored_arrives_late(family: str, name: str) -> None:
+    run_case(family, name, LATE_STORES, 0, late="tma_store")
+
+
+def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
+    run_case("all_gather_gemm", "warp_specialized", WITHOUT_COLUMNS, 0, late="tma_store", keep_gathered=True)
 
 
 @pytest.mark.parametrize(

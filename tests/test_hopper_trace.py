@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from compiling import Case, StubContext
+from emulated_handshake import World
 from families import make_problem
+from gluon_emulator import Barrier, Machine, emulated
 from test_hopper_emulated import CASES, COPIES, run_case
 
 from iris_bench.trace import thread_of
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import ring
 from overlap_taxonomy import get_variant
 
 MANY_STEPS, FEW_TILES, TEAMS = CASES[1], CASES[4], CASES[9]
@@ -59,6 +63,30 @@ def test_every_tile_is_traced(family: str, name: str, case: Any) -> None:
             of_thread.sort(key=lambda span: span.begin_ns)
             assert all(span.begin_ns <= span.end_ns for span in of_thread)
             assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(of_thread))
+
+
+def test_the_wait_for_a_tiles_first_operands_ends_when_they_are_there() -> None:
+    machine = Machine(0, late="load")
+    world = World(machine)
+    barrier = Barrier()
+    barrier.count = barrier.pending = 1
+    stages = SimpleNamespace(loaded=SimpleNamespace(index=lambda stage: barrier))
+    peers, tile = SimpleNamespace(trace_ptr=0), SimpleNamespace(STAGES=3)
+    times = {}
+
+    def load() -> None:
+        times["loaded"] = world.trace_time(peers)
+        barrier.arrive(arrivals=1)
+
+    def multiply() -> None:
+        times["waited"] = ring.trace_first_step(stages, 0, peers, 7, tile)
+
+    with emulated(machine, [ring], **world.names):
+        machine.spawn("multiply", multiply, rank=0)
+        machine.spawn("load", load, rank=0)
+        machine.run()
+    (span,) = world.spans[0]
+    assert span.begin_ns < times["loaded"] < span.end_ns == times["waited"]
 
 
 def test_nothing_is_traced_of_warp_groups_in_turns() -> None:

@@ -14,17 +14,19 @@ import pytest
 import torch
 from ranks import raised as error_of
 
-from iris_core import AllocationMismatch, HeapExhausted, PeerError, conversation
-from iris_core.host_group import HostGroup, random_address
+from iris_core import AllocationMismatch, HeapExhausted, PeerError
+from iris_core.rendezvous import exchange
+from iris_core.rendezvous.control_plane import ControlPlane
+from iris_core.rendezvous.unix_socket import random_address
 
 
-def run(body: Callable[[HostGroup], Any], world_size: int = 3, timeout_s: float = 20.0) -> list[Any]:
+def run(body: Callable[[ControlPlane], Any], world_size: int = 3, timeout_s: float = 20.0) -> list[Any]:
     """Run a body as every rank; return what each returned or raised."""
     address = random_address()
     results: list[Any] = [None] * world_size
 
     def be(rank: int) -> None:
-        group = HostGroup(rank, world_size, address, timeout_s=timeout_s)
+        group = ControlPlane.connect(rank, world_size, address, timeout_s=timeout_s)
         try:
             results[rank] = body(group)
         except Exception as error:
@@ -53,7 +55,7 @@ def test_one_speaks_to_all() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_what_cannot_be_sent_is_an_error_on_every_rank(rank: int) -> None:
-    def body(group: HostGroup) -> list[Any]:
+    def body(group: ControlPlane) -> list[Any]:
         value = {torch.float32} if group.rank == rank else "something else"
         errors: list[Any] = [error_of(group.broadcast, value, rank), error_of(group.all_gather, value)]
         return [*errors, group.all_gather(group.rank)]
@@ -66,7 +68,7 @@ def test_what_cannot_be_sent_is_an_error_on_every_rank(rank: int) -> None:
 
 
 def test_long_messages_arrive_whole() -> None:
-    def body(group: HostGroup) -> list[int]:
+    def body(group: ControlPlane) -> list[int]:
         return [len(word) for word in group.all_gather("x" * (1_000_000 * (group.rank + 1)))]
 
     assert run(body) == [[1_000_000, 2_000_000, 3_000_000]] * 3
@@ -75,7 +77,7 @@ def test_long_messages_arrive_whole() -> None:
 def test_descriptors_are_shared() -> None:
     """Each rank writes into a pipe of its own; every rank holds every pipe's end."""
 
-    def body(group: HostGroup) -> int:
+    def body(group: ControlPlane) -> int:
         receive, send = os.pipe()
         fds = group.exchange_fds(send)
         for fd in fds:
@@ -90,7 +92,7 @@ def test_descriptors_are_shared() -> None:
 
 
 def test_one_rank_shares_a_descriptor_with_all() -> None:
-    def body(group: HostGroup) -> int:
+    def body(group: ControlPlane) -> int:
         own = os.open(os.devnull, os.O_RDONLY) if group.rank == 1 else None
         fds = group.exchange_fds(own)
         for fd in {*fds, own} - {None}:
@@ -112,8 +114,8 @@ def test_one_rank_shares_a_descriptor_with_all() -> None:
 )
 @pytest.mark.parametrize("failing", [0, 2])
 def test_what_fails_on_one_fails_on_all(error: type[Exception], heard: type[Exception], failing: int) -> None:
-    def body(group: HostGroup) -> None:
-        with group.together("do it"):
+    def body(group: ControlPlane) -> None:
+        with group.collective_section("do it"):
             if group.rank == failing:
                 raise error("of its own")
 
@@ -123,8 +125,8 @@ def test_what_fails_on_one_fails_on_all(error: type[Exception], heard: type[Exce
 
 
 def test_what_succeeds_on_all_goes_on() -> None:
-    def body(group: HostGroup) -> list[int]:
-        with group.together("do it"):
+    def body(group: ControlPlane) -> list[int]:
+        with group.collective_section("do it"):
             pass
         return group.all_gather(group.rank)
 
@@ -133,7 +135,7 @@ def test_what_succeeds_on_all_goes_on() -> None:
 
 @pytest.mark.parametrize("leaving", [0, 1])
 def test_a_rank_that_left_is_named(leaving: int) -> None:
-    def body(group: HostGroup) -> None:
+    def body(group: ControlPlane) -> None:
         if group.rank != leaving:
             group.barrier()
 
@@ -147,7 +149,7 @@ def test_a_rank_that_left_is_named(leaving: int) -> None:
 def test_a_rank_that_does_not_answer_is_named_to_all() -> None:
     done = threading.Event()
 
-    def body(group: HostGroup) -> None:
+    def body(group: ControlPlane) -> None:
         if group.rank == 1:
             done.wait(30)
             return
@@ -167,25 +169,25 @@ def test_a_ranks_own_failure_is_not_hidden_by_its_peers_impatience() -> None:
     """Rank 0 gives up and leaves before rank 1 fails: what rank 1 has to say is more than that a peer has left."""
     gave_up = threading.Event()
 
-    def body(group: HostGroup) -> None:
+    def body(group: ControlPlane) -> None:
         if group.rank == 0:
             with pytest.raises(PeerError, match="rank 1 did not answer within"):
                 group.barrier()
             gave_up.set()
             return
-        with group.together("do it"):
+        with group.collective_section("do it"):
             gave_up.wait(30)
             raise TimeoutError("of its own")
 
     assert str(run(body, world_size=2, timeout_s=0.5)[1]) == "of its own"
 
 
-def impatient(group: HostGroup) -> Any:
+def impatient(group: ControlPlane) -> Any:
     """Let this rank, which is not rank 0, give up soon."""
-    return mock.patch.object(group._links[0], "_timeout_s", 0.2)
+    return mock.patch.object(group.exchange._sockets[0], "_timeout_s", 0.2)
 
 
-def again(group: HostGroup) -> list[int]:
+def again(group: ControlPlane) -> list[int]:
     """Meet again, as often as it takes."""
     for _ in range(5):
         with contextlib.suppress(PeerError):
@@ -199,7 +201,7 @@ def test_what_one_has_given_up_nobody_completes(world_size: int) -> None:
     """Rank 1 gives up before the others come: they would go on with what it has undone."""
     gave_up = threading.Event()
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 1:
             with impatient(group):
                 error = error_of(group.barrier)
@@ -212,14 +214,14 @@ def test_what_one_has_given_up_nobody_completes(world_size: int) -> None:
     for rank, ((kind, message), met) in enumerate(run(body, world_size)):
         assert kind == "PeerError"
         own = "rank 0 did not answer within 25 s (2.5 times the limit of a wait); it may be waiting for another rank"
-        assert message.startswith(own if rank == 1 else f"rank 1 has given up: {own}")
+        assert message.startswith(own if rank == 1 else f"rank 1 aborted: {own}")
         assert met == list(range(world_size))
 
 
 def test_who_is_late_is_named_where_another_gives_up_first() -> None:
     over, done = threading.Event(), threading.Barrier(3)
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 2:
             assert over.wait(30)
         with impatient(group) if group.rank == 1 else contextlib.nullcontext():
@@ -231,7 +233,7 @@ def test_who_is_late_is_named_where_another_gives_up_first() -> None:
 
     first, _, third = run(body)
     assert first == third
-    assert "rank 1 has given up: rank 0 did not answer" in first[1]
+    assert "rank 1 aborted: rank 0 did not answer" in first[1]
     assert first[1].endswith("; rank 2 had not come")
 
 
@@ -240,8 +242,8 @@ def test_all_ranks_have_one_limit_together() -> None:
     over, done = threading.Event(), threading.Barrier(3)
     clock = SimpleNamespace(monotonic=lambda: 1e4 * clock.has_come, has_come=False)
 
-    def body(group: HostGroup) -> Any:
-        hear = group._hear
+    def body(group: ControlPlane) -> Any:
+        hear = group.exchange._receive_call
 
         def hear_one(*arguments: Any) -> None:
             hear(*arguments)
@@ -249,14 +251,14 @@ def test_all_ranks_have_one_limit_together() -> None:
 
         if group.rank == 2:
             assert over.wait(30)
-        with mock.patch.object(group, "_hear", hear_one):
+        with mock.patch.object(group.exchange, "_receive_call", hear_one):
             error = error_of(group.barrier)
         if group.rank == 0:
             over.set()
         done.wait(30)
         return error
 
-    with mock.patch.object(conversation, "time", clock):
+    with mock.patch.object(exchange, "time", clock):
         errors = run(body, timeout_s=600)
     assert errors == [("PeerError", "rank 2 did not answer within 600 s (twice the limit of a wait)")] * 3
 
@@ -266,12 +268,15 @@ def test_all_ranks_have_one_limit_together() -> None:
 def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupted: int, collective: str) -> None:
     was = threading.Event()
 
-    def meet(group: HostGroup, word: str) -> Any:
+    def meet(group: ControlPlane, word: str) -> Any:
         return group.broadcast(word, 0) if collective == "broadcast" else group.exchange_fds(None)
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == interrupted:
-            with mock.patch.object(group, "_receive", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            with (
+                mock.patch.object(group.exchange, "_receive", side_effect=KeyboardInterrupt),
+                pytest.raises(KeyboardInterrupt),
+            ):
                 meet(group, "first")
             was.set()
         elif group.rank == 0:
@@ -282,7 +287,7 @@ def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupte
 
     why = "it was interrupted by KeyboardInterrupt"
     for rank, (errors, heard) in enumerate(run(body)):
-        said = why if interrupted in (0, rank) else f"rank {interrupted} has given up: {why}"
+        said = why if interrupted in (0, rank) else f"rank {interrupted} aborted: {why}"
         assert errors[0] == errors[1]
         assert errors[0][0] == "PeerError"
         assert errors[0][1].startswith(said)
@@ -292,16 +297,16 @@ def test_an_interrupt_is_heard_of_and_no_answer_is_taken_for_anothers(interrupte
 def test_a_reset_that_is_interrupted_can_be_repeated() -> None:
     """Rank 1 has the answer that ends it, rank 2 has not, when rank 0 is interrupted."""
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 0:
-            send = group._send
+            send = group.exchange._send
 
             def send_one(peer: int, *message: Any) -> None:
                 if peer == 2:
                     raise KeyboardInterrupt
                 send(peer, *message)
 
-            with mock.patch.object(group, "_send", send_one), pytest.raises(KeyboardInterrupt):
+            with mock.patch.object(group.exchange, "_send", send_one), pytest.raises(KeyboardInterrupt):
                 group.rejoin()
         return again(group)
 
@@ -311,7 +316,7 @@ def test_a_reset_that_is_interrupted_can_be_repeated() -> None:
 def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
     gave_up, over = threading.Event(), threading.Event()
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         error = None
         if group.rank == 1:
             with impatient(group):
@@ -320,7 +325,7 @@ def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
             assert over.wait(30)
         elif group.rank == 0:
             assert gave_up.wait(30)
-            with mock.patch.object(group, "timeout_s", 0.2):
+            with mock.patch.object(group.exchange, "timeout_s", 0.2):
                 error = error_of(group.rejoin)
             over.set()
         group.rejoin()
@@ -336,7 +341,7 @@ def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
 def test_a_failure_while_descriptors_are_shared_is_told() -> None:
     before = len(os.listdir("/proc/self/fd"))
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 2:
             return None
         with open(os.devnull) as file:
@@ -351,7 +356,7 @@ def test_a_failure_while_descriptors_are_shared_is_told() -> None:
 def test_descriptors_of_ranks_that_do_different_things_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
 
-    def body(group: HostGroup) -> Any:
+    def body(group: ControlPlane) -> Any:
         if group.rank == 2:
             return error_of(group.barrier)
         with open(os.devnull) as file:
@@ -359,12 +364,12 @@ def test_descriptors_of_ranks_that_do_different_things_are_closed() -> None:
 
     for kind, message in run(body):
         assert kind == "ValueError"
-        assert "rank 1: <share file descriptors>; rank 2: meet" in message
+        assert "rank 1: <share file descriptors>; rank 2: barrier" in message
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_rank_hears_its_own_value_as_json_brings_it() -> None:
-    def body(group: HostGroup) -> list[Any]:
+    def body(group: ControlPlane) -> list[Any]:
         group.agree("the shape", (1, 2))
         group.agree("the names", {1: "one"})
         return group.all_gather((group.rank, {1: None}))

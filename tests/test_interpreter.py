@@ -18,9 +18,10 @@ from ranks import Ranks, context
 from triton.runtime import interpreter as triton_interpreter
 
 import iris_core
-from iris_core import interpreter_kept, patience, turns
 from iris_core.backends import shm
 from iris_core.checker import check
+from iris_core.interpreter import cache, grid
+from iris_core.utils import backoff
 
 SHAPES = ([16], [1, 32], [tl.constexpr(4), 2, 1], tl.tuple([8, tl.constexpr(8)]))
 ELEMENTS = (tl.int1, tl.bfloat16, tl.float32, tl.uint64, tl.pointer_type(tl.float16))
@@ -35,35 +36,35 @@ def made(init: Callable[..., None], *given: Any) -> tl.block_type:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("element", ELEMENTS, ids=str)
 def test_types_and_shapes_are_those_that_triton_makes(element: tl.dtype, shape: Any) -> None:
-    expected = made(interpreter_kept._init_block_type, element, shape)
+    expected = made(cache._init_block_type, element, shape)
     for _ in range(2):  # made, and kept
-        block = made(interpreter_kept.init_block_type, element, shape)
+        block = made(cache.init_block_type, element, shape)
         assert vars(block).keys() == vars(expected).keys()
         assert (block.element_ty, block.numel, block.name) == (element, expected.numel, expected.name)
         assert block.shape.values == expected.shape.values
         value = object.__new__(tl.tensor)
-        interpreter_kept.init_tensor(value, "handle", block)
+        cache.init_tensor(value, "handle", block)
         assert (value.handle, value.type, value.dtype) == ("handle", block, element)
         assert value.numel.value == expected.numel
         assert [(type(size), size.value) for size in value.shape] == [
             (tl.constexpr, size) for size in expected.shape.values
         ]
         for kind in (element, block):
-            assert interpreter_kept.get_np_dtype(kind) == interpreter_kept._get_np_dtype(kind)
+            assert cache.get_np_dtype(kind) == cache._get_np_dtype(kind)
 
 
 def test_a_scalar_has_no_shape() -> None:
     value = object.__new__(tl.tensor)
-    interpreter_kept.init_tensor(value, "handle", tl.int32)
+    cache.init_tensor(value, "handle", tl.int32)
     assert (len(value.shape), value.numel.value, value.dtype) == (0, 1, tl.int32)
 
 
 @pytest.mark.parametrize(("shape", "error"), [([3], ValueError), ([], TypeError)])
 def test_a_block_that_there_cannot_be_is_refused_every_time(shape: Any, error: type[Exception]) -> None:
-    made(interpreter_kept.init_block_type, tl.int8, [16])
+    made(cache.init_block_type, tl.int8, [16])
     for _ in range(2):
         with pytest.raises(error):
-            made(interpreter_kept.init_block_type, tl.int8, shape)
+            made(cache.init_block_type, tl.int8, shape)
 
 
 def language() -> dict[tuple[str, str], Any]:
@@ -72,7 +73,7 @@ def language() -> dict[tuple[str, str], Any]:
 
 
 def test_the_language_is_patched_as_triton_does_and_put_back() -> None:
-    patch = functools.partial(triton_interpreter._patch_lang, interpreter_kept._EVERY_MODULE)
+    patch = functools.partial(triton_interpreter._patch_lang, cache._EVERY_MODULE)
     patch().restore()  # which leaves what a class had inherited in the class
     before = language()
     whole = patch()
@@ -81,7 +82,7 @@ def test_the_language_is_patched_as_triton_does_and_put_back() -> None:
     assert language() == before
     assert changed
     for _ in range(2):
-        scope = interpreter_kept.patched_language()
+        scope = cache.patched_language()
         assert {name for name, value in language().items() if value is not before.get(name)} == changed
         scope.restore()
         assert language() == before
@@ -120,7 +121,7 @@ def count_rests(rank: int, world_size: int, waiting: str) -> tuple[list[int], in
         if looks == 3:
             flag.fill_(1)
 
-    with mock.patch.object(turns if waiting == "kernel" else shm, "wait_a_little", rest):
+    with mock.patch.object(grid if waiting == "kernel" else shm, "back_off", rest):
         if waiting == "kernel":
             wait_kernel[(2,)](flag, ctx.get_watchdog())
         else:
@@ -138,9 +139,9 @@ def test_who_waits_lets_other_processes_run(ranks: Callable[[int], Ranks], waiti
 
 def test_long_waits_rest_longer_but_never_long(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
-    monkeypatch.setattr(patience.time, "sleep", rests.append)
+    monkeypatch.setattr(backoff.time, "sleep", rests.append)
     for looks in (1, 2, 10, 1000, 10**9):
-        patience.wait_a_little(looks)
+        backoff.back_off(looks)
     assert rests == sorted(rests)
     assert rests[0] < rests[2]
     assert rests[-1] < 0.01

@@ -18,7 +18,8 @@ from iris_bench import cli, measure, ranks
 from iris_bench.exits import interrupts_held
 from iris_bench.record import read_records
 from iris_bench.stress import cli as stress
-from iris_core import RankPool, bootstrap
+from iris_core import RankPool
+from iris_core.rendezvous import rank_info
 
 SIGINT_BIT = 1 << (signal.SIGINT - 1)
 
@@ -93,7 +94,7 @@ class InterruptedRanks(ranks.Ranks):
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in (*bootstrap.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
+    for name in (*rank_info.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranks, "StartedRanks", InterruptedRanks)
 

@@ -234,7 +234,7 @@ def test_an_older_gpu_is_refused() -> None:
     with (
         mock.patch.multiple(torch.cuda, **gpu),
         mock.patch.object(torch.version, "cuda", "12.8"),
-        mock.patch.object(kraken, "interpreter", SimpleNamespace(is_enabled=lambda: False)),
+        mock.patch.object(kraken, "interpretation", SimpleNamespace(is_enabled=lambda: False)),
     ):
         assert kraken.machine_reason((9, 0)) == "kraken's kernel needs sm_90 or later, this is sm_80"
         assert kraken.machine_reason((8, 0)) is None

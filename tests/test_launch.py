@@ -19,8 +19,9 @@ import torch
 from limits import wait_until
 from ranks import context, raised
 
-from iris_core import PeerError, RankError, RankPool, iris, launch, launcher
+from iris_core import PeerError, RankError, RankPool, iris, launch
 from iris_core.backends.shm import ShmBackend
+from iris_core.launcher import pool as launcher
 
 INTERRUPTED = Path(__file__).parent / "programs" / "interrupted.py"
 
@@ -240,7 +241,7 @@ def test_the_environment_of_ranks_does_not_leak_into_the_callers(monkeypatch: py
 LAUNCHED_AFTER_A_CONTEXT = """
 import os, sys
 import iris_core
-from iris_core import launcher
+from iris_core.launcher import pool as launcher
 iris_core.iris(1 << 20, device="cpu").close()
 assert os.environ["TRITON_INTERPRET"] == "1"
 sys.stdout.write(str([launcher._rank_environment(device).get("TRITON_INTERPRET") for device in ("cuda", "cpu")]))

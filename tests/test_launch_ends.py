@@ -20,7 +20,8 @@ import torch
 from limits import HUNG_S, wait_until
 from test_launch import pid_of
 
-from iris_core import PeerError, RankPool, iris, launch, launcher
+from iris_core import PeerError, RankPool, iris, launch
+from iris_core.launcher import pool as launcher
 from iris_kernels.gemm_all_scatter import Problem
 from overlap_taxonomy import get_variant
 
@@ -204,7 +205,7 @@ def test_a_rank_that_closes_its_context_as_it_fails_waits_for_nobody(monkeypatch
 
 
 def fail_together(rank: int, world_size: int) -> None:
-    with iris(1 << 20) as ctx, ctx.together("load the weights"):
+    with iris(1 << 20) as ctx, ctx.collective_section("load the weights"):
         if rank == 2:
             time.sleep(0.3)
             raise ValueError("bad file")

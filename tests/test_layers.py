@@ -1,4 +1,4 @@
-"""The layers: imports point down only, importing does nothing else, and everything public says what it is."""
+"""The layers: imports point down and in no cycle, importing does nothing else, and everything public is documented."""
 
 from __future__ import annotations
 
@@ -68,6 +68,115 @@ def modules(folder: str) -> list[str]:
 
 
 MODULES = [module for folder in FOLDERS for module in modules(folder)]
+FILES = {
+    module: place
+    for folder, (package, _) in LAYERS.items()
+    for module in modules(folder)
+    for path in [ROOT / folder / Path(*module.split(".")[1:])]
+    for place in (path / "__init__.py", path.with_suffix(".py"))
+    if place.exists()
+}
+
+
+def imports_of(module: str, *, lazy: bool = False) -> set[str]:
+    """Return the modules that a file imports: as it is imported itself, for types too, or with `lazy` in functions."""
+    package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in _imports_in(ast.parse(FILES[module].read_text()), is_lazy=False, lazy=lazy):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            continue
+        parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        source = ".".join([*parents, *([node.module] if node.module else [])])
+        found |= {name if (name := f"{source}.{alias.name}") in FILES else source for alias in node.names}
+    return found
+
+
+def _imports_in(node: ast.AST, *, is_lazy: bool, lazy: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            if is_lazy == lazy:
+                yield child
+        else:
+            in_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            yield from _imports_in(child, is_lazy=is_lazy or in_function, lazy=lazy)
+
+
+def test_no_files_import_each_other() -> None:
+    """Not by way of others either, and not for types: what cannot be read in one order is not in layers."""
+    unread = {module: imports_of(module) & FILES.keys() - {module} for module in FILES}
+    while ready := [module for module, imported in unread.items() if not imported & unread.keys()]:
+        for module in ready:
+            del unread[module]
+    in_cycles = dict(unread)
+    while ends := [one for one in in_cycles if not any(one in imported for imported in in_cycles.values())]:
+        for module in ends:  # they import what is in a cycle, and are in none
+            del in_cycles[module]
+    assert not in_cycles
+
+
+# What iris_core is made of, in order: each imports what stands before it, and not what stands beside it.
+CORE = (("errors", "utils"), ("device", "rendezvous"), ("backends",), ("heap",), ("watchdog",), ("host",), ("context",))
+CORE += (("launcher",),)
+# On top of that, what the core does without until a context is opened, or kernels are interpreted.
+BEYOND = (("collectives", "interpreter"), ("checker",))
+LAYER_OF_PART = {part: layer for layer, parts in enumerate((*CORE, *BEYOND)) for part in parts}
+# Where the core reaches for these: in functions.
+HOOKS = {("iris_core.context", "collectives"), ("iris_core.device.interpretation", "interpreter")}
+
+
+def part_of(module: str) -> str:
+    """Return the folder or file of iris_core that a module is in; nothing for others, and for its `__init__`."""
+    return module.split(".")[1] if module.startswith("iris_core.") else ""
+
+
+def test_the_parts_of_the_core_are_in_layers() -> None:
+    ours = [module for module in FILES if part_of(module)]
+    assert {part_of(module) for module in ours} == LAYER_OF_PART.keys()
+    upward = {
+        (module, imported)
+        for module in ours
+        for imported in imports_of(module)
+        if imported.startswith("iris_core")
+        and part_of(imported) != part_of(module)
+        and LAYER_OF_PART.get(part_of(imported), len(LAYER_OF_PART)) >= LAYER_OF_PART[part_of(module)]
+    }
+    assert not upward
+
+
+def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
+    beyond = {part for parts in BEYOND for part in parts}
+    core = [module for module in FILES if module.startswith("iris_core") and part_of(module) not in beyond]
+    reached = {(module, part_of(one)) for module in core for one in imports_of(module, lazy=True)}
+    assert {(module, part) for module, part in reached if part in beyond} == HOOKS
+
+
+IMPORT_CORE = """
+import sys
+import numpy, torch, triton, typing_extensions
+before = set(sys.modules)
+import iris_core
+print(*sorted(set(sys.modules) - before))
+"""
+# Of torch and Triton, of which more is imported than by themselves; `cuda` is optional.
+OF_THE_CORE = {"cuda", "iris_core", "numpy", "torch", "triton", "typing_extensions"}
+
+
+def test_importing_the_core_imports_the_core_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT_CORE], capture_output=True, text=True, timeout=200, check=True)
+    imported = done.stdout.split()
+    assert "iris_core.context" in imported
+    assert not [module for module in imported if part_of(module) in {part for parts in BEYOND for part in parts}]
+    packages = {module.split(".")[0] for module in imported} - set(sys.stdlib_module_names)
+    assert not packages & {"greenlet", "matplotlib", "mpi4py", "pandas", "rich", "typer"}
+    third_party = {
+        imported.split(".")[0]
+        for module in FILES
+        if module.startswith("iris_core") and part_of(module) not in {part for parts in BEYOND for part in parts}
+        for imported in imports_of(module)
+    }
+    assert third_party - set(sys.stdlib_module_names) - {"__future__"} <= OF_THE_CORE
+
 
 IMPORT_AND_LOOK = """
 import json, os, sys, threading

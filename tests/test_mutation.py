@@ -75,6 +75,6 @@ def test_a_mutant_is_run_by_the_variants_that_it_is_in(name: str, variants: list
 
 
 def test_what_every_kernel_uses_is_in_every_variant() -> None:
-    found = USES.variants("iris_core/sync.py", "signal")
+    found = USES.variants("iris_core/device/sync.py", "signal")
     assert {(family, "fused_sequential") for family, _ in found if family != "common"} <= set(found)
     assert len(found) > 25

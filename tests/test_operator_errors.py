@@ -170,7 +170,7 @@ def do_different_things(rank: int, world_size: int) -> tuple[str, str]:
 def test_ranks_that_do_different_things_are_told(ranks: Callable[[int], Ranks]) -> None:
     for kind, message in ranks(2).call(do_different_things):
         assert kind == "ValueError"
-        for part in ("different things", "rank 0: reach the barrier", "rank 1: compare the weather"):
+        for part in ("different collective calls", "rank 0: reach the barrier", "rank 1: compare the weather"):
             assert part in message
 
 

@@ -15,7 +15,7 @@ from ranks import Ranks, context, raised
 
 import iris_core
 from iris_core.checker import check
-from iris_core.polling import Polling
+from iris_core.interpreter.polling import Polling
 
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
 ROUNDS = 3

@@ -29,7 +29,7 @@ def make_groups(rank: int, world_size: int, file: str, backend: str | None) -> t
     pair = dist.new_group([0, 1], backend="gloo")
     served, left = [], []
     for serves in (True, False):
-        other = mock.patch("iris_core.process_group._serves", return_value=False)
+        other = mock.patch("iris_core.rendezvous.process_group._serves", return_value=False)
         with iris(1 << 20) as ctx, contextlib.nullcontext() if serves else other:
             group = ctx.process_group()
             total = torch.ones(1)
@@ -119,7 +119,7 @@ def end_late(rank: int, world_size: int, what: str) -> tuple[tuple[str, str], li
         error = raised(leave, ctx, what)
     may_end.set()
     ended.wait()
-    return error, [str(one.message) for one in caught], ctx.is_closed
+    return error, [str(one.message) for one in caught], ctx.recovery.is_closed
 
 
 def fail_to_end(rank: int, world_size: int, what: str) -> tuple[tuple[str, str], bool]:
@@ -132,7 +132,7 @@ def fail_to_end(rank: int, world_size: int, what: str) -> tuple[tuple[str, str],
         warnings.simplefilter("error", UserWarning)
         error = raised(leave, ctx, what)
     dist.destroy_process_group()
-    return error, ctx.is_closed
+    return error, ctx.recovery.is_closed
 
 
 def make_another_meanwhile(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:

@@ -16,9 +16,9 @@ import triton.language as tl
 from ranks import HEAP_SIZES, Ranks, context, raised
 
 import iris_core
-from iris_core import turns
 from iris_core.checker import check
-from iris_core.reach import Reach, span_of
+from iris_core.interpreter import grid
+from iris_core.interpreter.memory_bounds import MemoryBounds, span_of
 
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
 SIZE = 16
@@ -187,7 +187,7 @@ def test_an_address_that_a_kernel_has_read_from_memory_is_as_good(ranks: Callabl
 def test_memory_in_parts_is_found_wherever_it_lies() -> None:
     whole = np.zeros(100, dtype=np.int64)
     inner, other = torch.from_numpy(whole[10:20]), torch.zeros(5, dtype=torch.int64)
-    reach = Reach()
+    reach = MemoryBounds()
     for tensor in (inner, torch.from_numpy(whole), inner, other):
         reach.add(span_of(tensor, "it"))
     assert len(reach._spans) == 2
@@ -223,7 +223,7 @@ def launch_in_two_threads(rank: int, world_size: int) -> list[int]:
         elif looks > 2:
             flags.fill_(1)
 
-    with ThreadPoolExecutor() as threads, mock.patch.object(turns, "wait_a_little", rest):
+    with ThreadPoolExecutor() as threads, mock.patch.object(grid, "back_off", rest):
         launch(0)
         launched[0].result()
     found = out.tolist()

@@ -17,18 +17,18 @@ pytestmark = pytest.mark.parametrize("device", ["cpu"])
 def come_late(rank: int, world_size: int, late: int) -> Any:
     """Rank `late` comes to a barrier when its peer has given up waiting for it there."""
     ctx = context()
-    gave_up = ctx.zeros(1, dtype=torch.int64)
+    timed_out = ctx.zeros(1, dtype=torch.int64)
     ctx.barrier()
     if rank == late:
-        wait_until(has_happened(gave_up))
+        wait_until(has_happened(timed_out))
         error = raised(ctx.barrier)
     else:
         with short_limit(ctx, 0.5):
             error = raised(ctx.barrier)
-        ctx.peer_view(gave_up).fill_(1)
+        ctx.peer_view(timed_out).fill_(1)
     unusable = raised(ctx.zeros, 1)
     ctx.reset()
-    ctx.free(gave_up)
+    ctx.free(timed_out)
     ctx.free(ctx.zeros(1))
     ctx.barrier()
     return error, unusable, ctx.broadcast(rank, 1)
@@ -48,18 +48,18 @@ def test_a_late_rank_is_named_and_reset_mends_it(ranks: Callable[[int], Ranks], 
 
 def reset_alone(rank: int, world_size: int) -> Any:
     ctx = context()
-    gave_up = ctx.zeros(1, dtype=torch.int64)
+    timed_out = ctx.zeros(1, dtype=torch.int64)
     ctx.barrier()
     error = None
     if rank == 0:
-        wait_until(has_happened(gave_up))
+        wait_until(has_happened(timed_out))
     else:
         with short_limit(ctx):
             error = raised(ctx.reset)
-        ctx.peer_view(gave_up).fill_(1)
+        ctx.peer_view(timed_out).fill_(1)
     unusable = raised(ctx.barrier)
     ctx.reset()
-    ctx.free(gave_up)
+    ctx.free(timed_out)
     ctx.barrier()
     return error, unusable
 
@@ -71,7 +71,7 @@ def test_a_reset_that_a_rank_does_not_come_to_can_be_repeated(ranks: Callable[[i
     assert "reset()" in error[1]
     assert at_rank_1[0] == "PeerError"
     assert at_rank_0[0] == "PeerError"
-    assert "rank 1 has given up and waits in reset()" in at_rank_0[1]
+    assert "rank 1 aborted and waits in reset()" in at_rank_0[1]
 
 
 def reset_while_the_other_meets(rank: int, world_size: int, resetting: int) -> Any:
@@ -93,5 +93,5 @@ def test_who_waits_for_a_rank_that_resets_hears_of_it_at_once(ranks: Callable[[i
     results = ranks(2).call(reset_while_the_other_meets, resetting)
     kind, message = results[1 - resetting][0]
     assert kind == "PeerError"
-    assert f"rank {resetting} has given up and waits in reset()" in message
+    assert f"rank {resetting} aborted and waits in reset()" in message
     assert all(seconds < 30 for _, seconds in results)  # the host would wait for 60

@@ -1,6 +1,6 @@
 """Who may join the ranks of a host, and what they may say: strangers are turned away and keep nobody waiting.
 
-Here the ranks are threads; a stranger is a socket. docs/safety.md says what is trusted.
+Here the ranks are threads; a stranger is a socket. docs/reliability.md says what is trusted.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from unittest import mock
 import pytest
 from limits import wait_until
 
-from iris_core import PeerError, links
-from iris_core.host_group import HostGroup, random_address
-from iris_core.shared_memory import share_memory
+from iris_core import PeerError
+from iris_core.rendezvous import unix_socket
+from iris_core.rendezvous.control_plane import ControlPlane
+from iris_core.rendezvous.shared_memory import share_memory
+from iris_core.rendezvous.unix_socket import random_address
 
 
-def start(address: str, rank: int, world_size: int, results: dict[Any, Any], body: Callable[[HostGroup], Any]) -> Any:
+def start(
+    address: str, rank: int, world_size: int, results: dict[Any, Any], body: Callable[[ControlPlane], Any]
+) -> Any:
     """Be a rank in a thread; what it returned or raised is in `results` afterwards."""
 
     def be() -> None:
         group = None
         try:
-            group = HostGroup(rank, world_size, address, timeout_s=10)
+            group = ControlPlane.connect(rank, world_size, address, timeout_s=10)
             results[rank] = body(group)
         except Exception as error:
             results[rank] = error
@@ -45,7 +49,7 @@ def start(address: str, rank: int, world_size: int, results: dict[Any, Any], bod
     return thread
 
 
-def meet(group: HostGroup) -> list[int]:
+def meet(group: ControlPlane) -> list[int]:
     return group.all_gather(group.rank)
 
 
@@ -126,7 +130,7 @@ def test_a_rank_that_is_taken_is_turned_away() -> None:
     assert results == {0: [0, 1, 2], 2: [0, 1, 2]}
     assert {1: [0, 1, 2]} in claims
     assert isinstance(refused, PeerError)
-    assert "rank 0 turned rank 1 away: rank 1 has connected already" in str(refused)
+    assert "rank 0 refused rank 1: rank 1 has connected already" in str(refused)
 
 
 def seen(judge: Callable[..., Any], event: threading.Event) -> Any:
@@ -136,18 +140,18 @@ def seen(judge: Callable[..., Any], event: threading.Event) -> Any:
         event.set()
         return judge(*arguments)
 
-    return mock.patch.object(links, "_judge", judged)
+    return mock.patch.object(unix_socket, "_judge", judged)
 
 
 def test_nobody_goes_on_before_all_are_there() -> None:
     """A rank that did would have less time for the others than it takes to start them."""
     address, results, has_come, is_in = random_address(), {}, threading.Event(), threading.Event()
 
-    def say_so_and_meet(group: HostGroup) -> list[int]:
+    def say_so_and_meet(group: ControlPlane) -> list[int]:
         is_in.set()
         return meet(group)
 
-    with seen(links._judge, has_come):
+    with seen(unix_socket._judge, has_come):
         threads = [start(address, rank, 3, results, say_so_and_meet) for rank in (0, 1)]
         assert has_come.wait(30)
         assert not is_in.wait(0.5)
@@ -161,7 +165,7 @@ def test_nobody_goes_on_before_all_are_there() -> None:
 def test_who_has_come_hears_who_has_not() -> None:
     address, results, has_come = random_address(), {}, threading.Event()
     clock = SimpleNamespace(monotonic=lambda: 1e4 * has_come.is_set())
-    with seen(links._judge, has_come), mock.patch.object(links, "time", clock):
+    with seen(unix_socket._judge, has_come), mock.patch.object(unix_socket, "time", clock):
         first = start(address, 0, 3, results, meet)
         with stranger(address) as connection:
             connection.sendall(struct.pack("!QQ", 1, 3))
@@ -172,22 +176,22 @@ def test_who_has_come_hears_who_has_not() -> None:
 
 
 def test_a_rank_0_that_says_nothing_is_waited_for_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.4)
     address = random_address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
         mute.bind("\0" + address)
         mute.listen(1)
         with pytest.raises(PeerError, match="rank 0 did not welcome rank 1 within"):
-            HostGroup(1, 2, address, timeout_s=1)
+            ControlPlane.connect(1, 2, address, timeout_s=1)
 
 
 def test_another_users_process_is_not_let_in() -> None:
     address, results, turned_away = random_address(), {}, threading.Event()
     clock = SimpleNamespace(monotonic=lambda: 10.0 * turned_away.is_set())
     with (
-        mock.patch.object(links, "_same_user", return_value=False),
-        mock.patch.object(links, "CONNECT_TIMEOUT_S", 1.0),
-        mock.patch.object(links, "time", clock),
+        mock.patch.object(unix_socket, "_same_user", return_value=False),
+        mock.patch.object(unix_socket, "CONNECT_TIMEOUT_S", 1.0),
+        mock.patch.object(unix_socket, "time", clock),
     ):
         first = start(address, 0, 2, results, meet)
         # Closed at once: what is sent may find it so.
@@ -203,22 +207,22 @@ def test_nor_is_one_joined_that_holds_the_address() -> None:
     address = random_address()
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other,
-        mock.patch.object(links, "_same_user", return_value=False),
+        mock.patch.object(unix_socket, "_same_user", return_value=False),
     ):
         other.bind("\0" + address)
         other.listen(1)
         with pytest.raises(PeerError, match="held by another user"):
-            HostGroup(1, 2, address, timeout_s=1)
+            ControlPlane.connect(1, 2, address, timeout_s=1)
         with pytest.raises(PeerError, match="held by another process"):
-            HostGroup(0, 2, address, timeout_s=1)
+            ControlPlane.connect(0, 2, address, timeout_s=1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_does_not_start_is_named(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.5)
     began = time.monotonic()
     with pytest.raises(PeerError, match=r"rank\(s\) \[1\] did not start" if rank == 0 else "rank 0 did not start"):
-        HostGroup(rank, 2, random_address(), timeout_s=1)
+        ControlPlane.connect(rank, 2, random_address(), timeout_s=1)
     assert time.monotonic() - began < 60  # less than the usual limit
 
 
@@ -229,8 +233,8 @@ MESSAGES = {
     ),
     "no JSON": (struct.pack("!QQ", 4, 0) + b"\xff{]x", "that are not JSON"),
     "nested": (struct.pack("!QQ", 100_000, 0) + b"[" * 100_000, "that are not JSON (RecursionError)"),
-    "another shape": (struct.pack("!QQ", 2, 0) + b"42", "none of ours"),
-    "another epoch": (struct.pack("!QQ", 13, 0) + b'["x", "y", 1]', "none of ours"),
+    "another shape": (struct.pack("!QQ", 2, 0) + b"42", "malformed"),
+    "another epoch": (struct.pack("!QQ", 13, 0) + b'["x", "y", 1]', "malformed"),
 }
 
 
@@ -257,10 +261,10 @@ def test_a_malformed_message_is_an_error_that_names_its_rank(message: str) -> No
 
 
 def test_a_value_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    import iris_core.host_group
+    import iris_core.rendezvous.control_plane
 
-    monkeypatch.setattr(iris_core.host_group, "MESSAGE_LIMIT_BYTES", 1000)
-    group = HostGroup(0, 1, random_address(), timeout_s=1)
+    monkeypatch.setattr(iris_core.rendezvous.control_plane, "MESSAGE_LIMIT_BYTES", 1000)
+    group = ControlPlane.connect(0, 1, random_address(), timeout_s=1)
     with pytest.raises(ValueError, match="a value of 602 bytes to gather values; at most 500 can be sent"):
         group.all_gather("x" * 600)
     group.close()
@@ -269,14 +273,16 @@ def test_a_value_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pyt
 @pytest.mark.parametrize(("said", "sent"), [(2, 1), (1, 2), (2, 2), (0, 1), (1, 0)])
 def test_descriptors_of_a_malformed_message_are_closed(said: int, sent: int) -> None:
     ours, theirs = socket.socketpair()
-    link = links.Link(ours, timeout_s=5)
+    link = unix_socket.MessageSocket(ours, timeout_s=5)
     before = len(os.listdir("/proc/self/fd"))
     message = struct.pack("!QQ", 2, said) + b"[]"
     if sent:
         socket.send_fds(theirs, [message], [theirs.fileno()] * sent)
     else:
         theirs.sendall(message)
-    with pytest.raises(links.MalformedMessage, match=f"sent {sent} file descriptors and said {said}; the limit is 1"):
+    with pytest.raises(
+        unix_socket.MalformedMessage, match=f"sent {sent} file descriptors and said {said}; the limit is 1"
+    ):
         link.receive()
     assert len(os.listdir("/proc/self/fd")) == before
     theirs.close()
@@ -286,7 +292,7 @@ def test_descriptors_of_a_malformed_message_are_closed(said: int, sent: int) -> 
 def test_descriptors_that_nobody_takes_are_closed() -> None:
     """As of an answer that comes when its rank has given up."""
     ours, theirs = socket.socketpair()
-    one, other = links.Link(ours, timeout_s=5), links.Link(theirs, timeout_s=5)
+    one, other = unix_socket.MessageSocket(ours, timeout_s=5), unix_socket.MessageSocket(theirs, timeout_s=5)
     before = len(os.listdir("/proc/self/fd"))
     for fds in ([theirs.fileno()], []):
         other.send("late", fds)
@@ -301,7 +307,7 @@ def test_descriptors_that_nobody_takes_are_closed() -> None:
 
 def test_a_message_that_comes_in_pieces_is_whole_though_the_first_wait_for_it_failed() -> None:
     ours, theirs = socket.socketpair()
-    link = links.Link(ours, timeout_s=0.1)
+    link = unix_socket.MessageSocket(ours, timeout_s=0.1)
     data = struct.pack("!QQ", 7, 0) + b'["all"]'
     theirs.sendall(data[:11])
     with pytest.raises(TimeoutError):
@@ -315,7 +321,7 @@ def test_a_message_that_comes_in_pieces_is_whole_though_the_first_wait_for_it_fa
 def test_a_link_that_is_closed_is_so_though_a_child_holds_it() -> None:
     """As workers do that a rank has forked."""
     ours, theirs = socket.socketpair()
-    one, other = links.Link(ours, timeout_s=20), links.Link(theirs, timeout_s=20)
+    one, other = unix_socket.MessageSocket(ours, timeout_s=20), unix_socket.MessageSocket(theirs, timeout_s=20)
     wait_for, go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -341,7 +347,7 @@ def test_a_link_that_is_closed_is_so_though_a_child_holds_it() -> None:
 
 
 def test_shared_memory_has_no_name_and_no_descriptor_is_left() -> None:
-    group = HostGroup(0, 1, random_address(), timeout_s=1)
+    group = ControlPlane.connect(0, 1, random_address(), timeout_s=1)
     before, files = len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
     memory = share_memory(group, 4096, "iris_test")
     maps = Path("/proc/self/maps").read_text()

@@ -9,8 +9,9 @@ import pytest
 import torch
 from ranks import Ranks, close_context, context, raised
 
-from iris_core import RankPool, bootstrap, iris, launch
+from iris_core import RankPool, iris, launch
 from iris_core.checker import check
+from iris_core.rendezvous import rank_info
 from iris_kernels.gemm_all_scatter import Problem
 from overlap_taxonomy.cost import Work
 
@@ -31,7 +32,7 @@ def test_what_torchrun_sets_is_named_where_it_is_no_number(
     for variable, value in (OF_TORCHRUN | {name: given}).items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=f"^{name} is '{given}'; "):
-        bootstrap.find_origin()
+        rank_info.find_rank_info()
 
 
 @pytest.mark.parametrize(("name", "given"), [("RANK", "2"), ("WORLD_SIZE", "0"), ("MASTER_PORT", "65536")])
@@ -41,7 +42,7 @@ def test_what_torchrun_sets_is_named_where_it_is_out_of_range(
     for variable, value in (OF_TORCHRUN | {name: given}).items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=f"^{name} is '{given}'; "):
-        bootstrap.find_origin()
+        rank_info.find_rank_info()
 
 
 def open_in_debug_mode(rank: int, world_size: int) -> tuple[dict[str, bool], tuple[str, str]]:

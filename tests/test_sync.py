@@ -14,7 +14,7 @@ from limits import short_limit
 from ranks import Ranks, close_context, context, raised
 
 import iris_core
-from iris_core.sync import WATCHDOG_TIMEOUT_NS
+from iris_core.device.sync import WATCHDOG_TIMEOUT_NS
 from overlap_taxonomy import Sync, Variant, get_variant
 
 ROUNDS = 50
@@ -127,7 +127,7 @@ def wait_in_vain(rank: int, world_size: int) -> tuple[str, str]:
 def test_a_wait_in_vain_names_the_flag_and_what_it_saw(ranks: Callable[[int], Ranks]) -> None:
     waiting, other = ranks(2).call(wait_in_vain)
     assert waiting[0] == "TimeoutError"
-    for part in ("rank 0: program 0 waited", "letter 2", "at least 5", "saw 3", "IRIS_TIMEOUT_S", "reset()"):
+    for part in ("rank 0: program 0 timed out", "letter 2", "at least 5", "saw 3", "IRIS_TIMEOUT_S", "reset()"):
         assert part in waiting[1]
     assert other == waiting
 
@@ -149,7 +149,7 @@ def wait_for_the_rank_before(rank: int, world_size: int, who: int) -> tuple[str,
 
 def test_what_a_rank_waited_for_is_the_same_for_all_who_hear_of_it(ranks: Callable[[int], Ranks]) -> None:
     first, *others = ranks(3).call(wait_for_the_rank_before, 1)
-    assert "rank 1: program 0 waited" in first[1]
+    assert "rank 1: program 0 timed out" in first[1]
     assert "for letter 1 from rank 0: expected at least 1, saw 0" in first[1]
     assert others == [first, first]
 
@@ -161,7 +161,7 @@ def give_up_though_no_wait_failed(rank: int, world_size: int) -> tuple[str, str]
     ctx.barrier()
     if rank == 0:
         ctx.watchdog.abort()  # as `close` does for who leaves with an exception
-    ctx.group.barrier()
+    ctx.control_plane.barrier()
     if rank == 1:
         wait_kernel[(1,)](flags, 1, ctx.get_watchdog())
         ctx.backend.synchronize()
@@ -172,7 +172,7 @@ def give_up_though_no_wait_failed(rank: int, world_size: int) -> tuple[str, str]
 
 
 def test_who_gives_up_as_a_rank_has_left_says_that_it_may_have(ranks: Callable[[int], Ranks]) -> None:
-    words = "rank 1: program 0 gave up, as another wait had failed or a rank has left, waiting for letter 0"
+    words = "rank 1: program 0 was aborted, as another wait had failed or a rank has left, waiting for letter 0"
     for kind, message in ranks(2).call(give_up_though_no_wait_failed):
         assert kind == "TimeoutError"
         assert words in message
@@ -296,11 +296,11 @@ def ask_for_a_limit(rank: int, world_size: int, how: str) -> list[float]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IRIS_TIMEOUT_S", "40")
         ctx = iris_core.iris(1 << 20, timeout_s=50) if how == "argument" else iris_core.iris(1 << 20)
-    links: Any = ctx.group._links.values()
+    links: Any = ctx.control_plane.exchange._sockets.values()
     word = ctx.get_watchdog()[WATCHDOG_TIMEOUT_NS.value].item()
     stream: Any = ctx.make_stream()
     vendors: Any = ctx.process_group()._get_backend(ctx.get_device())
-    limits = [word / 1e9, stream._timeout_s, ctx.group.timeout_s, vendors.options._timeout.total_seconds()]
+    limits = [word / 1e9, stream._timeout_s, ctx.control_plane.timeout_s, vendors.options._timeout.total_seconds()]
     limits += [link._timeout_s for link in links]
     ctx.close()
     return limits

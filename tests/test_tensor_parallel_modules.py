@@ -65,7 +65,7 @@ def be_a_module(rank: int, world_size: int) -> list[int]:
         found += [torch.equal(layer.weight, layer.cut.own_weight(linear.weight))]
         found += [torch.equal(layer.bias, layer.cut.own_bias(linear.bias))]
     torch.manual_seed(rank)
-    biases = ctx.group.all_gather(RowParallelLinear(ctx, *SIZES[1:]).bias.tolist(), "compare")
+    biases = ctx.control_plane.all_gather(RowParallelLinear(ctx, *SIZES[1:]).bias.tolist(), "compare")
     found += [biases[0] == biases[1]]
     torch.manual_seed(0)
     other = RowParallelLinear(ctx, *SIZES[1:], dtype=torch.bfloat16, bias=False, sequence_parallel=True)

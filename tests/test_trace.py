@@ -28,7 +28,8 @@ from iris_bench import ranks as ranks_of_bench
 from iris_bench import trace as traces
 from iris_bench.trace import KINDS, Traced, align, thread_of, write_trace
 from iris_bench.trace_plot import plot_traces
-from iris_core import PeerError, bootstrap
+from iris_core import PeerError
+from iris_core.rendezvous import rank_info
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper
@@ -248,7 +249,7 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, variant: str, shape: s
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    for variable in (*bootstrap.TORCHRUN_VARIABLES, *ranks_of_bench._MPI_VARIABLES):
+    for variable in (*rank_info.TORCHRUN_VARIABLES, *ranks_of_bench._MPI_VARIABLES):
         monkeypatch.delenv(variable, raising=False)
     out = ["--out", str(tmp_path / "trace.json"), "--plot", str(tmp_path / "trace.png")]
     common = ["--family", "gemm_all_scatter", "--shape", "64x64x64", "--device", "cpu", "--world-size", "2"]

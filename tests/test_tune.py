@@ -20,7 +20,7 @@ from iris_bench.measure import Outcome
 from iris_bench.shapes import Shape
 from iris_bench.tune import candidates
 from iris_bench.tune.candidates import Tuned, neighbours
-from iris_core import bootstrap
+from iris_core.rendezvous import rank_info
 from iris_kernels.common.config import GemmConfig, default_config
 from iris_kernels.common.hopper import operator as hopper
 from iris_kernels.common.measured import Key
@@ -209,7 +209,7 @@ class ScriptedRanks(bench_ranks.Ranks):
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ScriptedRanks]:
-    for variable in (*bootstrap.TORCHRUN_VARIABLES, *bench_ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
+    for variable in (*rank_info.TORCHRUN_VARIABLES, *bench_ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(bench_ranks, "StartedRanks", ScriptedRanks)

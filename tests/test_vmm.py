@@ -88,7 +88,7 @@ class Group:
         self.failing = failing
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def collective_section(self, what: str) -> Iterator[None]:
         yield
         if self.failing in what.split():
             raise RuntimeError(f"rank 0 failed to {what}")

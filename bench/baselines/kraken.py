@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from iris_core import interpreter
+from iris_core.device import interpretation
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.library import LibraryOperator
 from iris_kernels.common.operands import ROW_BYTES
@@ -72,7 +72,7 @@ class KrakenOperator(LibraryOperator[P]):
 
 def machine_reason(capability: tuple[int, int]) -> str | None:
     """Return why kernels for a compute capability and later ones cannot run in this process, or None."""
-    if interpreter.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
+    if interpretation.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
         return "kraken needs NVIDIA GPUs"
     found = torch.cuda.get_device_capability()
     if found < capability:

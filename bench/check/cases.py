@@ -18,7 +18,7 @@ from ..inputs import Draw
 from ..record import DTYPES
 from ..shapes import Shape, parse_shapes
 from ..sweep import select_families, select_variants
-from .cli import CALLS
+from . import CALLS
 
 _HEAP_BYTES = 1 << 20  # beside what the problem takes
 _FLAG_BYTES = 8

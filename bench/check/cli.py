@@ -10,13 +10,12 @@ import typer
 from ..exits import refuse
 from ..options import Dtype, Names
 from ..ranks import check_interpreter
+from . import CALLS
 
 if TYPE_CHECKING:
     from .cases import Case
 
 SCHEDULES = 4
-CALLS = 3  # each buffer is used again, and again after that by a rank that may be a call ahead
-
 
 _OF_PLANTED = ("only_planted", "schedules", "seed")  # what --planted goes with; the bugs bring the rest
 

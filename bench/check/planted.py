@@ -17,10 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import signal, sync, translate, wait
+from iris_core import signal, translate, wait
 from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
+from iris_core.device import sync
 from iris_kernels.all_gather_gemm import shards
 from iris_kernels.common import gemm, handshake, shared_tiles
 from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
@@ -79,7 +80,7 @@ def wait_in_gpu(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.const
         sync._poll(flag_ptr, expected, watchdog_ptr, "sys")
     seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu")
     if seen < expected:
-        sync._report(flag_ptr, seen, expected, watchdog_ptr)
+        sync._record(flag_ptr, seen, expected, watchdog_ptr)
 
 
 @triton.jit

@@ -82,7 +82,7 @@ def best_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 def large(best: pd.DataFrame) -> pd.DataFrame:
     """Return the problems of many rows that divide well."""
-    return best[(best.m >= 1024) & (best.shape_set != "ragged")]
+    return best[(best.m >= 1024) & (best.m % 64 == 0) & (best.n % 64 == 0) & (best.k % 64 == 0)]
 
 
 def small(best: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from ..layers.subjects import ALONE, SUBJECTS
 from ..links.rank import KINDS
 from ..shapes import layer_name
 from .provenance import files, stress
-from .results import FAMILIES, FRONT_PAGE, MACHINES, OTHERS, Machine, large, layers, links, small
+from .results import FAMILIES, FRONT_PAGE, MACHINES, OTHERS, RESULTS, Machine, large, layers, links, small
 
 _SHORT = {
     "gemm_all_scatter": "all-scatter",
@@ -199,6 +199,21 @@ def _host(machine: Machine) -> str:
     return markdown(["variant", *(_SHORT[family] for family in FAMILIES)], lines)
 
 
+def _paper(name: str, baseline: str) -> str:
+    """The paper's shapes, µs: `warp_specialized` over the paper's baseline or another, and over NCCL + cuBLAS."""
+    rows = frames.read_frame(RESULTS / f"{name}.csv")
+    at = rows[(rows.family == "gemm_all_scatter") & (rows.shape_set == "paper")]
+    table = at.pivot_table(index=["m", "n", "k"], columns="variant", values="time_us").sort_values("library")
+    cells = []
+    for row in frames.rows_of(table.reset_index()):
+        compared = getattr(row, baseline), row.library
+        over = (f"{time_us / row.warp_specialized:.2f}×" for time_us in compared)
+        times = (*compared, row.warp_specialized, row.gemm_alone)
+        cells.append([f"{row.m}, {row.n}, {row.k}", *map(_us, times), *over])
+    header = ["M, N, K", f"`{baseline}`", "NCCL + cuBLAS", "`warp_specialized`", "GEMM alone"]
+    return markdown([*header, f"over `{baseline}`", "over NCCL + cuBLAS"], cells)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "files": files,
     "stress": stress,
@@ -207,6 +222,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "losses": partial(_losses, *MACHINES.values()),
     "losses-of-several": partial(_losses, MACHINES["h200x4"], MACHINES["h200x2"]),
     "layers": _layers,
+    "paper-h200x4": partial(_paper, "h200x4-large-bf16", "library_layout"),
+    "paper-h200x2": partial(_paper, "h200x2-paper-bf16", "library_list"),
     "links": _links,
     **{f"{name}-summary": partial(_summary, machine) for name, machine in MACHINES.items()},
     **{f"{name}-small-m": partial(_small_m, machine) for name, machine in MACHINES.items()},

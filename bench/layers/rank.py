@@ -146,7 +146,7 @@ class _Run:
         reason, error = attempt(self.ctx, subjects.why_not_fused, lambda: call(*self.sets[0]), times)
         if reason is None:
             outcome.failed("error", error)
-        elif reasons := [said for said in self.ctx.group.all_gather(reason) if said]:
+        elif reasons := [said for said in self.ctx.control_plane.all_gather(reason) if said]:
             outcome.failed("unsupported", reasons[0])
 
     def _call_of(self, subject: str, phase: str, layers: nn.Module) -> Call:
@@ -171,7 +171,7 @@ class _Run:
         if error:
             outcome.failed("error", error)
         elif expected is not None:
-            outcome.error = max([outcome.error or 0.0, *self.ctx.group.all_gather(distance)])
+            outcome.error = max([outcome.error or 0.0, *self.ctx.control_plane.all_gather(distance)])
             limit = TOLERANCES[self.dtype]
             if outcome.error > limit:
                 outcome.failed("wrong", f"a row is off by {outcome.error:.2g} of its norm, more than {limit:g}")

@@ -106,7 +106,7 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     nothing = (run.sent, run.sent)
     timing.measure(run.ctx, subjects, [nothing], rounds=plan.rounds, burst=plan.burst)
     medians = [timing.slowest_median(timing.steady([subject.samples], "time_us")[0]) for subject in subjects]
-    by_rank = run.ctx.group.all_gather(medians)
+    by_rank = run.ctx.control_plane.all_gather(medians)
     outcomes = []
     for index, (kind, first, second) in enumerate(timed):
         of_ranks = [medians[index] for medians in by_rank]
@@ -199,7 +199,7 @@ class _Run:
             senders = {sender} if self.rank == receiver else set()
         arrived = self.landing if is_load else self.received
         right = all(torch.equal(arrived[sender], self._drawn(sender)) for sender in senders)
-        return all(self.ctx.group.all_gather(right))
+        return all(self.ctx.control_plane.all_gather(right))
 
     def host_barrier_us(self) -> float:
         """Return how long a barrier of the hosts takes, on the slowest rank."""
@@ -207,7 +207,7 @@ class _Run:
         start = time.perf_counter()
         for _ in range(HOST_BARRIERS):
             self.ctx.barrier()
-        return float(max(self.ctx.group.all_gather((time.perf_counter() - start) * 1e6 / HOST_BARRIERS)))
+        return float(max(self.ctx.control_plane.all_gather((time.perf_counter() - start) * 1e6 / HOST_BARRIERS)))
 
     def outcome(self, kind: str, first: int | None, second: int | None, time_us: float | None) -> Outcome:
         """Return a measurement's outcome; without a time it was wrong."""

@@ -69,7 +69,7 @@ def open_rank(rank: int, world_size: int, plan: Plan) -> dict[str, Any]:
     global _run
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32, for the reference
     ctx = iris_core.iris(plan.heap_bytes, plan.device)
-    seed = ctx.group.broadcast(plan.seed, 0)  # under a launcher every rank has drawn its own
+    seed = ctx.control_plane.broadcast(plan.seed, 0)  # under a launcher every rank has drawn its own
     _run = _Run(ctx, plan, seed)
     return {**environment.device_columns(ctx), "seed": seed}
 
@@ -222,7 +222,7 @@ class _Run:
         reports = [self._describe(note) for note in _first_of_each_call(notes)]
         self._checked.clear()
         elapsed_s = time.monotonic() - self._start
-        found = self.ctx.group.all_gather([wrong, reports, self._ledger.elements, elapsed_s])
+        found = self.ctx.control_plane.all_gather([wrong, reports, self._ledger.elements, elapsed_s])
         self._mismatches += sum(wrong for wrong, *_ in found)
         return Progress(
             calls=tuple(self._calls),

@@ -14,7 +14,7 @@ from overlap_taxonomy.fit import Measurement
 from .. import frames
 from ..record import DTYPES, LIBRARY, Record
 
-# What follows from clocks between two runs, at most: a tenth was seen (docs/measuring.md). A host that held up the
+# What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
 # calls of `library` made it four times as much: 31 us in one run and 117 in another.
 CLOCKS_DIFFER = 1.25
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ..host_group import HostGroup
+from ..rendezvous.control_plane import ControlPlane
 
 Step = Callable[[], object]  # queues one thing, as often as it is called
 
@@ -105,11 +105,11 @@ class Backend(ABC):
     streams_need_a_unit = False  # whether what a stream does beside kernels may be a kernel: a copy, a written value
 
     @abstractmethod
-    def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
         """Reserve and share one heap a rank; collective.
 
         Args:
-            group: all ranks.
+            control_plane: all ranks.
             heap_size: bytes a rank; rounded up.
 
         Returns:
@@ -125,12 +125,12 @@ class Backend(ABC):
         """Wait for all work queued on the device."""
 
     @abstractmethod
-    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
+    def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> Stream:
         """Return a new queue, of high priority where there are priorities.
 
         Args:
             timeout_s: limit of `Stream.wait_value` where the host does the waiting; 0 for none.
-            gave_up: called with the flag and the value when it has passed; the queue then goes on.
+            timed_out: called with the flag and the value when it has passed; the queue then goes on.
         """
 
     @abstractmethod

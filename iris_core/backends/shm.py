@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ..host_group import HostGroup
-from ..patience import wait_a_little
-from ..reach import Span, share, unshare
-from ..shared_memory import share_memory
+from ..device.kernel_memory import Span, share, unshare
+from ..rendezvous.control_plane import ControlPlane
+from ..rendezvous.shared_memory import share_memory
+from ..utils.backoff import back_off
 from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
 
 EMULATED_COMPUTE_UNITS = 4  # enough for several programs of each role, few enough to interpret
@@ -30,11 +30,11 @@ class ShmBackend(Backend):
     def __init__(self) -> None:
         self._shared: list[Span] = []
 
-    def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
-        window = share_memory(group, stride * group.world_size, "iris_heap")
+        window = share_memory(control_plane, stride * control_plane.world_size, "iris_heap")
         heaps = torch.frombuffer(window, dtype=torch.uint8)
-        self._shared.append(share(heaps, "the ranks' heaps", heaps=group.world_size))
+        self._shared.append(share(heaps, "the ranks' heaps", heaps=control_plane.world_size))
         return heaps, stride
 
     def close_window(self) -> None:  # it is unmapped with the last tensor
@@ -44,8 +44,8 @@ class ShmBackend(Backend):
     def synchronize(self) -> None:
         pass
 
-    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
-        return _ImmediateStream(timeout_s, gave_up)
+    def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> Stream:
+        return _ImmediateStream(timeout_s, timed_out)
 
     def compute_units(self) -> int:
         return EMULATED_COMPUTE_UNITS
@@ -65,9 +65,9 @@ class ShmBackend(Backend):
 
 
 class _ImmediateStream(Stream):
-    def __init__(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> None:
+    def __init__(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> None:
         self._timeout_s = timeout_s
-        self._gave_up = gave_up
+        self._timed_out = timed_out
 
     def wait_for_current(self) -> None:
         pass
@@ -86,10 +86,10 @@ class _ImmediateStream(Stream):
             if flag.item() >= value:  # looked at after the clock: what has come in time is seen
                 return
             if is_late:
-                self._gave_up(flag, value)
+                self._timed_out(flag, value)
                 return
             looks += 1
-            wait_a_little(looks)
+            back_off(looks)
 
     def write_value(self, flag: torch.Tensor, value: int) -> None:
         flag.fill_(value)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..host_group import HostGroup
+from ..rendezvous.control_plane import ControlPlane
 from .base import STRIDE_ALIGNMENT, Backend, PreparedStream, Step, round_up
 
 
@@ -44,30 +44,30 @@ class VmmBackend(Backend):
         self._stride = 0
         self._window_size = 0
 
-    def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
         granularity = max(self._granularity(), STRIDE_ALIGNMENT)
         stride = round_up(heap_size, granularity)
         self._stride = stride
         with contextlib.ExitStack() as descriptors:
-            with group.together(f"reserve a heap of {stride:,} bytes on its device"):
+            with control_plane.collective_section(f"reserve a heap of {stride:,} bytes on its device"):
                 own = self._create(stride)
                 self._handles.append(own)
                 exported = self._export(own)
                 descriptors.callback(os.close, exported)
-            fds = group.exchange_fds(exported)
+            fds = control_plane.exchange_fds(exported)
             for fd in fds:
                 descriptors.callback(os.close, fd)
-            with group.together("map the peers' heaps"):
-                self._window_size = max(stride * group.world_size, self.smallest_window)
+            with control_plane.collective_section("map the peers' heaps"):
+                self._window_size = max(stride * control_plane.world_size, self.smallest_window)
                 self._base = self._reserve(self._window_size, granularity)
                 for peer, fd in enumerate(fds):
                     handle = own
-                    if peer != group.rank:
+                    if peer != control_plane.rank:
                         handle = self._import(fd)
                         self._handles.append(handle)
                     self._map(self._base + peer * stride, stride, handle)
                     self._mapped.append(self._base + peer * stride)
-                self._open_access(self._base, stride * group.world_size)
+                self._open_access(self._base, stride * control_plane.world_size)
         window = torch.as_tensor(_Exported(self._base, self._window_size), device=self.device)
         return window, stride
 
@@ -86,7 +86,7 @@ class VmmBackend(Backend):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> PreparedStream:
+    def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> PreparedStream:
         return GpuStream(self)
 
     def current_stream(self) -> int:

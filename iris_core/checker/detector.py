@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton
 
-from ..user_lines import shown
+from ..utils.user_lines import shown
 from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases
 from .shadow import Access, Conflict, Shadow
 from .store_buffers import Look, StoreBuffers
@@ -32,8 +32,8 @@ _MACHINERY = tuple(
         Path(triton.__file__).parent,
         Path(torch.__file__).parent,
         Path(__file__).parent,
-        Path(__file__).parent.parent / "interpreter.py",
-        Path(__file__).parent.parent / "intrinsics.py",
+        Path(__file__).parent.parent / "interpreter",
+        Path(__file__).parent.parent / "device" / "intrinsics.py",
     )
 )
 _SCOPES = {WEAK: "", GPU: " in its GPU", SYSTEM: " in the system"}

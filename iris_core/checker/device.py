@@ -1,27 +1,27 @@
-"""What a rank of the simulated host gets in place of a device and of sockets: queues of work, memory, meetings."""
+"""What a rank of the simulated host has in place of a device: queues of work, and memory.
+
+Work is done when its stream gets to it, as on a GPU, not when it is queued: what a rank forgets to wait for is seen to
+be missing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..backends.base import Stream
 from ..backends.shm import ShmBackend
-from ..heap import address_of
-from ..host_group import HostGroup
-from ..links import Link
-from ..reach import span_of
-from .clocks import SYSTEM, Clock
-
-if TYPE_CHECKING:
-    from .node import Node
+from ..device.kernel_memory import span_of
+from ..heap.heap import address_of
+from ..rendezvous.control_plane import ControlPlane
+from .clocks import SYSTEM, Agent, Clock
+from .simulation import Simulation
 
 _COPY_PIECES = 4  # others see a copy half done
 
@@ -29,18 +29,18 @@ _COPY_PIECES = 4  # others see a copy half done
 class Queue:
     """One stream of a rank: a task that does what was queued, in order."""
 
-    def __init__(self, node: Node, rank: int) -> None:
-        self._node = node
+    def __init__(self, streams: Streams, rank: int) -> None:
+        self._simulation = simulation = streams.simulation
         self.rank = rank
-        self.number = len(node.queues)
-        beside = sum(queue.rank == rank for queue in node.queues)  # a rank's first is what it starts with
-        self.agent = node.detector.clocks.add(rank, f"rank {rank}'s stream{f' {beside}' if beside else ''}")
+        self.number = len(streams.queues)
+        beside = sum(queue.rank == rank for queue in streams.queues)  # a rank's first is what it starts with
+        self.agent = simulation.detector.clocks.add(rank, f"rank {rank}'s stream{f' {beside}' if beside else ''}")
         self.programs = f"stream {beside}, program" if beside else "program"
         self._items: deque[tuple[Clock, int, Callable[[], object]]] = deque()
         self._queued = 0
         self._ends: list[Clock] = []  # the queue's clock after each item
-        node.queues.append(self)
-        self._task = node.scheduler.spawn(self.agent, self.agent.name, self._serve)
+        streams.queues.append(self)
+        self._task = simulation.scheduler.spawn(self.agent, self.agent.name, self._serve)
 
     @property
     def is_idle(self) -> bool:
@@ -49,14 +49,14 @@ class Queue:
 
     def put(self, do: Callable[[], object]) -> None:
         """Queue something; what the rank's host did before happens before it."""
-        detector = self._node.detector
-        self._items.append((detector.clocks.tell(self._node.hosts[self.rank]), detector.site(), do))
+        detector = self._simulation.detector
+        self._items.append((detector.clocks.tell(self._simulation.hosts[self.rank]), detector.site(), do))
         self._queued += 1
-        self._node.scheduler.changed()
+        self._simulation.scheduler.changed()
 
     def put_wait_for(self, other: Queue) -> None:
         """Queue a wait for all that is in another queue now, and all that torch has done there."""
-        clocks = self._node.detector.clocks
+        clocks = self._simulation.detector.clocks
         if other.is_idle:  # what torch did last is behind all ends
             now = clocks.tell(other.agent)
             self.put(lambda: clocks.hear(self.agent, now))
@@ -64,39 +64,42 @@ class Queue:
         count = other._queued
 
         def wait() -> None:
-            self._node.scheduler.wait_until(lambda: len(other._ends) >= count, other.agent.name)
+            self._simulation.scheduler.wait_until(lambda: len(other._ends) >= count, other.agent.name)
             clocks.hear(self.agent, other._ends[count - 1])
 
         self.put(wait)
 
     def put_wait_value(self, flag: torch.Tensor, value: int) -> None:
         """Queue a wait for a word to be at least `value`. It acquires, as stream memory operations do."""
-        node, address, site = self._node, address_of(flag), self._node.detector.site()
+        simulation, address, site = self._simulation, address_of(flag), self._simulation.detector.site()
         word = ctypes.c_int32.from_address(address)  # no operation of torch's, which would be the host's
 
-        def wait() -> None:
-            while word.value < value:
-                node.scheduler.look(address, site)
-                node.scheduler.poll()
+        def look() -> bool:
             where = np.array([address], dtype=np.int64)
-            node.detector.access(self.agent, where, flag.element_size(), site, write=False, strength=SYSTEM)
-            node.detector.releases.acquire(self.agent, address, SYSTEM)
+            simulation.detector.access(self.agent, where, flag.element_size(), site, write=False, strength=SYSTEM)
+            return word.value >= value
+
+        def wait() -> None:
+            while not look():
+                simulation.scheduler.look(address, site)
+                simulation.scheduler.poll()
+            simulation.detector.releases.acquire(self.agent, address, SYSTEM)
 
         self.put(wait)
 
     def put_write_value(self, flag: torch.Tensor, value: int) -> None:
         """Queue a write of a word. It releases, as stream memory operations do."""
-        node, address, site = self._node, address_of(flag), self._node.detector.site()
+        simulation, address, site = self._simulation, address_of(flag), self._simulation.detector.site()
         word = ctypes.c_int64.from_address(address)
 
         def write() -> None:
-            node.scheduler.at_access()
+            simulation.scheduler.at_access()
             where = np.array([address], dtype=np.int64)
-            node.detector.access(self.agent, where, flag.element_size(), site, write=True, strength=SYSTEM)
-            node.detector.releases.overwritten(where)
-            node.detector.releases.release(self.agent, address, SYSTEM)
+            simulation.detector.access(self.agent, where, flag.element_size(), site, write=True, strength=SYSTEM)
+            simulation.detector.releases.overwritten(where)
+            simulation.detector.releases.release(self.agent, address, SYSTEM)
             word.value = value
-            node.scheduler.changed()
+            simulation.scheduler.changed()
 
         self.put(write)
 
@@ -105,37 +108,84 @@ class Queue:
 
         def copy() -> None:
             for to, come in zip(dst.tensor_split(_COPY_PIECES), src.tensor_split(_COPY_PIECES), strict=True):
-                self._node.scheduler.at_access()
+                self._simulation.scheduler.at_access()
                 to.copy_(come)
 
         self.put(copy)
 
     def _serve(self) -> None:
-        clocks = self._node.detector.clocks
+        clocks = self._simulation.detector.clocks
         while True:
-            self._node.scheduler.wait_until(lambda: bool(self._items), "")
+            self._simulation.scheduler.wait_until(lambda: bool(self._items), "")
             clock, self._task.site, do = self._items.popleft()
             clocks.hear(self.agent, clock)
             do()
             self._ends.append(clocks.tell(self.agent))
-            self._node.scheduler.changed()
+            self._simulation.scheduler.changed()
+
+
+class Streams:
+    """The streams of all ranks, and which one is each rank's current one."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.queues: list[Queue] = []
+        self._current = [Queue(self, rank) for rank in range(simulation.world_size)]
+
+    def current(self, rank: int) -> Queue:
+        """Return a rank's current stream."""
+        return self._current[rank]
+
+    @contextlib.contextmanager
+    def switched_to(self, queue: Queue) -> Iterator[None]:
+        """Within the block, a queue is its rank's current stream."""
+        rank = queue.rank
+        before, self._current[rank] = self._current[rank], queue
+        try:
+            yield
+        finally:
+            self._current[rank] = before
+
+    def synchronize(self, rank: int) -> None:
+        """Hold a rank's host until all its streams are idle."""
+        simulation = self.simulation
+        queues = [queue for queue in self.queues if queue.rank == rank]
+        simulation.scheduler.wait_until(lambda: all(queue.is_idle for queue in queues), "its device")
+        for queue in queues:
+            simulation.detector.clocks.hear(simulation.hosts[rank], simulation.detector.clocks.tell(queue.agent))
+
+    def next_in_stream(self) -> Agent:
+        """Return who touches memory for a torch operation: the rank's stream, when it gets there."""
+        simulation, task = self.simulation, self.simulation.scheduler.current
+        assert task is not None
+        if task.agent is not simulation.hosts[task.agent.rank]:
+            return task.agent  # a stream's own copy
+        queue = self._current[task.agent.rank]
+        simulation.scheduler.wait_until(lambda: queue.is_idle, "its stream")
+        simulation.detector.clocks.hear(queue.agent, simulation.detector.clocks.tell(task.agent))
+        return queue.agent
+
+    def stream_reached(self) -> None:
+        """The running host has read what its stream wrote: it knows what the stream did."""
+        rank, clocks = self.simulation.rank, self.simulation.detector.clocks
+        clocks.hear(self.simulation.hosts[rank], clocks.tell(self._current[rank].agent))
 
 
 class CheckedStream(Stream):
     """See `Stream`."""
 
-    def __init__(self, node: Node, rank: int) -> None:
-        self._node = node
-        self._queue = Queue(node, rank)
+    def __init__(self, streams: Streams, rank: int) -> None:
+        self._streams = streams
+        self._queue = Queue(streams, rank)
 
     def wait_for_current(self) -> None:
-        self._queue.put_wait_for(self._node.current_queue(self._queue.rank))
+        self._queue.put_wait_for(self._streams.current(self._queue.rank))
 
     def current_waits(self) -> None:
-        self._node.current_queue(self._queue.rank).put_wait_for(self._queue)
+        self._streams.current(self._queue.rank).put_wait_for(self._queue)
 
     def as_current(self) -> AbstractContextManager[None]:
-        return self._node.current_stream(self._queue)
+        return self._streams.switched_to(self._queue)
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         self._queue.put_wait_value(flag, value)
@@ -150,41 +200,23 @@ class CheckedStream(Stream):
 class CheckedBackend(ShmBackend):
     """The heap of a rank of the simulated host; all ranks' lie in one tensor."""
 
-    def __init__(self, node: Node, rank: int) -> None:
-        self._node = node
+    def __init__(self, streams: Streams, rank: int) -> None:
+        self._streams = streams
+        self._simulation = streams.simulation
         self._rank = rank
 
-    def open_window(self, group: HostGroup, heap_size: int) -> tuple[torch.Tensor, int]:
-        return self._node.open_window(heap_size)
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
+        return self._simulation.open_window(heap_size)
 
     def close_window(self) -> None:
-        pass  # its end is the node's
+        pass  # its end is the simulation's
 
     def share_with_kernels(self, memory: torch.Tensor) -> int:
-        self._node.reach.add(span_of(memory, "the reports"))
+        self._simulation.bounds.add(span_of(memory, "the fault board"))
         return memory.data_ptr()
 
     def synchronize(self) -> None:
-        self._node.synchronize(self._rank)
+        self._streams.synchronize(self._rank)
 
-    def make_stream(self, timeout_s: float, gave_up: Callable[[torch.Tensor, int], None]) -> Stream:
-        return CheckedStream(self._node, self._rank)
-
-
-class CheckedGroup(HostGroup):
-    """The ranks of the simulated host; no sockets."""
-
-    def __init__(self, node: Node, rank: int) -> None:
-        self._node = node
-        super().__init__(rank, node.world_size, "", timeout_s=0.0)
-
-    def exchange_fds(self, fd: int | None) -> list[int]:
-        fds = [os.dup(one) for one in self._node.meet(self.rank, fd) if one is not None]
-        self._node.meet(self.rank, None)  # before anyone closes its own
-        return fds
-
-    def _connect(self, address: str) -> dict[int, Link]:
-        return {}
-
-    def _meet(self, epoch: int, what: str, value: Any) -> list[list[Any]]:
-        return self._node.meet(self.rank, [what, value])
+    def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> Stream:
+        return CheckedStream(self._streams, self._rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import ReduceScanOpInterface, TensorHandle, interpreter_builder
 
-from ..heap import address_of
-from ..reach import itemsize_of, lanes_of
+from ..heap.heap import address_of
+from ..interpreter.memory_bounds import itemsize_of, lanes_of
 from .clocks import CTA, GPU, SYSTEM, WEAK, Agent
-
-if TYPE_CHECKING:
-    from .node import Node
+from .device import Streams
+from .simulation import Simulation
 
 _SCOPE_OF = {ir.MEM_SYNC_SCOPE.CTA: CTA, ir.MEM_SYNC_SCOPE.GPU: GPU, ir.MEM_SYNC_SCOPE.SYSTEM: SYSTEM}
 _ACQUIRES = (ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
@@ -29,9 +28,9 @@ _TO_HOST = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "ate
 
 
 @contextlib.contextmanager
-def kernels_watched(node: Node) -> Iterator[None]:
+def kernels_watched(simulation: Simulation) -> Iterator[None]:
     """Send every memory operation of interpreted kernels past the checker."""
-    operations = _Operations(node)
+    operations = _Operations(simulation)
     names = (
         "create_masked_load",
         "create_masked_store",
@@ -58,16 +57,17 @@ def kernels_watched(node: Node) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def host_reads_watched(node: Node) -> Iterator[None]:
+def host_reads_watched(streams: Streams) -> Iterator[None]:
     """Let the host see a tensor as numbers only when its stream has got there: these go past torch's dispatcher."""
+    simulation = streams.simulation
     names = ("tolist", "numpy", "__array__")
     originals = {name: getattr(torch.Tensor, name) for name in names}
 
     def watched(original: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if node.scheduler.current is not None and node.knows(tensor):
+            if simulation.scheduler.current is not None and simulation.knows(tensor):
                 tensor.clone()
-                node.stream_reached()
+                streams.stream_reached()
             return original(tensor, *args, **kwargs)
 
         return read
@@ -84,33 +84,33 @@ def host_reads_watched(node: Node) -> Iterator[None]:
 class _Operations:
     """The interpreter's memory operations, each first told to the checker. Signatures are the interpreter's."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
         self._original = type(interpreter_builder)
 
     def create_masked_load(
         self, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: bool
     ) -> Any:
-        site = self._node.detector.site()
+        site = self._simulation.detector.site()
         chosen = lanes_of(ptrs, mask)
         addresses = ptrs.data[chosen].reshape(-1)
         first = int(addresses[0]) if addresses.size else 0
-        if is_volatile or (addresses.size == 1 and not self._node.reach.is_heap_bases(first)):
-            self._node.scheduler.look(first, site, is_strong=is_volatile)
+        if is_volatile or (addresses.size == 1 and not self._simulation.bounds.is_heap_bases(first)):
+            self._simulation.scheduler.look(first, site, is_strong=is_volatile)
         elif addresses.size > 1:
-            self._node.scheduler.at_load()
+            self._simulation.scheduler.at_load()
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
         self._access(ptrs, chosen, addresses, site, write=False, strength=strength)
         if is_volatile and ptrs.data.size == 1 and addresses.size:
-            self._node.detector.store_buffers.look(self._agent, int(addresses[0]), site, releases=False)
+            self._simulation.detector.store_buffers.look(self._agent, int(addresses[0]), site, releases=False)
         return self._original.create_masked_load(
             interpreter_builder, ptrs, mask, other, cache_modifier, eviction_policy, is_volatile
         )
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, cache_modifier: Any, eviction_policy: Any) -> Any:
-        self._node.scheduler.at_access()
-        site = self._node.detector.site()
+        self._simulation.scheduler.at_access()
+        site = self._simulation.detector.site()
         chosen = lanes_of(ptrs, mask)
         values = np.broadcast_to(value.data, ptrs.data.shape)[chosen].reshape(-1)
         self._access(ptrs, chosen, ptrs.data[chosen].reshape(-1), site, write=True, values=values)
@@ -134,11 +134,11 @@ class _Operations:
         return self._atomic(ptr, None, sem, scope, act, swapped)
 
     def create_barrier(self) -> None:
-        self._node.detector.clocks.pass_barrier(self._agent)
+        self._simulation.detector.clocks.pass_barrier(self._agent)
 
     def meet(self) -> None:
         """Elements of all threads go into one result: they have come this far."""
-        self._node.detector.clocks.meet(self._agent)
+        self._simulation.detector.clocks.meet(self._agent)
 
     def create_dot(self, *args: Any) -> Any:
         self.meet()
@@ -146,7 +146,7 @@ class _Operations:
 
     @property
     def _agent(self) -> Agent:
-        task = self._node.scheduler.current
+        task = self._simulation.scheduler.current
         assert task is not None
         return task.agent
 
@@ -160,7 +160,7 @@ class _Operations:
         agent, count = self._agent, ptrs.data.size
         by_first = by_one or count == 1
         lanes = count + np.flatnonzero(chosen)  # as many elements are spread the same way over threads
-        self._node.detector.access(
+        self._simulation.detector.access(
             agent.first_thread if by_first and agent.first_thread else agent,
             addresses,
             itemsize_of(ptrs),
@@ -178,34 +178,34 @@ class _Operations:
         act: Callable[[], Any],
         writes: Callable[[np.ndarray, np.ndarray], bool],
     ) -> Any:
-        node, agent, strength = self._node, self._agent, _SCOPE_OF[scope]
+        simulation, agent, strength = self._simulation, self._agent, _SCOPE_OF[scope]
         chosen = lanes_of(ptr, mask)
         addresses = ptr.data[chosen].reshape(-1)
-        site = node.detector.site()
-        node.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
+        site = simulation.detector.site()
+        simulation.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
         # What releases is in what it releases, so whichever threads these are, they count as the first.
         self._access(ptr, chosen, addresses, site, by_one=sem in _RELEASES, write=True, strength=strength)
         old = act()
         new = self._read(ptr, chosen)
-        unused = node.detector.result_is_unused(site)
+        unused = simulation.detector.result_is_unused(site)
         if unused and sem == ir.MEM_SEMANTIC.ACQUIRE:
-            node.detector.vain_acquires.setdefault(site, agent)
+            simulation.detector.vain_acquires.setdefault(site, agent)
         changed = bool((new != old.data)[chosen].any())
         if ptr.data.size == 1:
             for address in addresses.tolist():
                 if changed:
-                    node.detector.store_buffers.write(agent, address, acquires=sem in _ACQUIRES and not unused)
+                    simulation.detector.store_buffers.write(agent, address, acquires=sem in _ACQUIRES and not unused)
                 elif not unused:
-                    node.detector.store_buffers.look(agent, address, site, releases=sem in _RELEASES)
+                    simulation.detector.store_buffers.look(agent, address, site, releases=sem in _RELEASES)
         for address in addresses.tolist():
             if sem in _RELEASES and writes(old.data, new):
-                node.detector.releases.release(agent, address, strength)
+                simulation.detector.releases.release(agent, address, strength)
             if sem in _ACQUIRES and not unused:
-                node.detector.releases.acquire(agent, address, strength)
+                simulation.detector.releases.acquire(agent, address, strength)
         if ptr.data.size == 1 and not unused:
-            node.detector.clocks.meet(agent)  # the first thread hands the result to the others
+            simulation.detector.clocks.meet(agent)  # the first thread hands the result to the others
         if changed:
-            node.scheduler.changed_words(addresses.tolist())
+            simulation.scheduler.changed_words(addresses.tolist())
         return old
 
     def _read(self, ptr: Any, chosen: np.ndarray) -> np.ndarray:
@@ -216,14 +216,15 @@ class _Operations:
 class TorchWatched(TorchDispatchMode):
     """Sends torch's operations on memory that kernels also use past the checker, in the order of the rank's stream."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, streams: Streams) -> None:
         super().__init__()
-        self._node = node
+        self._streams = streams
+        self._simulation = streams.simulation
         self._made_of = WeakTensorKeyDictionary()  # tensors made of such memory, elsewhere
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        task = self._node.scheduler.current
+        task = self._simulation.scheduler.current
         if task is None:
             return func(*args, **kwargs)
         schema = func._schema.arguments
@@ -236,22 +237,22 @@ class TorchWatched(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor)
         ]
         is_view, is_to_host = _is_view(func), func._schema.name in _TO_HOST
-        touched = [] if is_view else [(tensor, writes) for tensor, writes in tensors if self._node.knows(tensor)]
+        touched = [] if is_view else [(tensor, writes) for tensor, writes in tensors if self._simulation.knows(tensor)]
         if not touched and not any(tensor in self._made_of for tensor, _ in tensors):
             return func(*args, **kwargs)
-        site = self._node.detector.site() if task.site is None else task.site
+        site = self._simulation.detector.site() if task.site is None else task.site
         if touched or is_to_host:
             with self:  # torch takes the mode off in here, and other tasks' operations come through it meanwhile
-                agent = self._node.next_in_stream()
+                agent = self._streams.next_in_stream()
         for tensor, writes in touched:
-            self._node.detector.access(agent, addresses_of(tensor), tensor.element_size(), site, write=writes)
+            self._simulation.detector.access(agent, addresses_of(tensor), tensor.element_size(), site, write=writes)
         result = func(*args, **kwargs)
         if touched:
-            self._node.scheduler.changed()
+            self._simulation.scheduler.changed()
         if is_to_host:
-            self._node.stream_reached()
+            self._streams.stream_reached()
         for made in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(made, torch.Tensor) and not self._node.knows(made):
+            if isinstance(made, torch.Tensor) and not self._simulation.knows(made):
                 self._made_of[made] = None
         return result
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..context import Context
-from ..opening import iris
+from ..context import Context, iris
 from .run import DEFAULT_SCHEDULES, check
 
 _HEAP_BYTES = 2 << 20

@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import bootstrap, interpreter
-from ..settings import is_whole
-from ..user_lines import place_of, user_lines
+from ..host import on_host
+from ..interpreter.patches import executing
+from ..utils.settings import is_whole
+from ..utils.user_lines import place_of, user_lines
 from .detector import Race
+from .device import Streams
+from .executor import SimulatedExecutor
 from .memory import TorchWatched, host_reads_watched, kernels_watched
-from .node import Node
 from .scheduler import Schedule, Stuck, Task, make_schedules
+from .simulated_host import SimulatedHost
+from .simulation import Simulation
 
 DEFAULT_SCHEDULES = 4
 _MISSED = (
@@ -115,48 +119,54 @@ def _run(
     Returns:
         Looks that missed a write; see `Detector.missed_looks`.
     """
-    node = Node(world_size, schedule)
-    scheduler = node.scheduler
+    simulation = Simulation(world_size, schedule)
+    streams = Streams(simulation)
+    scheduler = simulation.scheduler
     with contextlib.ExitStack() as watched:
-        watched.enter_context(bootstrap.simulated(node))
-        watched.enter_context(interpreter.simulated(node))
-        watched.enter_context(kernels_watched(node))
-        watched.enter_context(host_reads_watched(node))
-        watched.enter_context(TorchWatched(node))
+        watched.enter_context(on_host(SimulatedHost(streams)))
+        watched.enter_context(executing(SimulatedExecutor(streams)))
+        watched.enter_context(kernels_watched(simulation))
+        watched.enter_context(host_reads_watched(streams))
+        watched.enter_context(TorchWatched(streams))
         hosts = [
-            scheduler.spawn(node.hosts[rank], f"rank {rank}'s host", functools.partial(fn, rank, world_size, *args))
+            scheduler.spawn(
+                simulation.hosts[rank], f"rank {rank}'s host", functools.partial(fn, rank, world_size, *args)
+            )
             for rank in range(world_size)
         ]
         try:
             scheduler.run(
-                until=lambda: all(host.greenlet.dead for host in hosts) and all(queue.is_idle for queue in node.queues)
+                until=lambda: (
+                    all(host.greenlet.dead for host in hosts) and all(queue.is_idle for queue in streams.queues)
+                )
             )
         except Stuck:
-            report.deadlocks.append(_describe_deadlock(node, schedule))
+            report.deadlocks.append(_describe_deadlock(simulation, schedule))
         except Exception as error:
             who = scheduler.failed.name if scheduler.failed else "the checker"
-            raised.setdefault(_mistake(node, error), []).append((who, schedule.name))
+            raised.setdefault(_mistake(simulation, error), []).append((who, schedule.name))
         finally:
             scheduler.end()
     report.schedules += 1
-    report.accesses += node.detector.accesses
-    for site, agent in node.detector.vain_acquires.items():
-        said = f"an acquire whose result is unused is none in compiled code\n  at {node.detector.describe_site(site)}"
+    report.accesses += simulation.detector.accesses
+    for site, agent in simulation.detector.vain_acquires.items():
+        where = simulation.detector.describe_site(site)
+        said = f"an acquire whose result is unused is none in compiled code\n  at {where}"
         raised.setdefault(("", said), []).append((agent.name, schedule.name))
     known = {race.sites for race in report.races}
-    for where, conflict in node.detector.conflicts.values():
+    for where, conflict in simulation.detector.conflicts.values():
         pair = (conflict.earlier, conflict.later)
-        first, second = sorted(node.detector.describe_site(access.site) for access in pair)
+        first, second = sorted(simulation.detector.describe_site(access.site) for access in pair)
         if (first, second) not in known:
-            earlier, later = node.detector.describe(conflict)
+            earlier, later = simulation.detector.describe(conflict)
             report.races.append(Race(where, earlier, later, (first, second), schedule.name))
-    return node.detector.missed_looks()
+    return simulation.detector.missed_looks()
 
 
-def _mistake(node: Node, error: Exception) -> tuple[str, str]:
+def _mistake(simulation: Simulation, error: Exception) -> tuple[str, str]:
     """Return the user's line that an error comes from, and what it says; the same whoever raises it."""
     said = f"{type(error).__name__}: {error}" if str(error) else _without_words(error)
-    where = node.detector.describe_origin(error)
+    where = simulation.detector.describe_origin(error)
     lines = user_lines(error)
     return f"{place_of(lines[0])}: " if lines else "", said + (f"\n  at {where}" if where else "")
 
@@ -178,16 +188,16 @@ def _listed(names: list[str]) -> str:
     return f"schedule {names[0]}" if len(names) == 1 else f"{len(names)} schedules, the first: {names[0]}"
 
 
-def _describe_deadlock(node: Node, schedule: Schedule) -> str:
-    waiting = [text for task in node.scheduler.tasks if (text := _describe_wait(node, task))]
+def _describe_deadlock(simulation: Simulation, schedule: Schedule) -> str:
+    waiting = [text for task in simulation.scheduler.tasks if (text := _describe_wait(simulation, task))]
     return "\n  ".join([f"deadlock, schedule {schedule.name}: nobody can go on", *waiting])
 
 
-def _describe_wait(node: Node, task: Task) -> str | None:
+def _describe_wait(simulation: Simulation, task: Task) -> str | None:
     """Say what a task waits for; None for a stream with nothing to do."""
     if task.ready is not None:
         return f"{task.name} waits for {task.waits_for}" if task.waits_for else None
     if task.last_look is None:
         return None
     address, site = task.last_look
-    return f"{task.name} waits for {node.describe(address)} at {node.detector.describe_site(site)}"
+    return f"{task.name} waits for {simulation.describe(address)} at {simulation.detector.describe_site(site)}"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..greenlets import import_greenlet
-from ..modes import in_modes, torch_modes
-from ..polling import POLLS, Polling
+from ..interpreter.greenlets import import_greenlet
+from ..interpreter.polling import POLLS, Polling
+from ..utils.torch_modes import in_modes, torch_modes
 from .clocks import Agent
 
 _POLLS_IN_VAIN = 100  # of a word, by every task, since anything last changed: then nothing ever will

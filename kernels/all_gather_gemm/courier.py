@@ -6,7 +6,7 @@ loaded once and stored to every peer. Then each program counts its pieces of the
 ``counts[rank, part]``: a part has come when so many pieces have been counted over all calls. Counts are never reset.
 
 The engine that moves tiles takes requests in order, and stores to peers wait for the link. Programs that multiply would
-wait for their operands behind them, so a program that sends does nothing else (docs/experiments.md).
+wait for their operands behind them, so a program that sends does nothing else (results/notebook.md).
 """
 
 from __future__ import annotations

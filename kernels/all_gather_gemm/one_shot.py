@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import fence_before_descriptor_loads, translate, wait_for_earlier_kernels
+from iris_core import fence_before_descriptor_loads, gdc_wait, translate
 from iris_core.backends.base import round_up
 from overlap_taxonomy import Agent, Arrangement, Sync
 
@@ -90,7 +90,7 @@ def one_shot_kernel(
     pid = tl.program_id(0)
     peer_ptrs = at_peers(shard.dst_ptr, peers, WORLD_SIZE)
     src, dst, mask = place_of_part(shard, pid, ROWS, COLS)
-    wait_for_earlier_kernels()
+    gdc_wait()
     # Under way while the call's number is.
     value = tl.load(shard.src_ptr + src, mask=mask & (pid < parts))
     epoch = begin_own_call(calls_ptr)

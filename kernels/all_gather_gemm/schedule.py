@@ -3,7 +3,7 @@
 Which tiles a program multiplies is known beforehand, and so is, nearly, when the rows of A that each needs have come. A
 program that comes to a tile too early waits. The constants were chosen together, for 124 schedules of 13 problems over
 2 H200s: times are 1 % off beside a factor a problem, and the chosen schedule is 0.5 % slower than the quickest. They
-held on four, where the last shard may come in chunks of columns (docs/experiments.md). Chunks are taken as equal. What
+held on four, where the last shard may come in chunks of columns (results/notebook.md). Chunks are taken as equal. What
 teams cost is of 20 later schedules of 5 problems, 3 % off without such a factor: there all programs share a last round.
 """
 

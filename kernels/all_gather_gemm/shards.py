@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from iris_core import fence_before_descriptor_loads, translate, wait
-from iris_core.cache_key import in_cache_key
+from iris_core.device.cache_key import in_cache_key
 
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.handshake import announce_part

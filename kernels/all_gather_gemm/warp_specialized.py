@@ -24,7 +24,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core import let_next_kernel_start, wait_for_earlier_kernels
+from iris_core import gdc_launch_dependents, gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
@@ -65,7 +65,7 @@ def warp_specialized_kernel(
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
     herald = open_herald()
-    wait_for_earlier_kernels()
+    gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     own_tiles = num_tiles(sizes, TILE)
     group_tiles = num_tiles(group, TILE)
@@ -156,7 +156,7 @@ def _load_shards_and_store(
                 gathered, b, coming, step, a_row, col, start, num_steps, out, outbox, parcel, turn, 1, WORLD_SIZE, TILE
             )
             opened = index + 1
-    let_next_kernel_start()  # the last operands have been asked for; a program without tiles needs none
+    gdc_launch_dependents()  # the last operands have been asked for; a program without tiles needs none
     send_last(
         out, outbox, Parcel(owner, row, col, 0, TILE.PIECES, peers.trace_ptr), turns, turns > 1, 1, WORLD_SIZE, TILE
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from iris_core.cache_key import in_cache_key
+from iris_core.device.cache_key import in_cache_key
 
 
 class Gemm(NamedTuple):

@@ -73,7 +73,7 @@ def auto_variant(
     """
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
-        with ctx.together(f"make {family}/{NAME}"):
+        with ctx.collective_section(f"make {family}/{NAME}"):
             if reason := unsupported_reason(problem, config):
                 raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
             choice = None

@@ -62,7 +62,7 @@ def compile_ahead(
                 compilers.submit(kernel)
             while True:
                 pending = wait(pending, _LOOK_EVERY_S).not_done
-                found = ctx.group.all_gather([total - len(pending), total], "compile kernels")
+                found = ctx.control_plane.all_gather([total - len(pending), total], "compile kernels")
                 done, of = (sum(counts) for counts in zip(*found, strict=True))
                 if done == of:
                     break

@@ -20,20 +20,44 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from .operator import Operator
+from iris_core import Context
 
 _NAME_BYTES = 16  # inductor copies the inputs of CUDA graphs that do not start on a multiple of 16
 _NAMES_OF_A_BLOCK = 4096
 
-_operators: weakref.WeakValueDictionary[int, Operator[Any]] = weakref.WeakValueDictionary()  # by address of the name
+
+class Operator(Protocol):
+    """What a graph needs of an operator; see `operator.Operator`."""
+
+    ctx: Context
+    name: torch.Tensor
+    keeps_outputs: bool
+    is_closed: bool
+
+    @property
+    def output_shapes(self) -> Any:
+        """Of what a call returns."""
+
+    def gradient_reason(self, a: torch.Tensor, b: torch.Tensor) -> str | None:
+        """Return why operands cannot be used where gradients are kept, or None."""
+
+    def call(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Make a call; return its outputs."""
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Return what the last call has written."""
+
+    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: ...
 
 
-def name_of(operator: Operator[Any]) -> torch.Tensor:
+_operators: weakref.WeakValueDictionary[int, Operator] = weakref.WeakValueDictionary()  # by address of the name
+
+
+def name_of(operator: Operator) -> torch.Tensor:
     """Return a tensor by which graphs name an operator for as long as the operator lives.
 
     No address is given twice: a recorded graph may still hold it.
@@ -110,7 +134,7 @@ def _lower_as_collective() -> None:
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def call_in_graph(operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def call_in_graph(operator: Operator, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Add a call to the graph that is being compiled; return copies of the operator's outputs.
 
     The graph ends before a call whose operands require a gradient, which then raises as it would without the compiler,
@@ -133,7 +157,7 @@ class Overwritten:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, operator: Operator[Any] | None, owner: type) -> Any:
+    def __get__(self, operator: Operator | None, owner: type) -> Any:
         if operator is None:
             return self
         if torch.compiler.is_dynamo_compiling():
@@ -143,5 +167,5 @@ class Overwritten:
             )
         return getattr(operator, f"_{self._name}")
 
-    def __set__(self, operator: Operator[Any], memory: torch.Tensor) -> None:
+    def __set__(self, operator: Operator, memory: torch.Tensor) -> None:
         setattr(operator, f"_{self._name}", memory)

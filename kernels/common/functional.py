@@ -66,7 +66,7 @@ def _find_or_make(
         ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])
 
     def make() -> Operator[Any]:
-        with ctx.together(f"make {family}/{variant}"):
+        with ctx.collective_section(f"make {family}/{variant}"):
             build = get_variant(family, variant).build
             _check_matrices(a, b)
             if accumulation_dtype != torch.float32:
@@ -108,8 +108,8 @@ def _problem(
 ) -> Problem:
     ctx.agree("A's dtype", str(a.dtype))
     ctx.agree("the sizes of the whole that the ranks give", sizes)
-    with ctx.explained():
-        shapes = ctx.group.all_gather([list(a.shape), list(b.shape)], "compare shapes")
+    with ctx.recovery.raising_root_cause():
+        shapes = ctx.control_plane.all_gather([list(a.shape), list(b.shape)], "compare shapes")
     a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]
     problem = problem_type.from_shapes(a_shapes, b_shapes, a.dtype)
     for name, given, expected_of in (("A", a_shapes, problem.a_shape), ("B", b_shapes, problem.b_shape)):

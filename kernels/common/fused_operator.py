@@ -145,7 +145,7 @@ class FusedOperator(Operator[P]):
         """Queue a kernel; `num_warps` where it is not the compute kernels'.
 
         With `early` it may be launched before what is ahead of it in the stream is done, where GPUs can do that: it
-        calls `wait_for_earlier_kernels`.
+        calls `gdc_wait`.
         """
         options = {"num_warps": num_warps or self._num_warps, "num_stages": self.config.num_stages}
         if early and is_hopper_or_later(self.ctx.get_arch()):

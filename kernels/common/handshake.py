@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from iris_core import signal, signal_each, translate, wait, wait_each
-from iris_core.intrinsics import in_gluon, lanes
+from iris_core.device.intrinsics import in_gluon, lanes
 
 
 def state_words(world_size: int) -> int:

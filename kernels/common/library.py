@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from iris_core.bootstrap import ranks_per_gpu
+from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from .config import GemmConfig

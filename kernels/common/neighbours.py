@@ -3,7 +3,7 @@
 Where the model is off, it is off by as much on the next problem: 300 rows of a weight, of which 256 and 512 were
 measured, are predicted as these two were, as much too fast or too slow. How alike two problems are falls with the
 distance of their sizes, in powers of two. The constants are those that chose best for shipped problems that were hidden
-from them, alone or with all others of their weight (docs/cost_model.md).
+from them, alone or with all others of their weight (docs/design.md).
 """
 
 from __future__ import annotations

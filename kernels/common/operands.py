@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from iris_core import wait_for_earlier_kernels
+from iris_core import gdc_wait
 from iris_core.backends.base import round_up
-from iris_core.modes import plain_tensors
+from iris_core.utils.torch_modes import plain_tensors
 
 from .config import GemmConfig
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
@@ -47,7 +47,7 @@ class Copied(NamedTuple):
 @triton.jit
 def copy_operands_kernel(a, b, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Copy the tiles of A, then those of B, a tile a program."""
-    wait_for_earlier_kernels()  # what is overwritten may be read until then
+    gdc_wait()  # what is overwritten may be read until then
     pid = tl.program_id(0)
     if pid < a.tiles:
         copy_tile(pid, a, ROWS, COLUMNS)

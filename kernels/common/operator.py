@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 from iris_core import Context
-from iris_core.modes import plain_tensors
+from iris_core.utils.torch_modes import plain_tensors
 
 from .compiled import Overwritten, call_in_graph, name_of
 from .config import GemmConfig, invalid_reason
@@ -57,7 +57,7 @@ class Operator(ABC, Generic[P]):
         self.ctx = ctx
         self.problem = problem
         self.rank = ctx.get_rank()
-        with ctx.together(f"make {self}"):
+        with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
                     f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
@@ -69,7 +69,7 @@ class Operator(ABC, Generic[P]):
         asked = {name: str(value) for name, value in asdict(problem).items()}
         asked |= {name: str(getattr(self, name)) for name in self.options}
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
-        with ctx.all_or_nothing(f"make {self}"), plain_tensors():
+        with ctx.collective_allocation(f"make {self}"), plain_tensors():
             self._open()
             self.name = name_of(self)
             self.output_shapes = [list(one.shape) for one in self.outputs()] if self.keeps_outputs else []
@@ -132,7 +132,7 @@ class Operator(ABC, Generic[P]):
         self._check_open()
         if self.ctx.debug:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
-            with self.ctx.together(f"call {self}"):
+            with self.ctx.collective_section(f"call {self}"):
                 self._check_operands(a, b)
         else:
             self._check_operands(a, b)

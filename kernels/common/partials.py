@@ -269,17 +269,16 @@ def sum_own_tiles(
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute tiles first, first + step, … of this rank's shard, add the peers' partials, store the sums."""
+    """Compute tiles first, first + step, … of this rank's shard, add the peers' partials, store the sums.
+
+    Peers' readiness needs no wait, though sums may be stored there: each tile awaits a partial of every peer's.
+    """
     tiles = shard_tiles(staging, TILE)
     for tile in tl.range(first, tiles, step, num_stages=1):
         position = tiles * (WORLD_SIZE - 1) + tile
         began = trace_time(peers)
         acc, row, col = partial_tile(a, b, gemm, staging, peers.rank, tile, TILE)
-        began = trace_span(peers, MULTIPLY, position, began)
-        if DESTINATIONS > 1:
-            if tile == first:
-                wait_ready(peers, epoch, WORLD_SIZE)
-                trace_span(peers, WAIT, position, began)
+        trace_span(peers, MULTIPLY, position, began)
         sum_tile(acc, out, staging, peers, row, col, tile, tiles, epoch, PANELS, DESTINATIONS, WORLD_SIZE, TILE)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import Self
 
-from iris_core.settings import is_whole
+from iris_core.utils.settings import is_whole
 
 from .config import DTYPES
 

@@ -18,7 +18,7 @@ the same tile of a peer, as the earliest that is waited for is always under way.
 the rank with the most columns: what a smaller one lacks is masked.
 
 A short kernel of this loop is launched before the one ahead of it in the stream is done, where GPUs can do that: its
-programs are there when the last tile of that one is. It begins with `wait_for_earlier_kernels`.
+programs are there when the last tile of that one is. It begins with `gdc_wait`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from iris_core import let_next_kernel_start, signal, wait_each
-from iris_core.cache_key import in_cache_key
+from iris_core import gdc_launch_dependents, signal, wait_each
+from iris_core.device.cache_key import in_cache_key
 
 from .arguments import Block
 from .config import MOST_SPLITS
@@ -103,7 +103,7 @@ def compute_tiles(
         stop_k = tl.minimum(part.stop * TILE.BLOCK_K, gemm.k)
         acc = matmul_steps(a, b, gemm, block, row, col, a_row + row, part.first * TILE.BLOCK_K, stop_k, TILE)
         if turn + 1 == turns:
-            let_next_kernel_start()  # its programs may take free SMs
+            gdc_launch_dependents()  # its programs may take free SMs
         trace_span(peers, MULTIPLY, part.tile, began)
         if PARTS == NONE:
             FINISH(acc, target, peers, row, col, part.tile, tiles, epoch, WORLD_SIZE, TILE)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import signal_each, wait_each, wait_for_earlier_kernels
+from iris_core import gdc_wait, signal_each, wait_each
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.arguments import Block
@@ -81,7 +81,7 @@ def one_shot_kernel(
     TILE: tl.constexpr,
 ):
     """Send this rank's partial tiles to all ranks, and sum all ranks'."""
-    wait_for_earlier_kernels()
+    gdc_wait()
     epoch = begin_own_call(calls_ptr)
     target = (out, slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n, flags_ptr)
     compute_tiles(

@@ -25,7 +25,7 @@ class WarpSpecialized(TwoShot, warp_specialized.WarpSpecialized):
     def _config_for(self, m: int, n: int) -> GemmConfig:
         num_programs, k = self.ctx.get_cu_count(), self.problem.a_shape(0)[1]
         world_size = self.problem.world_size
-        # As if every tile were sent to one peer: what that chooses is 0.5 % over the best width (docs/experiments.md).
+        # As if every tile were sent to one peer: what that chooses is 0.5 % over the best width (results/notebook.md).
         peers = min(1, world_size - 1)
 
         def us(cut: Cut) -> float:

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import wait_for_earlier_kernels
+from iris_core import gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.gemm import num_tiles, store_tile
@@ -56,7 +56,7 @@ def one_shot_kernel(
     TILE: tl.constexpr,
 ):
     """Compute this rank's block of C into every rank's C."""
-    wait_for_earlier_kernels()
+    gdc_wait()
     epoch = begin_own_call(calls_ptr)
     tell_all_ready(peers, epoch, WORLD_SIZE)
     widest = with_columns(block, columns)

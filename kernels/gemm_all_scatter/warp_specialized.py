@@ -18,7 +18,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core import let_next_kernel_start, wait_for_earlier_kernels
+from iris_core import gdc_launch_dependents, gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.gemm import num_tiles, tile_origin
@@ -40,7 +40,7 @@ def warp_specialized_kernel(a, b, out, team, sizes, peers, WORLD_SIZE: gl.conste
     """Compute this rank's block of C into every rank's C."""
     ring = open_ring(a, b, TILE)
     outbox = open_outbox(out, TILE)
-    wait_for_earlier_kernels()
+    gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     tiles = num_tiles(sizes, TILE)
     whole = whole_turns(tiles, TILE)
@@ -83,7 +83,7 @@ def _load_and_scatter(
             began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
             trace_span(peers, SEND_WAIT, trace_number(turn), began)
-    let_next_kernel_start()  # the last operands have been asked for
+    gdc_launch_dependents()  # the last operands have been asked for
     parcel = Parcel(peers.rank + 1, row, col, piece, pieces, peers.trace_ptr)
     send_last(out, outbox, parcel, turns, turns > 1, WORLD_SIZE, WORLD_SIZE, TILE)
     began = trace_time(peers)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core import signal_each, translate, wait_each, wait_for_earlier_kernels
+from iris_core import gdc_wait, signal_each, translate, wait_each
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.arguments import Block
@@ -135,7 +135,7 @@ def one_shot_kernel(
 ):
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
-    wait_for_earlier_kernels()
+    gdc_wait()
     epoch = begin_own_call(calls_ptr)
     target = (out, staging, staging.slots_ptr + turn_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n)
     compute_tiles(

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.cache_key import in_cache_key
+from iris_core.device.cache_key import in_cache_key
 
 # Turns: a tile is multiplied in one, sent in the next, announced in the third. With two, sums wait for partials, which
 # gained only where the link is slower than the multiplication: own tiles give it the time to catch up. Where sums are

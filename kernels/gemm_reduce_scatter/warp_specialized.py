@@ -23,7 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from iris_core import fence_before_descriptor_loads, let_next_kernel_start, wait, wait_for_earlier_kernels
+from iris_core import fence_before_descriptor_loads, gdc_launch_dependents, gdc_wait, wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
@@ -62,7 +62,7 @@ def warp_specialized_kernel(a, b, out, sums, slots, shards, peers, WORLD_SIZE: g
     outbox = open_outbox(out, TILE)
     inbox = open_inbox(outbox, slots, TILE)
     herald = open_herald()
-    wait_for_earlier_kernels()
+    gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     turns = num_turns(shards.tiles * WORLD_SIZE)
     num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
@@ -143,7 +143,7 @@ def _load_and_send_partials(
             began = trace_time(peers)
             wait_ready(peers, epoch, WORLD_SIZE)
             trace_span(peers, SEND_WAIT, trace_number(turn), began)
-    let_next_kernel_start()  # the last operands have been asked for
+    gdc_launch_dependents()  # the last operands have been asked for
     if is_held:
         let_refill(outbox)
     announced = _have_announced(herald, is_owed, announced)

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import multiprocessing
 import os
+import queue
 import re
 import shutil
 import signal
@@ -17,7 +18,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .explained import EXPLAINED
 from .mutants import Mutant, make_mutants
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show their names and what is known of them, run nothing")
     parser.add_argument("--out", type=Path, default=Path("results/local/mutants.csv"), help="read, and added to")
     parser.add_argument("--again", action="store_true", help="also those that are known to be killed, or explained")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at once, each in a copy of the tree of its own")
     options = parser.parse_args()
     root = Path.cwd()
     mutants = [mutant for mutant in make_mutants(root) if re.search(options.only, mutant.name)]
@@ -65,7 +67,7 @@ def main() -> int:
     if not options.list:
         killed = {name for name, outcome in outcomes.items() if outcome.outcome == KILLED}
         todo = [m for m in mutants if options.again or m.name not in killed | EXPLAINED.keys()]
-        _run_all(root, todo, digests, options.out, outcomes)
+        _run_all(root, todo, digests, options.out, outcomes, max(1, min(options.jobs, len(todo))))
     else:
         for mutant in mutants:
             print(f"{mutant.line:5} {mutant.name}  [{_said(mutant.name, outcomes.get(mutant.name))}]")
@@ -73,26 +75,59 @@ def main() -> int:
 
 
 def _run_all(
-    root: Path, mutants: Sequence[Mutant], digests: dict[str, str], out: Path, outcomes: dict[str, Outcome]
+    root: Path,
+    mutants: Sequence[Mutant],
+    digests: dict[str, str],
+    out: Path,
+    outcomes: dict[str, Outcome],
+    jobs: int,
 ) -> None:
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
 
     os.nice(NICENESS)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copy and the running mutant go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copies and the running mutants go, too
     uses = Uses(root)
     out.parent.mkdir(parents=True, exist_ok=True)
+    fork = multiprocessing.get_context("fork")
+    left, done = fork.Queue(), fork.Queue()
+    for mutant in [*mutants, *[None] * jobs]:
+        left.put(mutant)
+    workers = [fork.Process(target=_work, args=(root, uses, digests, left, done)) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    try:
+        for number in range(1, len(mutants) + 1):
+            outcome = _next_done(done, workers)
+            outcomes[outcome.mutant] = outcome
+            _append(out, outcome)
+            said = _said(outcome.mutant, outcome)
+            print(f"{number}/{len(mutants)} {outcome.mutant}: {said} ({outcome.seconds} s)", flush=True)
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def _next_done(done: Any, workers: Sequence[Any]) -> Outcome:
+    while True:
+        try:
+            return done.get(timeout=1.0)
+        except queue.Empty:
+            if ended := [worker.exitcode for worker in workers if worker.exitcode]:
+                raise RuntimeError(f"what runs mutants ended with {ended[0]}") from None
+
+
+def _work(root: Path, uses: Uses, digests: dict[str, str], left: Any, done: Any) -> None:
+    """Run mutants in a copy of the tree of its own, until there are none left."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         _copy(root, copy)
-        for number, mutant in enumerate(mutants, 1):
+        while (mutant := left.get()) is not None:
             began = time.monotonic()
             verdict, by = _run_one(copy, mutant, uses.variants(mutant.path, mutant.function))
             seconds = round(time.monotonic() - began, 1)
-            outcome = Outcome(mutant.name, mutant.line, verdict, by, seconds, digests[mutant.path])
-            outcomes[mutant.name] = outcome
-            _append(out, outcome)
-            print(f"{number}/{len(mutants)} {mutant.name}: {_said(mutant.name, outcome)} ({seconds} s)", flush=True)
+            done.put(Outcome(mutant.name, mutant.line, verdict, by, seconds, digests[mutant.path]))
 
 
 def _run_one(copy: Path, mutant: Mutant, variants: Sequence[Variant]) -> tuple[str, str]:

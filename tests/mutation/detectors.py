@@ -11,10 +11,11 @@ import pytest
 from .mutants import Mutant
 from .uses import Variant
 
-SCHEDULES = 1  # what is unordered is so in every one
+SCHEDULES = 2  # in order, and reversed
 # Of each variant a few of the cases that the tests have: one on each vendor's GPU, small problems, whose tiles programs
 # share, and Hopper's switches.
 COMPILED = ("sm_90-rank2-bfloat16-nk-8192]", "gfx942-rank2-bfloat16-nk-8192]", "sm_90-rank1-bfloat16-nk-1024]")
+COMPILED += ("sm_90-rank1-bfloat16-nk-6144]",)  # programs share tiles
 COMPILED_FOR_HOPPER = ("sm_90-rank2-bfloat16-nk-8192-w4]", "team2-w4]", "pingpong-w4]")
 MOST_COMPILED = 6  # of the variants of a line that is in nearly all; the race checker runs them all
 EMULATED_FIRST = "301x318x160"
@@ -32,6 +33,8 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
     emulated = [] if of_api else of_hopper  # the emulator has dictionaries in the place of the device API
     if of_api:
         yield _run("tests/test_codegen_device_api.py")
+    if mutant.is_of_streams:
+        yield _run("tests/test_side_streams.py")
     yield from _check(others, 2)
     yield from (_emulate(variant, EMULATED_FIRST) for variant in emulated)
     yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[:1]) for variant in of_hopper)
@@ -39,7 +42,7 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
         yield _run("tests/test_hopper_trace.py")
     yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[1:]) for variant in of_hopper)
     yield from (_emulate(variant, "") for variant in emulated)
-    for variant in others[:: 1 + len(others) // MOST_COMPILED]:
+    for variant in others[:: -(-len(others) // MOST_COMPILED)] if others else ():
         yield _compile("tests/test_codegen.py", variant, COMPILED)
         yield _run("tests/test_codegen_order.py", only=f"[{variant[1]}")
     if any(name == "one_shot" for _, name in others) or mutant.path == "kernels/common/operands.py":
@@ -65,7 +68,8 @@ def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
 
 def _emulate(variant: Variant, case: str) -> str:
     family, name = variant
-    marks = [f"[{family}-{name}-", *(("chunks", "kept") if name == "warp_specialized_copies" else ())]
+    marks = [f"[{family}-{name}-", f"[{family}-{name}]"]
+    marks += {"warp_specialized_copies": ("chunks", "kept")}.get(name, ("without_columns",))
     return _run("tests/test_hopper_emulated.py", only=lambda item: case in item and any(mark in item for mark in marks))
 
 

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 EXPLAINED = {
-    "iris_core/sync.py::wait_each: sys -> gpu #3": "the scope is that of loads that acquire: none off NVIDIA",
+    "iris_core/device/sync.py::wait_each: sys -> gpu #3": "the scope is that of loads that acquire: none off NVIDIA",
 }

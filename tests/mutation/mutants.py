@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = ("iris_core/sync.py", "iris_core/intrinsics.py", "iris_core/device.py", "kernels/**/*.py")
+SOURCES = ("iris_core/device/sync.py", "iris_core/device/intrinsics.py", "iris_core/device/rma.py", "kernels/**/*.py")
 
 # Calls that are left out where a kernel makes them for their effect alone.
 _ORDERING = re.compile(
@@ -61,6 +61,11 @@ class Mutant:
     def name(self) -> str:
         """What it is called in tables and in explained.py; other lines of the file may move."""
         return f"{self.path}::{self.function}: {self.change}"
+
+    @property
+    def is_of_streams(self) -> bool:
+        """Whether something is left out on the host, between streams."""
+        return bool(_OF_STREAMS.search(self.change.partition("(")[0]))
 
     def apply(self, source: bytes) -> bytes:
         """Return the file with the fault, as many lines long as before: their numbers are part of cache keys."""

@@ -17,7 +17,7 @@ class Uses:
     def __init__(self, root: Path) -> None:
         self._trees = {
             path.relative_to(root): ast.parse(path.read_text())
-            for path in (*root.glob("iris_core/*.py"), *root.glob("kernels/**/*.py"))
+            for path in (*root.glob("iris_core/**/*.py"), *root.glob("kernels/**/*.py"))
         }
         self._imports = {path: dict(self._imported(path, tree)) for path, tree in self._trees.items()}
         self._users: dict[_Place, set[_Place]] = defaultdict(set)
@@ -35,8 +35,8 @@ class Uses:
             users = self._users[new.pop()] - reached
             reached |= users
             new += users
-        modules = {module for module, _ in reached}
-        return sorted((module.parts[1], module.stem) for module in modules if len(module.parts) == 3)
+        modules = {module for module, _ in reached if module.parts[0] == "kernels" and len(module.parts) == 3}
+        return sorted((module.parts[1], module.stem) for module in modules)
 
     def _imported(self, path: Path, tree: ast.Module) -> Iterator[tuple[str, _Place]]:
         """Give the names that a file imports from ours, and where they are: in a file, or, with no name, a file."""

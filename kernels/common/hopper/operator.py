@@ -9,7 +9,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from iris_core import interpreter
+from iris_core.device import interpretation
 
 from ..config import GemmConfig
 from ..fused_operator import FusedOperator
@@ -43,7 +43,7 @@ _MOST_DESCRIPTORS = 64
 
 def machine_reason() -> str | None:
     """Return why kernels for Hopper cannot run in this process, or None."""
-    if interpreter.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
+    if interpretation.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
         return "warp-specialised kernels need NVIDIA Hopper GPUs (sm_90)"
     major, minor = torch.cuda.get_device_capability()
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"

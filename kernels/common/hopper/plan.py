@@ -11,7 +11,7 @@ from .positions import PIECE_COLS
 BLOCK_M = 128
 STEP_K = 64
 # Widths of tiles, and how fast each multiplies, relative to the first. These constants were chosen together, so that of
-# 104 cuts of 37 all-scatters over 4 H200s, in six runs, the quickest are predicted to be (docs/experiments.md).
+# 104 cuts of 37 all-scatters over 4 H200s, in six runs, the quickest are predicted to be (results/notebook.md).
 WIDTHS = {256: 1.0, 128: 1.0, 64: 0.55}
 PIECE_ROWS = 32  # of default configurations; a member of a team keeps a piece or more
 TFLOPS = 5.8  # of an SM, with the widest tile

@@ -61,7 +61,8 @@ def next_place(place, TILE: gl.constexpr):
 def stage_before(place, TILE: gl.constexpr):
     """Return the stage of the step before.
 
-    A loop must not keep it as ``before = place.stage``: Triton 3.6 would take it for a constant (docs/decisions.md).
+    A loop must not keep it as ``before = place.stage``: where Triton 3.6 looks for what a loop changes, it takes the
+    two for one value, and `before` for a constant.
     """
     return gl.where(place.stage == 0, TILE.STAGES, place.stage) - 1
 

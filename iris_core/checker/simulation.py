@@ -1,0 +1,94 @@
+"""What all parts of a simulated host share: tasks that take turns, the order that is seen, and memory.
+
+All ranks are in this process: their hosts, streams and programs are tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from ..backends.base import STRIDE_ALIGNMENT, round_up
+from ..device.kernel_memory import span_of
+from ..host import OpenContext
+from ..interpreter.memory_bounds import MemoryBounds
+from .clocks import Clock
+from .detector import Detector
+from .scheduler import Schedule, Scheduler
+
+
+class Simulation:
+    """One schedule of one program of all ranks.
+
+    Args:
+        world_size: number of ranks.
+        schedule: in which order tasks take turns.
+
+    Attributes:
+        hosts: by rank, the agent that its host is.
+        contexts: of the ranks that have one.
+        bounds: what kernels may access; held, as memory that was freed and handed out again would look the same.
+    """
+
+    def __init__(self, world_size: int, schedule: Schedule) -> None:
+        self.world_size = world_size
+        self.scheduler = Scheduler(schedule)
+        self.detector = Detector(self.describe)
+        self.hosts = [self.detector.clocks.add(rank, f"rank {rank}'s host") for rank in range(world_size)]
+        self.contexts: dict[int, OpenContext] = {}
+        self.bounds = MemoryBounds()
+        self._window: torch.Tensor | None = None
+        self._rounds: dict[int, dict[int, tuple[str, Clock]]] = {}
+        self._rounds_of = [0] * world_size
+
+    @property
+    def rank(self) -> int:
+        """The rank whose task runs now."""
+        assert self.scheduler.current is not None, "no rank of the simulated host is running"
+        return self.scheduler.current.agent.rank
+
+    def open_window(self, heap_size: int) -> tuple[torch.Tensor, int]:
+        """Return the window of all heaps, the same for every rank."""
+        stride = round_up(heap_size, STRIDE_ALIGNMENT)
+        if self._window is None or self._window.numel() != stride * self.world_size:
+            self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8, device="cpu")
+            self.bounds.add(span_of(self._window, "the ranks' heaps", heaps=self.world_size))
+        return self._window, stride
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        """Return every rank's value once all have come; what each host did before happens before what any does next."""
+        values = self._rounds.setdefault(self._rounds_of[rank], {})
+        self._rounds_of[rank] += 1
+        values[rank] = (json.dumps(value), self.detector.clocks.tell(self.hosts[rank]))
+        self.scheduler.changed()
+        self.scheduler.wait_until(lambda: len(values) == self.world_size, "the other ranks' hosts")
+        for _, clock in values.values():
+            self.detector.clocks.hear(self.hosts[rank], clock)
+        return [json.loads(values[peer][0]) for peer in range(self.world_size)]
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Return whether kernels touch this tensor's memory."""
+        return self.bounds.find(tensor.untyped_storage().data_ptr()) is not None
+
+    def describe(self, address: int) -> str:
+        """Say what lies at an address."""
+        for context in self.contexts.values():
+            if named := context.watchdog.find(address):
+                return named
+        if (place := self._place_in_window(address)) is not None:
+            rank, within = place
+            owner = self.contexts.get(rank)
+            what = owner.heap.allocator.describe(within) if owner else f"byte {within}"
+            return f"{what}, on rank {rank}'s heap"
+        if (span := self.bounds.find(address)) is not None:
+            return f"byte {address - span.start} of {span.name}"
+        return f"address {address:#x}"
+
+    def _place_in_window(self, address: int) -> tuple[int, int] | None:
+        """Return on whose heap an address is, and how far from its start; None if it is on none."""
+        if self._window is None:
+            return None
+        offset = address - self._window.data_ptr()
+        return divmod(offset, self._window.numel() // self.world_size) if 0 <= offset < self._window.numel() else None

@@ -1,0 +1,1 @@
+"""Collectives that the host starts, built on the device API."""

@@ -1,0 +1,114 @@
+"""The host that a rank runs on: this process among others, unless the race checker simulates all ranks in one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from .backends.base import Backend
+from .backends.select import select_backend
+from .heap.heap import SymmetricHeap
+from .rendezvous.control_plane import ControlPlane
+from .rendezvous.process_group import ProcessGroup, make_process_group
+from .rendezvous.rank_info import RankInfo, find_rank_info
+from .utils import settings
+from .watchdog.watchdog import Watchdog
+
+
+class OpenContext(Protocol):
+    """What a host knows of a context that is open on it."""
+
+    control_plane: ControlPlane
+    heap: SymmetricHeap
+    watchdog: Watchdog
+
+
+class Host(Protocol):
+    """What a context asks of where it runs."""
+
+    def check_vacant(self) -> None:
+        """Raise unless this rank may open a context.
+
+        Raises:
+            RuntimeError: it has one, or this process was forked from a rank that has one.
+        """
+
+    def rank_info(self, group: dist.ProcessGroup | None) -> RankInfo:
+        """Return this rank's place among those of `group`, or among all."""
+
+    def timeout_s(self, asked: float | None) -> float:
+        """Return the limit of waits by the clock in seconds, given what the caller asks for; 0 for none."""
+
+    def connect(self, rank_info: RankInfo, timeout_s: float) -> ControlPlane:
+        """Return the control plane of these ranks; `timeout_s` is the limit of a wait in a kernel."""
+
+    def backend(self, rank_info: RankInfo, device: str) -> Backend:
+        """Return the memory, device and streams of this rank."""
+
+    def process_group(
+        self, control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None
+    ) -> ProcessGroup:
+        """Return torch's process group of these ranks; see `make_process_group`."""
+
+    def occupy(self, context: OpenContext) -> Callable[[], None]:
+        """Keep a context as this rank's own; return what ends that."""
+
+
+class ProcessHost(Host):
+    """A rank is this process."""
+
+    def __init__(self) -> None:
+        self._context: OpenContext | None = None
+
+    def check_vacant(self) -> None:
+        if self._context is not None:
+            self._context.control_plane.check_owner()
+            raise RuntimeError("this process has a context already; close() it before making another")
+
+    def rank_info(self, group: dist.ProcessGroup | None) -> RankInfo:
+        return find_rank_info(group)
+
+    def timeout_s(self, asked: float | None) -> float:
+        return settings.timeout_s(asked)
+
+    def connect(self, rank_info: RankInfo, timeout_s: float) -> ControlPlane:
+        # The host waits twice as long: where a peer's kernel times out, the fault comes first.
+        return ControlPlane.connect(rank_info.rank, rank_info.world_size, rank_info.address, timeout_s=2 * timeout_s)
+
+    def backend(self, rank_info: RankInfo, device: str) -> Backend:
+        return select_backend(device, rank_info.local_rank)
+
+    def process_group(
+        self, control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None
+    ) -> ProcessGroup:
+        return make_process_group(control_plane, device, given)
+
+    def occupy(self, context: OpenContext) -> Callable[[], None]:
+        self._context = context
+        return self._vacate
+
+    def _vacate(self) -> None:
+        self._context = None
+
+
+_current: Host = ProcessHost()
+
+
+def current_host() -> Host:
+    """Return the host that contexts of this process open on."""
+    return _current
+
+
+@contextlib.contextmanager
+def on_host(host: Host) -> Iterator[None]:
+    """Within the block, let contexts of this process open on another host."""
+    global _current
+    before, _current = _current, host
+    try:
+        yield
+    finally:
+        _current = before

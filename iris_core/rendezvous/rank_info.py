@@ -1,0 +1,165 @@
+"""Rank info: which rank this process is, and where the ranks meet, as whatever started it says."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import warnings
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ..errors import PeerError
+from ..utils.owner import Owner
+from ..utils.settings import number_in
+from . import unix_socket
+from .unix_socket import random_address
+
+_MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """A process's place among the ranks.
+
+    Args:
+        rank, world_size: its rank and the number of ranks.
+        local_rank: the number of the GPU it should take.
+        address: the name under which the ranks meet.
+        started_by: where this is from, for error messages.
+        group: torch's process group of these ranks, where the caller gave one.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: str
+    started_by: str
+    group: dist.ProcessGroup | None = None
+
+
+TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_launched: tuple[RankInfo, Owner] | None = None
+
+
+def set_launched(rank_info: RankInfo) -> None:
+    """Say that `iris_core.launch` started this process as `rank_info`."""
+    global _launched
+    _launched = rank_info, Owner()
+
+
+def rank_of_torchrun() -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks, as torchrun's variables say; None where they are not set.
+
+    Raises:
+        ValueError: one makes no sense.
+    """
+    if not os.environ.keys() >= TORCHRUN_VARIABLES:
+        return None
+    world_size = number_in("WORLD_SIZE", 1)
+    number_in("MASTER_PORT", 0, 65535)
+    _local_rank(0)
+    return number_in("RANK", 0, world_size - 1), world_size
+
+
+def _local_rank(default: int) -> int:
+    return number_in("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else default
+
+
+def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
+    """Return this process's place: in `group`, or from `launch`, torch.distributed, torchrun, mpirun, or alone.
+
+    Raises:
+        ImportError: started by mpirun, and mpi4py is not installed.
+        ValueError: this process is not in `group`, or what torchrun sets makes no sense.
+        RuntimeError: rank 0 is on another host, or this process was forked from a rank of `launch`.
+        PeerError: rank 0 did not come, or has gone with torch's store.
+    """
+    if group is not None:
+        return _from_group(group)
+    if _launched is not None:
+        rank_info, owner = _launched
+        owner.check("is a rank that iris_core.launch started")
+        return rank_info
+    if dist.is_available() and dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        return _from_store(store, dist.get_rank(), dist.get_world_size(), "torch.distributed")
+    if rank_of_torchrun() is not None:
+        store, rank, world_size = next(iter(dist.rendezvous("env://")))
+        return _from_store(store, rank, world_size, "torchrun")
+    if any(name in os.environ for name in _MPI_SIZE_VARIABLES):
+        return _from_mpi()
+    if multiprocessing.parent_process() is not None:
+        warnings.warn(
+            "nothing says which rank this process is, which another has started: its context is a world of one rank; "
+            "with torch.multiprocessing.spawn, call torch.distributed.init_process_group first",
+            stacklevel=2,
+        )
+    return RankInfo(0, 1, 0, random_address(), "nothing (a world of one rank)")
+
+
+_stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context
+_contexts_made: Counter[str] = Counter()  # by what their ranks are
+
+
+def _from_group(group: dist.ProcessGroup) -> RankInfo:
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("this process is none of the given group's; each process gives the group that it is in")
+    ranks = dist.get_process_group_ranks(group)
+    store = dist.distributed_c10d._get_default_store()
+    rank_info = _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
+    return replace(rank_info, group=group)
+
+
+def _from_store(
+    store: dist.Store, rank: int, world_size: int, started_by: str, whose: str = "all", number: int | None = None
+) -> RankInfo:
+    """Agree on an address through a store; `whose` tells groups apart, `number` is the process's on its host."""
+    local_rank = _local_rank(rank if number is None else number)
+    # A process that makes a second context later needs a second name.
+    key = f"iris_core/address/{whose}/{_contexts_made[whose]}"
+    _contexts_made[whose] += 1
+    _stores.append(store)
+    if rank == 0:
+        store.set(key, f"{random_address()} {_host()}")
+    try:
+        store.wait([key], timedelta(seconds=unix_socket.CONNECT_TIMEOUT_S))
+    except RuntimeError as error:  # of torch's, of which one is that the time is over
+        late = f"rank 0 did not say within {unix_socket.CONNECT_TIMEOUT_S:.0f} s in {started_by}'s store where to meet"
+        raise PeerError(f"{late}: {error}") from None
+    address, host = store.get(key).decode().split(" ", 1)
+    _check_host(rank, host)
+    return RankInfo(rank, world_size, local_rank, address, started_by)
+
+
+def _from_mpi() -> RankInfo:
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ImportError("started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'") from error
+    world = MPI.COMM_WORLD
+    address, host = world.bcast((random_address(), _host()) if world.rank == 0 else None, root=0)
+    _check_host(world.rank, host)
+    local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
+    return RankInfo(world.rank, world.size, local_rank, address, "mpirun")
+
+
+def _host() -> str:
+    """Return what tells a host, and a network of its own on it, from others: abstract sockets reach no further."""
+    with contextlib.suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+    return ""
+
+
+def _check_host(rank: int, of_rank_0: str) -> None:
+    own = _host()
+    if own and of_rank_0 and own != of_rank_0:
+        raise RuntimeError(
+            f"rank {rank} is on another host than rank 0, or in a container with a network of its own; the ranks of a "
+            "context are of one host: give iris_core.iris the process group of those, group=..."
+        )

@@ -1,0 +1,119 @@
+"""The fault board: failed waits, in host memory that every rank's kernels write and every rank's host reads.
+
+A load shows the failure of any rank, also of one that has died since.
+
+| words | written by | meaning |
+|---|---|---|
+| notice | any rank whose wait fails | nonzero: a wait has failed |
+| for each rank: address | its host, once | where its heap starts, as it sees it |
+| FAULT_ROWS rows | its kernels (sync.py) | the first failed wait of a program, or of one of those that share the row |
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ..backends.base import Backend, round_up
+from ..device.sync import FAULT_ROWS, FAULT_WORDS
+from ..rendezvous.control_plane import ControlPlane
+from ..rendezvous.shared_memory import share_memory
+
+_ROWS = FAULT_ROWS.value
+_ROW_WORDS = FAULT_WORDS.value
+_RANK_WORDS = 1 + _ROWS * _ROW_WORDS
+_WORD_BYTES = 8
+_ARRIVAL_S = 1.0  # more than a record takes from a GPU to host memory, once the notice is there
+
+
+class Fault(NamedTuple):
+    """A failed wait; the order is that of interest: expired before aborted waits, then by time.
+
+    Args:
+        reason: EXPIRED or ABORTED.
+        time_ns: on the clock of the device that waited.
+        rank, program: who waited; `program` is -1 for a stream.
+        address: of the flag, as `rank` sees it.
+        expected, seen: its value.
+    """
+
+    reason: int
+    time_ns: int
+    rank: int
+    program: int
+    address: int
+    expected: int
+    seen: int
+
+
+class FaultBoard:
+    """All ranks' failed waits; making one is collective.
+
+    Args:
+        control_plane: all ranks.
+        backend: whose kernels write it.
+        heap_base: the address of this rank's heap.
+
+    Attributes:
+        notice_address, rows_address: of the words that this rank's kernels write.
+    """
+
+    def __init__(self, control_plane: ControlPlane, backend: Backend, heap_base: int) -> None:
+        self._rank = control_plane.rank
+        self._world_size = control_plane.world_size
+        size_bytes = round_up(_WORD_BYTES * (1 + control_plane.world_size * _RANK_WORDS), mmap.PAGESIZE)
+        memory = share_memory(control_plane, size_bytes, "iris_faults")
+        self._words = memoryview(memory).cast("q")
+        with control_plane.collective_section("share the fault board with kernels"):
+            self.notice_address = backend.share_with_kernels(torch.frombuffer(memory, dtype=torch.int64))
+        self.rows_address = self.notice_address + _WORD_BYTES * (self._start(self._rank) + 1)
+        self._words[self._start(self._rank)] = heap_base
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a wait of any rank has failed."""
+        return self._words[0] != 0
+
+    def heap_base(self, rank: int) -> int:
+        """Return the address at which a rank sees its own heap."""
+        return self._words[self._start(rank)]
+
+    def faults(self) -> list[Fault]:
+        """Return what has been recorded, in order of interest; wait a little if nothing has arrived yet."""
+        deadline = time.monotonic() + _ARRIVAL_S
+        while True:
+            found = sorted(fault for rank in range(self._world_size) for fault in self._of(rank))
+            if found or time.monotonic() > deadline:
+                return found
+            time.sleep(1e-3)
+
+    def add(self, fault: Fault) -> None:
+        """Record a wait of this rank that is no program's."""
+        row = self._start(self._rank) + 1
+        if self._words[row] == 0:
+            values = (fault.address, fault.expected, fault.seen, fault.program, fault.time_ns)
+            for word, value in enumerate(values, start=1):
+                self._words[row + word] = value
+            self._words[row] = fault.reason
+        self._words[0] = 1
+
+    def clear(self) -> None:
+        """Forget this rank's faults, and the notice; no kernel of any rank may run."""
+        start = self._start(self._rank) + 1
+        for word in range(start, start + _ROWS * _ROW_WORDS):
+            self._words[word] = 0
+        self._words[0] = 0
+
+    def _start(self, rank: int) -> int:
+        return 1 + rank * _RANK_WORDS
+
+    def _of(self, rank: int) -> Iterator[Fault]:
+        start = self._start(rank) + 1
+        for row in range(start, start + _ROWS * _ROW_WORDS, _ROW_WORDS):
+            reason, address, expected, seen, program, time_ns = self._words[row : row + _ROW_WORDS]
+            if reason:
+                yield Fault(reason, time_ns, rank, program, address, expected, seen)

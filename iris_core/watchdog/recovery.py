@@ -1,0 +1,131 @@
+"""Recovery: errors on all ranks or on none, and going on after them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from ..backends.base import Backend
+from ..errors import AllocationMismatch, PeerError
+from ..heap.allocator import OffsetAllocator, first_difference
+from ..rendezvous.control_plane import ControlPlane
+from .watchdog import UNTIL_RESET, Watchdog
+
+
+class Recovery:
+    """Finds out whether a context can be used, fails on all of its ranks at once, and resets them.
+
+    `Context` has the same methods, with what each raises.
+
+    Args:
+        control_plane: all ranks.
+        backend: whose kernels a reset ends.
+        allocator: of the heap.
+        watchdog: of this rank's waits.
+
+    Attributes:
+        is_closed: whether the context is; everything raises then.
+    """
+
+    def __init__(
+        self, control_plane: ControlPlane, backend: Backend, allocator: OffsetAllocator, watchdog: Watchdog
+    ) -> None:
+        self._control_plane = control_plane
+        self._backend = backend
+        self._allocator = allocator
+        self._watchdog = watchdog
+        self.is_closed = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure is known to this rank, which `reset` may mend."""
+        return self._watchdog.failure is not None or self._control_plane.failure is not None
+
+    def check_open(self) -> None:
+        """Raise RuntimeError if the context is closed, or this process was forked from the one that opened it."""
+        self._control_plane.check_owner()
+        if self.is_closed:
+            raise RuntimeError("this context is closed; iris_core.iris makes another")
+
+    def check(self) -> None:
+        """Raise if a wait has failed on any rank, or a collective on this one."""
+        self.check_open()
+        if not self._control_plane.is_lost:
+            try:
+                self._watchdog.check()
+            except TimeoutError as error:
+                self._control_plane.abort(str(error))
+                raise
+        if self._control_plane.failure is not None:
+            hint = "this is final, start the ranks again" if self._control_plane.is_lost else UNTIL_RESET
+            raise PeerError(f"{self._control_plane.failure}; {hint}")
+
+    def barrier(self) -> None:
+        """Wait for this rank's device, then for all ranks."""
+        with self.collective_section("reach the barrier"):
+            self._backend.synchronize()
+            self.check()
+        with self.raising_root_cause():
+            self._compare_allocations()
+
+    def reset(self) -> None:
+        """Make the context usable again, wherever each rank failed; collective."""
+        self.check_open()
+        self._watchdog.abort()
+        self._backend.synchronize()
+        try:
+            self._control_plane.rejoin()
+        except PeerError as error:
+            if self._control_plane.is_lost:
+                self.check()
+            raise PeerError(f"reset: {error}; {UNTIL_RESET}") from None
+        with self._control_plane.collective_section("reset"):
+            self._watchdog.clear()
+            self._backend.synchronize()
+        self._compare_allocations()
+        self._watchdog.failure = None
+
+    @contextlib.contextmanager
+    def raising_root_cause(self) -> Iterator[None]:
+        """Run a block that uses the control plane; where it fails because a wait has failed, raise that."""
+        self.check_open()
+        try:
+            yield
+        except PeerError:
+            self.check()
+            raise
+
+    @contextlib.contextmanager
+    def collective_section(self, what: str) -> Iterator[None]:
+        """Run a block in which all ranks must succeed: as `ControlPlane.collective_section`, with the root cause."""
+        with self.raising_root_cause(), self._control_plane.collective_section(what):
+            yield
+
+    @contextlib.contextmanager
+    def collective_allocation(self, what: str) -> Iterator[None]:
+        """Run a collective block that allocates; if it raises on one rank it raises on all, and allocates on none."""
+        self.check()
+        allocated, watched = self._allocator.snapshot(), list(self._watchdog.watched)
+        try:
+            with self.collective_section(what):
+                yield
+        except BaseException:
+            self._allocator.restore(allocated)
+            self._watchdog.watched = watched
+            raise
+
+    def agree(self, what: str, value: Any) -> None:
+        """Raise on every rank unless all ranks give the same value."""
+        with self.raising_root_cause():
+            self._control_plane.agree(what, value)
+
+    def _compare_allocations(self) -> None:
+        allocator = self._allocator
+        if len(set(self._control_plane.all_gather(allocator.digest, "compare allocations"))) > 1:
+            difference = first_difference(self._control_plane.all_gather(allocator.history, "find the difference"))
+            raise AllocationMismatch(
+                f"the ranks allocated differently since the last barrier: {difference}; allocation and free are "
+                "collective, every rank must make the same calls in the same order"
+            )
+        allocator.agreed()
