@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -10,11 +11,14 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from ranks import Ranks, context
+from triton._C.libtriton import ir as _ir
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 
 import iris_core
@@ -65,6 +69,60 @@ def test_a_block_that_there_cannot_be_is_refused_every_time(shape: Any, error: t
     for _ in range(2):
         with pytest.raises(error):
             made(cache.init_block_type, tl.int8, shape)
+
+
+def value(kind: tl.dtype, *shape: int) -> tl.tensor:
+    data = np.arange(1, math.prod(shape) + 1).reshape(shape or 1).astype(cache._get_np_dtype(kind))
+    return tl.tensor(triton_interpreter.TensorHandle(data, kind), tl.block_type(kind, list(shape)) if shape else kind)
+
+
+KINDS = (tl.int1, tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint64, tl.float16, tl.bfloat16, tl.float32, tl.float64)
+OPERANDS = [value(kind, *shape) for kind in (*KINDS, tl.pointer_type(tl.float16)) for shape in ((), (4,), (2, 1))]
+NUMBERS = (0, 1, 127, 128, 255, 256, 2**31, 2**63, -1, True, 2.5)
+
+
+def checked(check: Callable[..., Any], lhs: Any, rhs: Any, flags: dict[str, bool]) -> Any:
+    """Return what a check of operands makes of them, or what it raises."""
+    semantic = TritonSemantic(triton_interpreter.interpreter_builder)
+    try:
+        return [
+            (one.type, one.handle.dtype, one.handle.data.dtype, one.handle.data.shape, one.handle.data.tolist())
+            for one in check(semantic, lhs, rhs, **flags)
+        ]
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"allow_lhs_ptr": True, "allow_rhs_ptr": True}, {"arithmetic_check": False}, {"div_or_mod": True}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # 2**31 as a half
+def test_operands_are_made_alike_as_triton_makes_them(flags: dict[str, bool]) -> None:
+    for operand in OPERANDS:
+        for other in (*OPERANDS, *NUMBERS):
+            for pair in ((operand, other), (other, operand)):
+                expected = checked(cache._check_operands, *pair, flags)
+                assert checked(cache.check_operands, *pair, flags) == expected, pair
+
+
+def test_numbers_are_converted_as_triton_and_torch_do() -> None:
+    """All of bf16, and as many of fp32 that lie between; of subnormal ones Triton makes others."""
+    bf16 = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256).T
+    wide = (tl.bfloat16, tl.float32, None)
+    exact = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).float().view(torch.int32)
+    fp32 = cache.convert_float(bf16, *wide)
+    assert fp32.T.reshape(-1).tolist() == exact.numpy().view(np.uint32).tolist()
+    is_normal = (bf16 & 0x7F80 != 0) | (bf16 & 0x7F == 0)
+    assert (fp32 == cache._convert_float(bf16, *wide))[is_normal].all()
+    between, narrow = (fp32 + 0xABCD).view(np.float32), (tl.float32, tl.bfloat16, None)
+    found = cache.convert_float(between, *narrow)
+    assert (found == bf16).all()
+    is_normal = bf16 & 0x7F80 != 0
+    assert (found == cache._convert_float(between, *narrow))[is_normal].all()
+    rounding = (tl.float32, tl.bfloat16, _ir.ROUNDING_MODE.RTNE)
+    assert (cache.convert_float(between, *rounding) == cache._convert_float(between, *rounding)).all()
 
 
 def language() -> dict[tuple[str, str], Any]:
