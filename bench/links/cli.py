@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 from rich import box
 from rich.console import Console
@@ -109,15 +110,15 @@ def _record(outcome: rank.Outcome, columns: dict[str, object]) -> LinkRecord:
 
 def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
     """Print a table a pairwise kind, then one of the rest."""
-    for kind in rank.PAIRWISE:
-        pairs = {(one.from_rank, one.to_rank): one for one in records if one.kind == kind}
-        if pairs:
-            size = next(iter(pairs.values())).world_size
-            table = _table("rank", *(f"to {peer}" for peer in range(size)))
-            for first in range(size):
-                cells = [_gbps(pairs.get((first, second))) for second in range(size)]
-                table.add_row(str(first), *cells)
-            console.print(f"{kind}, GB/s: {rank.KINDS[kind]}", table)  # a title would be no wider than the table
+    frame = pd.DataFrame(records, columns=[column.name for column in fields(LinkRecord)])
+    frame["shown"] = [_gbps(one) for one in records]
+    is_pair = frame.kind.isin(rank.PAIRWISE)
+    for kind, pairs in frame[is_pair].groupby("kind", sort=False):
+        cells = pairs.pivot(index="from_rank", columns="to_rank", values="shown").fillna("")
+        table = _table("rank", *(f"to {peer:g}" for peer in cells.columns))
+        for number, row in cells.iterrows():
+            table.add_row(f"{number:g}", *row)
+        console.print(f"{kind}, GB/s: {rank.KINDS[str(kind)]}", table)  # a title would be no wider than the table
     rest = [one for one in records if one.kind not in rank.PAIRWISE]
     if rest:
         table = _table("what", "rank", "peer", "us", "GB/s a rank")
@@ -128,9 +129,7 @@ def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
         console.print("the rest", table)
 
 
-def _gbps(record: LinkRecord | None) -> str:
-    if record is None:
-        return ""
+def _gbps(record: LinkRecord) -> str:
     return record.status if record.gbps is None else f"{record.gbps:,.3g}"
 
 

@@ -64,3 +64,14 @@ def test_what_the_host_held_up_is_no_speedup() -> None:
     row = best[(best.family == "gemm_reduce_scatter") & (best.m == 64) & (best.k == 14336) & (best.n == 3584)]
     assert len(row) == 1
     assert row.held_up.all()
+
+
+def test_the_front_page_has_the_figures_of_llama_70b() -> None:
+    best = MACHINES["h200x4"].best
+    best = best[best.m == 8192].set_index(["family", "n", "k"])
+    text = " ".join((ROOT / "README.md").read_text().split())
+    gate, down = best.loc[("all_gather_gemm", 28672, 8192)], best.loc[("gemm_reduce_scatter", 8192, 28672)]
+    assert f"{gate.library / gate.time_us:.2f}× for `gate` with its all-gather (8192 × 28672 × 8192)" in text
+    assert f"{down.library / down.time_us:.2f}× for `down` with its reduce-scatter (8192 × 8192 × 28672)" in text
+    for row in (gate, down):
+        assert f"{row.async_tp / row.time_us:.2f}× over async-TP on both" in text
