@@ -12,24 +12,25 @@ import typer
 
 from overlap_taxonomy import list_families
 
-from . import frames, report, sweep
-from . import plot as plots
 from .check.cli import check
-from .exits import complain, heed_termination, interrupted, leave, refuse, warn
+from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
+from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
+from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
+from .command.progress import CommandProgress
+from .command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
-from .looks import check_path
-from .measure import Job
-from .options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
-from .outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
-from .progress import CommandProgress
-from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from .record import LIBRARY, Record, latest, other_configurations, read_records
-from .resume import differences
+from .measure import sweep
+from .measure.job import Job
+from .records import frames, report
+from .records import plot as plots
+from .records.looks import check_path
+from .records.record import LIBRARY, Record, latest, other_configurations, read_records
+from .records.resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
-from .trace_cli import trace
+from .trace.cli import trace
 from .tune.cli import defaults, tune
 from .tune.model_cli import model
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from iris_kernels.common.problem import shard_bounds
 
-from .. import timing
-from ..exits import interrupts_held
-from ..measure import Judged, attempt, context
+from ..command.exits import interrupts_held
+from ..measure import timing
+from ..measure.job import Judged, attempt, context
 from . import subjects
 from .subjects import ALONE, Pair
 

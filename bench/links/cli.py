@@ -14,14 +14,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .. import environment, measure, report
-from ..csv_rows import append_records
-from ..exits import complain, leave, refuse
-from ..looks import check_path
-from ..options import Device, Overwrite, Seed, WorldSize
-from ..outputs import check_new, check_outputs
-from ..progress import CommandProgress
-from ..ranks import choose_setting, ending, find_launcher, start_ranks
+from ..command.exits import complain, leave, refuse
+from ..command.options import Device, Overwrite, Seed, WorldSize
+from ..command.outputs import check_new, check_outputs
+from ..command.progress import CommandProgress
+from ..command.ranks import choose_setting, ending, find_launcher, start_ranks
+from ..measure import environment
+from ..measure import job as measure
+from ..records import report
+from ..records.csv_rows import append_records
+from ..records.looks import check_path
 from . import rank
 from .measured import keep
 from .plot import plot_links

@@ -11,8 +11,8 @@ import pandas as pd
 
 from iris_kernels.common.tuning_cache import cache_folder
 
-from ..csv_rows import append_records
-from ..record import read_as
+from ..records.csv_rows import append_records
+from ..records.record import read_as
 from .record import LinkRecord
 
 _SENDS = ("store", "copy", "all_store", "all_copy")

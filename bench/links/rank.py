@@ -15,8 +15,8 @@ import triton.language as tl
 import iris_core
 from iris_core import Context
 
-from .. import timing
-from ..measure import context
+from ..measure import timing
+from ..measure.job import context
 
 # Between two ranks, while all others wait; then all ranks with all their peers at once; then nothing but flags.
 KINDS = {

@@ -16,11 +16,11 @@ from iris_kernels.common.compile_ahead import compile_ahead
 from iris_kernels.common.fused_operator import FusedOperator
 from overlap_taxonomy import get_variant
 
-from .. import environment
-from ..correctness import Expectation
-from ..families import FAMILIES, Operands
-from ..inputs import Draw
-from ..timing import DeviceClock
+from ..measure import environment
+from ..measure.correctness import Expectation
+from ..measure.families import FAMILIES, Operands
+from ..measure.inputs import Draw
+from ..measure.timing import DeviceClock
 from .ledger import Ledger, Note
 from .plan import SETS, WARM_UP_SET, Call, Decisions, Plan, Subject
 

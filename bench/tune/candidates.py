@@ -15,9 +15,9 @@ from iris_kernels.common.problem import Problem
 from iris_kernels.common.split_k import LEAST_STAGES, Splitting, stages_within
 from overlap_taxonomy import Agent, Variant, get_variant
 
-from .. import measure
-from ..measure import Job, Outcome
-from ..record import LIBRARY, YARDSTICKS
+from ..measure import job as measure
+from ..measure.job import Job, Outcome
+from ..records.record import LIBRARY, YARDSTICKS
 from .measured import CLOCKS_DIFFER
 
 TUNED = 2  # variants whose configurations are varied

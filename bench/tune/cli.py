@@ -14,13 +14,15 @@ from iris_kernels.common.measured import FORMAT, Measured, Table, file_name, key
 from iris_kernels.common.tuning_cache import check_folder, write_cache
 from overlap_taxonomy import list_variants
 
-from .. import measure, report, sweep
-from ..exits import complain, leave, refuse
-from ..options import Dtype, Names, Seed, Shapes
-from ..outputs import check_new, check_outputs, writing
-from ..progress import CommandProgress
-from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from ..record import LIBRARY, read_records
+from ..command.exits import complain, leave, refuse
+from ..command.options import Dtype, Names, Seed, Shapes
+from ..command.outputs import check_new, check_outputs, writing
+from ..command.progress import CommandProgress
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..measure import job as measure
+from ..measure import sweep
+from ..records import report
+from ..records.record import LIBRARY, read_records
 from . import candidates
 from .candidates import Tuned
 from .measured import tables

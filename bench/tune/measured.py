@@ -11,8 +11,8 @@ from iris_kernels.common.measured import Key, Measured, Table
 from overlap_taxonomy import Arrangement, Machine, Variant, Work, copies_operands, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
 
-from .. import frames
-from ..record import DTYPES, LIBRARY, Record
+from ..records import frames
+from ..records.record import DTYPES, LIBRARY, Record
 
 # What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
 # calls of `library` made it four times as much: 31 us in one run and 117 in another.

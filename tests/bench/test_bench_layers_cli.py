@@ -15,14 +15,15 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from typer.testing import CliRunner
 
-from iris_bench import cli, environment
-from iris_bench.csv_rows import append_records
+from iris_bench import cli
 from iris_bench.layers import rank as bench
 from iris_bench.layers.cli import print_layers
 from iris_bench.layers.plan import heap_bytes, plan, still_to_do, to_records
 from iris_bench.layers.plot import plot_layers
 from iris_bench.layers.record import LayersRecord
-from iris_bench.record import read_as
+from iris_bench.measure import environment
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import read_as
 from iris_core import RankPool
 
 GIVEN: dict[str, Any] = {

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from iris_bench.check.cases import Case, make_cases, run_case
 from iris_bench.check.planted import PLANTED, Planted
 from iris_bench.cli import app
-from iris_bench.families import FAMILIES
-from iris_bench.inputs import Draw
-from iris_bench.shapes import Shape, parse_shapes
+from iris_bench.measure.families import FAMILIES
+from iris_bench.measure.inputs import Draw
+from iris_bench.measure.shapes import Shape, parse_shapes
 from iris_core import iris
 from iris_core.checker import check
 from iris_core.checker.replacing import replaced

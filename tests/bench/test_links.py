@@ -20,7 +20,7 @@ from iris_bench.links import rank as links
 from iris_bench.links.measured import keep, this_machines
 from iris_bench.links.rank import KINDS, PAIRWISE, Plan
 from iris_bench.links.record import LinkRecord
-from iris_bench.record import read_as
+from iris_bench.records.record import read_as
 
 PLAN = Plan(elements=2 * links.BLOCK, rounds=1, burst=1, seed=3)
 

@@ -17,9 +17,10 @@ from families import FUSED
 from ranks import Pools, Ranks, close_context, context
 from typer.testing import CliRunner, Result
 
-from iris_bench import cli, exits, progress
-from iris_bench import ranks as bench_ranks
-from iris_bench.ranks import Ranks as BenchRanks
+from iris_bench import cli
+from iris_bench.command import exits, progress
+from iris_bench.command import ranks as bench_ranks
+from iris_bench.command.ranks import Ranks as BenchRanks
 from iris_bench.stress import cli as stress_cli
 from iris_bench.stress import ledger
 from iris_bench.stress import rank as stress_rank

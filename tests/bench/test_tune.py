@@ -14,10 +14,11 @@ from families import FUSED, make_problem, name
 from ranks import Ranks, close_context
 from typer.testing import CliRunner, Result
 
-from iris_bench import cli, measure
-from iris_bench import ranks as bench_ranks
-from iris_bench.measure import Outcome
-from iris_bench.shapes import Shape
+from iris_bench import cli
+from iris_bench.command import ranks as bench_ranks
+from iris_bench.measure import job as measure
+from iris_bench.measure.job import Outcome
+from iris_bench.measure.shapes import Shape
 from iris_bench.tune import candidates
 from iris_bench.tune.candidates import Tuned, neighbours
 from iris_core.rendezvous import rank_info

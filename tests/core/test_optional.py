@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from iris_bench import cli
-from iris_bench.ranks import choose_device
+from iris_bench.command.ranks import choose_device
 
 TESTS = Path(__file__).parents[1]
 # In a process of its own, as what is imported here has greenlet.

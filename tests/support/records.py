@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from unittest import mock
 
-from iris_bench import environment, sweep
 from iris_bench.links.measured import Link
-from iris_bench.measure import Outcome
-from iris_bench.record import Record
+from iris_bench.measure import environment, sweep
+from iris_bench.measure.job import Outcome
+from iris_bench.records.record import Record
 
 LINK = Link(387.0, "--link-gbps")
 ENVIRONMENT = {

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from iris_bench import cli
-from iris_bench.csv_rows import append_records
-from iris_bench.record import Record, read_records
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import Record, read_records
 from iris_bench.tune.measured import measurements
 from overlap_taxonomy import (
     MACHINES,

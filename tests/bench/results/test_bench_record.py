@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from records import ENVIRONMENT, make_plan, make_records
 
-from iris_bench import sweep
-from iris_bench.csv_rows import append_records
-from iris_bench.measure import Outcome
-from iris_bench.record import COLUMNS, latest, other_configurations, read_records
+from iris_bench.measure import sweep
+from iris_bench.measure.job import Outcome
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import COLUMNS, latest, other_configurations, read_records
 
 RESULTS = [
     path

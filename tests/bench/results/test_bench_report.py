@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from records import make_records
 from rich.console import Console
 
-from iris_bench import frames, plot, report
-from iris_bench.looks import LOOKS
-from iris_bench.record import Record
+from iris_bench.records import frames, plot, report
+from iris_bench.records.looks import LOOKS
+from iris_bench.records.record import Record
 
 
 def test_a_speedup_over_another_time_of_the_library_is_said_to_be() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from records import make_records
 
-from iris_bench.csv_rows import append_records
-from iris_bench.record import Record, read_records
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import Record, read_records
 from iris_bench.stress.record import check_file
 
 AWKWARD = 'ψ is "13",\nof 12'  # letters of several bytes, quotes and a newline: a cut may be within any

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from iris_bench import cli, measure, ranks
-from iris_bench.record import read_records
+from iris_bench import cli
+from iris_bench.command import ranks
+from iris_bench.measure import job as measure
+from iris_bench.records.record import read_records
 from iris_core.rendezvous import rank_info
 
 LAUNCHER_VARIABLES = (*rank_info.TORCHRUN_VARIABLES, *ranks._MPI_VARIABLES, "IRIS_DEVICE", "TRITON_INTERPRET")

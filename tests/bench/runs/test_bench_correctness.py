@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from iris_bench.correctness import Expectation
-from iris_bench.families import FAMILIES, Block
-from iris_bench.inputs import Draw
+from iris_bench.measure.correctness import Expectation
+from iris_bench.measure.families import FAMILIES, Block
+from iris_bench.measure.inputs import Draw
 from iris_kernels.gemm_all_scatter.problem import GemmAllScatterProblem
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

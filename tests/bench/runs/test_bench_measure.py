@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from iris_bench import measure
-from iris_bench.shapes import Shape
+from iris_bench.measure import job as measure
+from iris_bench.measure.shapes import Shape
 from iris_core import RankPool
 from iris_kernels.gemm_all_scatter.library import LibraryLayout
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant, register

@@ -8,7 +8,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from iris_bench import progress
+from iris_bench.command import progress
 
 
 class Heard(io.StringIO):

@@ -14,10 +14,13 @@ import pytest
 from records import make_records
 from typer.testing import CliRunner
 
-from iris_bench import cli, measure, ranks, trace
-from iris_bench.csv_rows import append_records
-from iris_bench.outputs import UnwritableError, check_different, check_outputs
-from iris_bench.record import COLUMNS
+from iris_bench import cli
+from iris_bench.command import ranks
+from iris_bench.command.outputs import UnwritableError, check_different, check_outputs
+from iris_bench.measure import job as measure
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import COLUMNS
+from iris_bench.trace import traced as trace
 from iris_core.rendezvous import rank_info
 
 RUN = ["run", "--device", "cpu", "--world-size", "2", "--family", "gemm_all_scatter", "--shapes", "8x8x8"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from records import ENVIRONMENT, make_plan, make_records
 
-from iris_bench import environment, sweep
-from iris_bench.csv_rows import append_records
-from iris_bench.record import YARDSTICKS, Record, latest, read_records
-from iris_bench.resume import differences
+from iris_bench.measure import environment, sweep
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import YARDSTICKS, Record, latest, read_records
+from iris_bench.records.resume import differences
 from overlap_taxonomy import get_variant, registry
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iris_bench.shapes import EXPLICIT, SHAPE_SETS, Shape, layer_name, parse_shapes, problem_label
+from iris_bench.measure.shapes import EXPLICIT, SHAPE_SETS, Shape, layer_name, parse_shapes, problem_label
 
 
 def parse(text: str, collective: str = "all_gather", world_size: int = 4) -> list[Shape]:

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli
-from iris_bench.csv_rows import append_records
-from iris_bench.record import Record, read_records
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import Record, read_records
 from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.measured import tables
 from iris_kernels.common.measured import Key, file_name, shipped_table

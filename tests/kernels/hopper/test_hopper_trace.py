@@ -16,7 +16,7 @@ from families import make_problem
 from gluon_emulator import Barrier, Machine, emulated
 from test_hopper_emulated import CASES, COPIES, run_case
 
-from iris_bench.trace import thread_of
+from iris_bench.trace.traced import thread_of
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import operator as hopper

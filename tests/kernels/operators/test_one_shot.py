@@ -23,7 +23,7 @@ from iris_bench.check import cases
 from iris_bench.check.cases import Case as CheckedCase
 from iris_bench.check.cases import run_case
 from iris_bench.check.planted import always_the_first
-from iris_bench.shapes import Shape
+from iris_bench.measure.shapes import Shape
 from iris_core.checker.replacing import replaced
 from iris_kernels.common import cuts, shared_tiles
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig

@@ -12,8 +12,8 @@ from checking import fault, make_data, poison
 from families import FUSED, VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 
-from iris_bench.families import FAMILIES
-from iris_bench.sweep import _FLAGS_BYTES
+from iris_bench.measure.families import FAMILIES
+from iris_bench.measure.sweep import _FLAGS_BYTES
 from overlap_taxonomy import Variant, get_variant
 
 # On GPUs, test_gpu.py has what there is time to compile.

@@ -23,11 +23,12 @@ from matplotlib import pyplot
 from ranks import Ranks, context
 from typer.testing import CliRunner
 
-from iris_bench import cli, trace_cli
-from iris_bench import ranks as ranks_of_bench
-from iris_bench import trace as traces
-from iris_bench.trace import KINDS, Traced, align, thread_of, write_trace
-from iris_bench.trace_plot import plot_traces
+from iris_bench import cli
+from iris_bench.command import ranks as ranks_of_bench
+from iris_bench.trace import cli as trace_cli
+from iris_bench.trace import traced as traces
+from iris_bench.trace.plot import plot_traces
+from iris_bench.trace.traced import KINDS, Traced, align, thread_of, write_trace
 from iris_core import PeerError
 from iris_core.rendezvous import rank_info
 from iris_kernels.common import trace as spans

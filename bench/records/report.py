@@ -13,10 +13,10 @@ from rich.text import Text
 
 from overlap_taxonomy import list_variants
 
+from ..measure.families import FAMILIES
+from ..measure.shapes import SHAPE_SETS, layer_name
 from . import frames
-from .families import FAMILIES
 from .record import LIBRARY, Record
-from .shapes import SHAPE_SETS, layer_name
 
 WIDTH = 100  # where the output is no terminal
 INTERPRETED = "interpreted: times are not performance"

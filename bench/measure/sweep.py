@@ -13,14 +13,15 @@ import torch
 from iris_core import PeerError
 from overlap_taxonomy import get_variant, list_families, list_variants
 
-from . import environment, measure
-from .csv_rows import append_records, in_a_line
+from ..command.ranks import Ranks
+from ..links.measured import Link, this_machines
+from ..records.csv_rows import append_records, in_a_line
+from ..records.record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record
+from ..records.resume import Done, check_burst, check_device
+from . import environment
+from . import job as measure
 from .families import FAMILIES
-from .links.measured import Link, this_machines
-from .measure import Job, Outcome
-from .ranks import Ranks
-from .record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record
-from .resume import Done, check_burst, check_device
+from .job import Job, Outcome
 from .shapes import parse_shapes
 
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers

@@ -9,16 +9,18 @@ import typer
 
 from overlap_taxonomy import get_variant, list_variants
 
-from . import report, sweep, trace_plot
-from . import trace as traces
-from .exits import complain, leave, refuse
-from .looks import check_path
-from .measure import Job
-from .options import Device, Dtype, Seed, WorldSize
-from .outputs import check_new, check_outputs
-from .progress import CommandProgress
-from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from .trace import Traced
+from ..command.exits import complain, leave, refuse
+from ..command.options import Device, Dtype, Seed, WorldSize
+from ..command.outputs import check_new, check_outputs
+from ..command.progress import CommandProgress
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..measure import sweep
+from ..measure.job import Job
+from ..records import report
+from ..records.looks import check_path
+from . import plot as trace_plot
+from . import traced as traces
+from .traced import Traced
 
 
 def trace(

@@ -9,8 +9,8 @@ from typing import Any
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import get_variant
 
-from . import environment
-from .layers.record import LayersRecord
+from ..layers.record import LayersRecord
+from ..measure import environment
 from .record import YARDSTICKS, Record, latest
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .outputs import writing
+from ..command.outputs import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

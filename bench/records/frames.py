@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .families import FAMILIES
+from ..measure.families import FAMILIES
+from ..measure.shapes import problem_label
 from .record import LIBRARY, YARDSTICKS, Record, read_records
-from .shapes import problem_label
 
 SETUP = ["family", "dtype", "world_size", "device", "device_name"]
 PROBLEM = [*SETUP, "m", "n", "k"]

@@ -18,11 +18,11 @@ from iris_kernels.common.operator import Operator
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Variant, get_variant
 
+from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE
 from . import environment, timing
 from .correctness import Expectation
 from .families import FAMILIES, Family
 from .inputs import Draw
-from .record import COMMUNICATION_ALONE, GEMM_ALONE
 from .shapes import Shape
 
 CHECKED_CALLS = 3

@@ -14,7 +14,7 @@ import triton
 
 from iris_core import Context
 
-_PROJECT = Path(__file__).resolve().parent.parent
+_PROJECT = Path(__file__).resolve().parents[2]
 _DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 INTERPRETER_NAME = "CPU (Triton interpreter)"
 

@@ -23,10 +23,10 @@ from iris_kernels.common import trace as spans
 from iris_kernels.common.trace import Span
 from overlap_taxonomy import get_variant
 
-from .families import FAMILIES
-from .inputs import Draw
-from .measure import Job
-from .outputs import writing
+from ..command.outputs import writing
+from ..measure.families import FAMILIES
+from ..measure.inputs import Draw
+from ..measure.job import Job
 
 _CAPACITY = 1 << 18  # spans a rank
 _WARM_UP_CALLS = 3  # the first compiles

@@ -9,11 +9,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..layers.record import LayersRecord
+from ..links.record import LinkRecord
+from ..measure.shapes import OLD_NAMES
+from ..stress.record import StressRecord
 from .csv_rows import as_text, read_rows
-from .layers.record import LayersRecord
-from .links.record import LinkRecord
-from .shapes import OLD_NAMES
-from .stress.record import StressRecord
 
 GEMM_ALONE = "gemm_alone"
 COMMUNICATION_ALONE = "communication_alone"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from iris_kernels.common.trace import Span
 
-from .looks import save, use_files
-from .trace import KINDS, ROLES, Traced, role_of
+from ..records.looks import save, use_files
+from .traced import KINDS, ROLES, Traced, role_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .exits import warn
-from .outputs import writing
+from ..command.exits import warn
+from ..command.outputs import writing
 
 
 class Rows(NamedTuple):
