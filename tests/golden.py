@@ -81,10 +81,21 @@ def record_of(tree: Path, folder: Path, only: str) -> dict[str, Any]:
     packages.mkdir(parents=True)
     for name, place in package_folders(tree).items():
         (packages / name).symlink_to(tree / place)
+    _write_entry_points(tree, packages)
     environment = os.environ | {"PYTHONPATH": str(packages), "TRITON_DISABLE_LINE_INFO": "1"}
     command = [sys.executable, __file__, "record", "--out", str(out), "--tests", str(tree / "tests"), "--only", only]
     subprocess.run(command, check=True, env=environment, cwd=folder)
     return json.loads(out.read_text())
+
+
+def _write_entry_points(tree: Path, packages: Path) -> None:
+    """Stand in for a tree's installation: what is installed has the entry points of another."""
+    group = 'entry-points."iris_overlap.families"'
+    listed = (tree / "pyproject.toml").read_text().split(f"[project.{group}]\n")[1].split("\n[")[0]
+    metadata = packages / "iris_overlap-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: iris-overlap\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[iris_overlap.families]\n" + listed.replace('"', ""))
 
 
 def package_folders(tree: Path) -> dict[str, str]:
