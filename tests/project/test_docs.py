@@ -144,6 +144,7 @@ def test_time_lines_are_drawn_anew(drawings: Any) -> None:
         assert f">{drawings.digest()}<" in (IMAGES / f"{pattern.__name__}.svg").read_text(), pattern.__name__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example_runs(example: Path) -> None:
     arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])

@@ -162,6 +162,7 @@ print(*sorted(set(sys.modules) - before))
 OF_THE_CORE = {"cuda", "iris_core", "numpy", "torch", "triton", "typing_extensions"}
 
 
+@pytest.mark.slow
 def test_importing_the_core_imports_the_core_alone() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_CORE], capture_output=True, text=True, timeout=200, check=True)
     imported = done.stdout.split()
@@ -193,6 +194,7 @@ print(json.dumps([before, dict(os.environ)]))
 """
 
 
+@pytest.mark.slow
 def test_importing_everything_has_no_side_effects() -> None:
     # Not all of this process's: it has imported everything already.
     environment = {

@@ -280,6 +280,7 @@ def test_another_option(iris_ctx):
 """
 
 
+@pytest.mark.slow
 def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["iris_core.checker.pytest_plugin"]')
     (tmp_path / "test_marked.py").write_text(MARKED)
@@ -297,6 +298,7 @@ def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
     assert "write by rank 1, program 0" in run.stdout
 
 
+@pytest.mark.slow
 def test_lines_are_the_users_where_the_package_is_reached_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "iris_core").symlink_to(Path(iris_core.__file__).resolve().parent)
     example = Path(__file__).parents[3] / "examples" / "find_races.py"

@@ -235,6 +235,7 @@ def test_a_kernel_may_take_the_watchdog_and_a_view_of_the_peers(ranks: Callable[
     assert ranks(2).call(read_a_peer) == [[48.0, 48.0]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "why"), [({}, "it has had a context on the CPU"), ({"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET is set")]
 )

@@ -38,6 +38,7 @@ def test_every_shipped_table_has_its_sweeps() -> None:
     assert {file.name for file in tune_cli._SHIPPED.glob("*.json")} == set(map(file_name, SWEEPS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", SWEEPS)
 def test_the_shipped_times_are_those_of_the_sweeps(gpu: str, tmp_path: Path) -> None:
     files = [RESULTS / f"{name}-bf16.csv" for name in SWEEPS[gpu]]
@@ -73,6 +74,7 @@ def test_defaults_writes_no_table_of_nothing(tmp_path: Path) -> None:
     assert shipped.read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_the_shipped_times_of_an_installed_package_are_written_where_it_looks(tmp_path: Path) -> None:
     """Not beside the source: there the package that is imported has another name and place."""
     for package, folder in (("iris_bench", "bench"), ("iris_kernels", "kernels")):
