@@ -127,7 +127,8 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.command == "diff":
         return min(1, diff(asked.base, asked.only))
-    sys.path.insert(0, asked.tests)  # ahead of this file's folder; worker processes get the same path
+    # Ahead of this file's folder; worker processes get the same path.
+    sys.path[:0] = [asked.tests, *map(str, sorted({path.parent for path in Path(asked.tests).rglob("*.py")}))]
     asked.out.write_text(json.dumps(record(asked.only), indent=1))
     return 0
 
