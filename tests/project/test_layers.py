@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import io
 import json
 import os
 import pkgutil
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -144,11 +146,35 @@ def test_the_parts_of_the_core_are_in_layers() -> None:
     assert not upward
 
 
+PARTS_BEYOND = {part for parts in BEYOND for part in parts}
+FILES_OF_CORE = [module for module in FILES if module.startswith("iris_core") and part_of(module) not in PARTS_BEYOND]
+
+
 def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
-    beyond = {part for parts in BEYOND for part in parts}
-    core = [module for module in FILES if module.startswith("iris_core") and part_of(module) not in beyond]
-    reached = {(module, part_of(one)) for module in core for one in imports_of(module, lazy=True)}
-    assert {(module, part) for module, part in reached if part in beyond} == HOOKS
+    reached = {(module, part_of(one)) for module in FILES_OF_CORE for one in imports_of(module, lazy=True)}
+    assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
+
+
+MOST_LINES = 3500  # of code: without docstrings, comments and empty lines
+
+
+def lines_of_code(file: Path) -> int:
+    """Return how many lines of a file hold code."""
+    source = file.read_text()
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+                lines.difference_update(range(body[0].lineno, (body[0].end_lineno or body[0].lineno) + 1))
+    return len(lines)
+
+
+def test_the_core_stays_thin() -> None:
+    assert 1000 < sum(lines_of_code(FILES[module]) for module in FILES_OF_CORE) <= MOST_LINES
 
 
 IMPORT_CORE = """
@@ -167,15 +193,10 @@ def test_importing_the_core_imports_the_core_alone() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_CORE], capture_output=True, text=True, timeout=200, check=True)
     imported = done.stdout.split()
     assert "iris_core.context" in imported
-    assert not [module for module in imported if part_of(module) in {part for parts in BEYOND for part in parts}]
+    assert not [module for module in imported if part_of(module) in PARTS_BEYOND]
     packages = {module.split(".")[0] for module in imported} - set(sys.stdlib_module_names)
     assert not packages & {"greenlet", "matplotlib", "mpi4py", "pandas", "rich", "typer"}
-    third_party = {
-        imported.split(".")[0]
-        for module in FILES
-        if module.startswith("iris_core") and part_of(module) not in {part for parts in BEYOND for part in parts}
-        for imported in imports_of(module)
-    }
+    third_party = {imported.split(".")[0] for module in FILES_OF_CORE for imported in imports_of(module)}
     assert third_party - set(sys.stdlib_module_names) - {"__future__"} <= OF_THE_CORE
 
 
