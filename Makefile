@@ -54,7 +54,9 @@ bench: $(READY) ## Check every family and variant on small shapes, on GPUs also 
 	$(SWEEP) --overwrite $(ARGS)
 
 # Workers and ranks share the cores: threads of one process would wait for each other. tests/conftest.py has the order.
+# Hundreds of processes import the same modules: Python compiles them once, also where its environment says not to.
 test: export OMP_NUM_THREADS = 1
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY_DEV) ## Run the tests that need no GPU [ARGS="-k heap"]
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -1,1 +1,1 @@
-"""Measures every variant of every family against the vendor library and the physical limit: ``iris-bench``."""
+"""Measures every variant of every family against NCCL + cuBLAS and the physical limit: ``iris-bench``."""

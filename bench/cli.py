@@ -5,36 +5,37 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
 
 from overlap_taxonomy import list_families
 
-from . import frames, report, sweep
-from . import plot as plots
 from .check.cli import check
-from .exits import complain, heed_termination, interrupted, leave, refuse, warn
+from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
+from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
+from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
+from .command.progress import CommandProgress
+from .command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
-from .looks import check_path
-from .measure import Job
-from .options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
-from .outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
-from .progress import CommandProgress
-from .ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from .record import LIBRARY, Record, latest, other_configurations, read_records
-from .resume import differences
+from .measure import sweep
+from .measure.job import Job
+from .records import frames, report
+from .records import plot as plots
+from .records.looks import check_path
+from .records.record import LIBRARY, Record, latest, other_configurations, read_records
+from .records.resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
-from .trace_cli import trace
+from .trace.cli import trace
 from .tune.cli import defaults, tune
 from .tune.model_cli import model
 
 app = typer.Typer(
-    help="Measure GEMMs fused with collectives against the vendor library.",
+    help="Measure GEMMs fused with collectives against NCCL + cuBLAS (RCCL + hipBLASLt).",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -75,8 +76,9 @@ def run(
     burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10; 1 on a CPU].")] = None,
     seed: Seed = 0,
     link_gbps: Annotated[
-        float, typer.Option(help="What a GPU can send, in GB/s, for 'ideal'; the default was measured on H200s.")
-    ] = sweep.H200_LINK_GBPS,
+        float | None,
+        typer.Option(help="What a GPU can send, in GB/s, for 'ideal' [default: what iris-bench links measured here]."),
+    ] = None,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Time what is correct, or check only.")] = True,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -184,7 +186,9 @@ def main() -> None:
 
 def _differences(plan: sweep.Plan, done: list[Record]) -> str:
     job = plan.jobs[0]
-    of_times = {"rounds": job.rounds, "link_gbps": plan.link_gbps} if job.timed else {}
+    of_times: dict[str, Any] = {"rounds": job.rounds} if job.timed else {}
+    if job.timed and plan.link_gbps:
+        of_times["link_gbps"] = plan.link_gbps
     return differences(done, device=plan.device, timed=job.timed, seed=job.seed, **of_times)
 
 

@@ -15,20 +15,30 @@ from iris_core.utils.settings import ranks_per_gpu
 # Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
 LONG = (
     "test_codegen.py",
-    "test_hopper_emulated.py",
-    "test_operators.py",
-    "test_operator_calls.py",
     "test_check_kernels.py",
+    "test_docs.py",
+    "test_operators.py",
+    "test_codegen_hopper.py",
+    "test_hopper_emulated.py",
+    "test_tensor_parallel_compiled.py",
+    "test_bench_layers_cli.py",
+    "test_one_shot.py",
+    "test_operator_calls.py",
+    "test_bench_layers.py",
+    "test_launch_ends.py",
     "test_dead_peers.py",
     "test_sums.py",
     "test_properties.py",
-    "test_codegen_hopper.py",
     "test_faults.py",
     "test_reset.py",
     "test_reset_together.py",
     "test_stress.py",
     "test_bench_cli.py",
 )
+
+# Files most of whose tests take seconds though their ranks are not the fixtures', and they compile nothing themselves.
+SLOW = ("test_check_kernels.py", "test_hopper_emulated.py", "test_bootstrap.py", "test_optional.py", "test_sums.py")
+SLOW += ("test_dead_peers.py", "test_stress.py", "test_properties.py", "test_bench_cli.py", "test_bench_layers_cli.py")
 
 ABOUT_STARTS = ("test_launch.py", "test_interrupts.py")
 
@@ -37,10 +47,10 @@ STARTS_OR_COMPILES = {"RankPool", "launch", "compile_case", "compile_kernel", "d
 
 
 def is_slow(item: pytest.Item) -> bool:
-    """Whether a test is left to the whole suite: it needs ranks or a compiler, or its file is long."""
+    """Whether a test is left to the whole suite: it needs ranks or a compiler, or its file is slow."""
     assert isinstance(item, pytest.Function)
     needs_ranks = "pools" in item.fixturenames
-    return needs_ranks or item.path.name in LONG or not STARTS_OR_COMPILES.isdisjoint(vars(item.module))
+    return needs_ranks or item.path.name in SLOW or not STARTS_OR_COMPILES.isdisjoint(vars(item.module))
 
 
 @pytest.hookimpl(tryfirst=True)  # ahead of the choice by markers

@@ -81,10 +81,21 @@ def record_of(tree: Path, folder: Path, only: str) -> dict[str, Any]:
     packages.mkdir(parents=True)
     for name, place in package_folders(tree).items():
         (packages / name).symlink_to(tree / place)
+    _write_entry_points(tree, packages)
     environment = os.environ | {"PYTHONPATH": str(packages), "TRITON_DISABLE_LINE_INFO": "1"}
     command = [sys.executable, __file__, "record", "--out", str(out), "--tests", str(tree / "tests"), "--only", only]
     subprocess.run(command, check=True, env=environment, cwd=folder)
     return json.loads(out.read_text())
+
+
+def _write_entry_points(tree: Path, packages: Path) -> None:
+    """Stand in for a tree's installation: what is installed has the entry points of another."""
+    group = 'entry-points."iris_overlap.families"'
+    listed = (tree / "pyproject.toml").read_text().split(f"[project.{group}]\n")[1].split("\n[")[0]
+    metadata = packages / "iris_overlap-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: iris-overlap\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[iris_overlap.families]\n" + listed.replace('"', ""))
 
 
 def package_folders(tree: Path) -> dict[str, str]:
@@ -127,7 +138,8 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.command == "diff":
         return min(1, diff(asked.base, asked.only))
-    sys.path.insert(0, asked.tests)  # ahead of this file's folder; worker processes get the same path
+    # Ahead of this file's folder; worker processes get the same path.
+    sys.path[:0] = [asked.tests, *map(str, sorted({path.parent for path in Path(asked.tests).rglob("*.py")}))]
     asked.out.write_text(json.dumps(record(asked.only), indent=1))
     return 0
 

@@ -12,12 +12,12 @@ from iris_core.checker import Report, check
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import Variant, get_variant
 
-from ..correctness import Expectation
-from ..families import FAMILIES
-from ..inputs import Draw
-from ..record import DTYPES
-from ..shapes import Shape, parse_shapes
-from ..sweep import select_families, select_variants
+from ..measure.correctness import Expectation
+from ..measure.families import FAMILIES
+from ..measure.inputs import Draw
+from ..measure.shapes import Shape, parse_shapes
+from ..measure.sweep import select_families, select_variants
+from ..records.record import DTYPES
 from . import CALLS
 
 _HEAP_BYTES = 1 << 20  # beside what the problem takes

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..exits import refuse
-from ..options import Dtype, Names
-from ..ranks import check_interpreter
+from ..command.exits import refuse
+from ..command.options import Dtype, Names
+from ..command.ranks import check_interpreter
 from . import CALLS
 
 if TYPE_CHECKING:

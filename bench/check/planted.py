@@ -28,7 +28,7 @@ from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_or
 from iris_kernels.gemm_all_scatter import tiles
 from overlap_taxonomy import get_variant
 
-from ..shapes import Shape
+from ..measure.shapes import Shape
 from .cases import Case, run_case
 
 WORLD_SIZE = 2

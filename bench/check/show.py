@@ -12,8 +12,8 @@ from rich.text import Text
 from iris_core import RankPool
 from iris_core.checker import Report
 
-from .. import report
-from ..progress import CommandProgress
+from ..command.progress import CommandProgress
+from ..records import report
 from . import planted
 from .cases import Case, exercise, make_cases, run_case
 

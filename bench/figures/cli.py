@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..exits import refuse
+from ..command.exits import refuse
 from .pages import pages, rewritten
 from .results import ROOT
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from .. import frames
-from ..families import FAMILIES as OF_BENCH
 from ..layers.plot import plot_layers
 from ..layers.record import LayersRecord
 from ..links.plot import plot_links
 from ..links.record import LinkRecord
-from ..looks import LOOKS, OURS, save, use_files
-from ..plot import plot_frame
-from ..record import read_as
-from ..shapes import layer_name
+from ..measure.families import FAMILIES as OF_BENCH
+from ..measure.shapes import layer_name
+from ..records import frames
+from ..records.looks import LOOKS, OURS, save, use_files
+from ..records.plot import plot_frame
+from ..records.record import read_as
 from .results import FAMILIES, FRONT_PAGE, MACHINES, OTHERS, RESULTS, Machine, small
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..frames import rows_of
+from ..records.frames import rows_of
 from .results import RESULTS
 
 _COMMITS = 3  # more are not listed

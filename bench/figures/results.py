@@ -10,9 +10,9 @@ import pandas as pd
 
 from overlap_taxonomy import list_variants
 
-from .. import frames
 from ..layers.record import LayersRecord
-from ..record import YARDSTICKS, read_as
+from ..records import frames
+from ..records.record import YARDSTICKS, read_as
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"

@@ -8,11 +8,11 @@ from functools import partial
 
 import pandas as pd
 
-from .. import frames
-from ..families import FAMILIES as OF_BENCH
 from ..layers.subjects import ALONE, SUBJECTS
 from ..links.rank import KINDS
-from ..shapes import layer_name
+from ..measure.families import FAMILIES as OF_BENCH
+from ..measure.shapes import layer_name
+from ..records import frames
 from .provenance import files, stress
 from .results import FAMILIES, FRONT_PAGE, MACHINES, OTHERS, RESULTS, Machine, large, layers, links, small
 

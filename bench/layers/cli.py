@@ -15,16 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .. import environment, measure, report
-from ..csv_rows import append_records, in_a_line
-from ..exits import complain, interrupted, leave, refuse, warn
-from ..looks import check_path
-from ..options import Device, Overwrite, Resume, Seed, WorldSize
-from ..outputs import left_over, rows_to_go_on_from
-from ..progress import CommandProgress
-from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from ..record import latest, read_as
-from ..resume import check_burst, check_device, differences
+from ..command.exits import complain, interrupted, leave, refuse, warn
+from ..command.options import Device, Overwrite, Resume, Seed, WorldSize
+from ..command.outputs import left_over, rows_to_go_on_from
+from ..command.progress import CommandProgress
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..measure import environment
+from ..measure import job as measure
+from ..records import report
+from ..records.csv_rows import append_records, in_a_line
+from ..records.looks import check_path
+from ..records.record import latest, read_as
+from ..records.resume import check_burst, check_device, differences
 from . import rank
 from .plan import heap_bytes, plan, still_to_do, to_records
 from .plot import plot_layers

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from .. import environment
-from ..families import FAMILIES
-from ..record import DTYPES, latest
-from ..shapes import parse_sizes
+from ..measure import environment
+from ..measure.families import FAMILIES
+from ..measure.shapes import parse_sizes
+from ..records.record import DTYPES, latest
 from . import rank
 from .record import LayersRecord
 from .subjects import SUBJECTS

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..looks import LOOKS, NO_BAR, save, use_files
-from ..report import INTERPRETED
+from ..records.looks import LOOKS, NO_BAR, save, use_files
+from ..records.report import INTERPRETED
 from .record import LayersRecord
 from .subjects import ALONE, SUBJECTS
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from iris_kernels.common.problem import shard_bounds
 
-from .. import timing
-from ..exits import interrupts_held
-from ..measure import Judged, attempt, context
+from ..command.exits import interrupts_held
+from ..measure import timing
+from ..measure.job import Judged, attempt, context
 from . import subjects
 from .subjects import ALONE, Pair
 
@@ -68,7 +68,7 @@ def measure(rank: int, world_size: int, job: Job) -> list[Outcome]:
     """Return each subject's outcomes, the same on every rank; collective.
 
     Raises:
-        TimeoutError: a rank waited in vain for another.
+        TimeoutError: a rank timed out in a wait for another.
         PeerError: a rank died, or failed alone.
     """
     run, error = attempt(context(), _Run, job)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .. import environment, measure, report
-from ..csv_rows import append_records
-from ..exits import complain, leave, refuse
-from ..looks import check_path
-from ..options import Device, Overwrite, Seed, WorldSize
-from ..outputs import check_new, check_outputs
-from ..progress import CommandProgress
-from ..ranks import choose_setting, ending, find_launcher, start_ranks
+from ..command.exits import complain, leave, refuse
+from ..command.options import Device, Overwrite, Seed, WorldSize
+from ..command.outputs import check_new, check_outputs
+from ..command.progress import CommandProgress
+from ..command.ranks import choose_setting, ending, find_launcher, start_ranks
+from ..measure import environment
+from ..measure import job as measure
+from ..records import report
+from ..records.csv_rows import append_records
+from ..records.looks import check_path
 from . import rank
+from .measured import keep
 from .plot import plot_links
 from .record import LinkRecord
 
@@ -42,8 +47,9 @@ def links(
 ) -> None:
     """Measure the links alone: stores, loads, atomics and copies between every two ranks, all at once, and barriers.
 
-    What arrives is checked first. Without a GPU the times are the interpreter's, and say nothing of any link. Exit
-    status: 0, or 1 if anything was wrong or the ranks were lost, or 2 if the command makes no sense.
+    What arrives is checked first. Without a GPU the times are the interpreter's, and say nothing of any link. What GPUs
+    can send is kept in $IRIS_CACHE_DIR, or ~/.cache/iris-overlap, for the ideal of other commands. Exit status: 0, or
+    1 if anything was wrong or the ranks were lost, or 2 if the command makes no sense.
     """
     is_first = True
     try:
@@ -77,6 +83,8 @@ def links(
         if out and records:
             append_records(out, records, replace=True)
         print_links(report.make_console(), records)
+        if kept := keep(records):
+            print(f"iris-bench: kept for the ideal of other commands: {kept}", file=sys.stderr)
         if ended.error:
             complain("the measurement", ended.error)
         elif plot:
@@ -104,15 +112,15 @@ def _record(outcome: rank.Outcome, columns: dict[str, object]) -> LinkRecord:
 
 def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
     """Print a table a pairwise kind, then one of the rest."""
-    for kind in rank.PAIRWISE:
-        pairs = {(one.from_rank, one.to_rank): one for one in records if one.kind == kind}
-        if pairs:
-            size = next(iter(pairs.values())).world_size
-            table = _table("rank", *(f"to {peer}" for peer in range(size)))
-            for first in range(size):
-                cells = [_gbps(pairs.get((first, second))) for second in range(size)]
-                table.add_row(str(first), *cells)
-            console.print(f"{kind}, GB/s: {rank.KINDS[kind]}", table)  # a title would be no wider than the table
+    frame = pd.DataFrame(records, columns=[column.name for column in fields(LinkRecord)])
+    frame["shown"] = [_gbps(one) for one in records]
+    is_pair = frame.kind.isin(rank.PAIRWISE)
+    for kind, pairs in frame[is_pair].groupby("kind", sort=False):
+        cells = pairs.pivot(index="from_rank", columns="to_rank", values="shown").fillna("")
+        table = _table("rank", *(f"to {peer:g}" for peer in cells.columns))
+        for number, row in cells.iterrows():
+            table.add_row(f"{number:g}", *row)
+        console.print(f"{kind}, GB/s: {rank.KINDS[str(kind)]}", table)  # a title would be no wider than the table
     rest = [one for one in records if one.kind not in rank.PAIRWISE]
     if rest:
         table = _table("what", "rank", "peer", "us", "GB/s a rank")
@@ -123,9 +131,7 @@ def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
         console.print("the rest", table)
 
 
-def _gbps(record: LinkRecord | None) -> str:
-    if record is None:
-        return ""
+def _gbps(record: LinkRecord) -> str:
     return record.status if record.gbps is None else f"{record.gbps:,.3g}"
 
 

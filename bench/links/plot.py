@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..looks import save, use_files
+from ..records.looks import save, use_files
 from .rank import KINDS, PAIRWISE
 from .record import LinkRecord
 

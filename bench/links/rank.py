@@ -15,8 +15,8 @@ import triton.language as tl
 import iris_core
 from iris_core import Context
 
-from .. import timing
-from ..measure import context
+from ..measure import timing
+from ..measure.job import context
 
 # Between two ranks, while all others wait; then all ranks with all their peers at once; then nothing but flags.
 KINDS = {
@@ -27,8 +27,8 @@ KINDS = {
     "all_store": "as store, to all peers in turn, all ranks at once",
     "all_load": "as load, from all peers in turn, all ranks at once",
     "all_copy": "as copy, to all peers in turn, all ranks at once",
-    "device_barrier": "all ranks' devices meet",
-    "host_barrier": "all ranks' hosts meet, their devices' work done",
+    "device_barrier": "a barrier of all ranks' devices",
+    "host_barrier": "a barrier of all ranks' hosts, behind their devices' work",
     "round_trip": "a signal there and one back, both waited for by kernels",
 }
 PAIRWISE = ("store", "load", "atomic_add", "copy")
@@ -91,7 +91,7 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     """Return all measurements, the same on every rank; collective.
 
     Raises:
-        TimeoutError: a rank waited in vain for another.
+        TimeoutError: a rank timed out in a wait for another.
     """
     run = _Run(context(), plan)
     moves: list[tuple[str, int | None, int | None]] = [
@@ -103,7 +103,7 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     timed = [move for move in moves if move not in wrong]
     timed += [("device_barrier", None, None), *(("round_trip", 0, peer) for peer in range(1, world_size))]
     subjects = [timing.Subject(" ".join(map(str, move)), run.call_of(*move)) for move in timed]
-    nothing = (run.outbox, run.outbox)
+    nothing = (run.sent, run.sent)
     timing.measure(run.ctx, subjects, [nothing], rounds=plan.rounds, burst=plan.burst)
     medians = [timing.slowest_median(timing.steady([subject.samples], "time_us")[0]) for subject in subjects]
     by_rank = run.ctx.control_plane.all_gather(medians)
@@ -124,14 +124,14 @@ class _Run:
     def __init__(self, ctx: Context, plan: Plan) -> None:
         self.ctx, self.plan = ctx, plan
         self.rank, self.world_size = ctx.get_rank(), ctx.get_num_ranks()
-        self.inbox = ctx.zeros((self.world_size, plan.elements), dtype=torch.int32)  # a row a sender
-        self.outbox = ctx.zeros((plan.elements,), dtype=torch.int32)
+        self.received = ctx.zeros((self.world_size, plan.elements), dtype=torch.int32)  # a row a sender
+        self.sent = ctx.zeros((plan.elements,), dtype=torch.int32)
         self.landing = torch.zeros(self.world_size, plan.elements, dtype=torch.int32, device=ctx.get_device())
         self.flags = ctx.zeros((self.world_size,), dtype=torch.int64)
         ctx.watchdog.watch(self.flags, lambda word, _: f"the round trip of ranks 0 and {word}")
         self.trips = [0] * self.world_size
         self.stream = ctx.make_stream()
-        self.outbox.copy_(self._drawn(self.rank))
+        self.sent.copy_(self._drawn(self.rank))
         ctx.barrier()
 
     def _drawn(self, rank: int) -> torch.Tensor:
@@ -159,12 +159,12 @@ class _Run:
         if kind == "copy":
             self.stream.wait_for_current()
             for peer in peers:
-                there = self.ctx.peer_view(self.inbox)[peer, self.rank]
-                self.stream.copy_2d(there.view(-1, BLOCK), self.outbox.view(-1, BLOCK))
+                there = self.ctx.peer_view(self.received)[peer, self.rank]
+                self.stream.copy_2d(there.view(-1, BLOCK), self.sent.view(-1, BLOCK))
             self.stream.current_waits()
             return
         for peer in peers:
-            own, at_peer = (self.landing[peer], self.outbox) if kind == "load" else (self.outbox, self.inbox[self.rank])
+            own, at_peer = (self.landing[peer], self.sent) if kind == "load" else (self.sent, self.received[self.rank])
             move_kernel[(self.ctx.get_cu_count(),)](
                 own,
                 at_peer,
@@ -187,7 +187,7 @@ class _Run:
 
     def is_right(self, kind: str, first: int | None, second: int | None) -> bool:
         """Do it once; return whether what arrived is what was sent, everywhere."""
-        self.inbox.fill_(0 if kind == "atomic_add" else -1)
+        self.received.fill_(0 if kind == "atomic_add" else -1)
         self.landing.fill_(-1)
         self.ctx.barrier()
         self.call_of(kind, first, second)()
@@ -197,7 +197,7 @@ class _Run:
         if first is not None and second is not None:
             receiver, sender = (first, second) if is_load else (second, first)
             senders = {sender} if self.rank == receiver else set()
-        arrived = self.landing if is_load else self.inbox
+        arrived = self.landing if is_load else self.received
         right = all(torch.equal(arrived[sender], self._drawn(sender)) for sender in senders)
         return all(self.ctx.control_plane.all_gather(right))
 
@@ -219,5 +219,5 @@ class _Run:
         """Give the buffers back; collective."""
         self.ctx.barrier()
         self.ctx.watchdog.unwatch(self.flags)
-        for buffer in (self.inbox, self.outbox, self.flags):
+        for buffer in (self.received, self.sent, self.flags):
             self.ctx.free(buffer)

@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from .. import environment, report
-from ..csv_rows import append_records, in_a_line
-from ..exits import interrupted, leave, refuse
-from ..options import Device, Names, OurNames, WorldSize
-from ..progress import CommandProgress
-from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..command.exits import interrupted, leave, refuse
+from ..command.options import Device, Names, OurNames, WorldSize
+from ..command.progress import CommandProgress
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..measure import environment
+from ..records import report
+from ..records.csv_rows import append_records, in_a_line
 from . import rank
 from .plan import Plan, make_plan
 from .record import StressRecord, check_file

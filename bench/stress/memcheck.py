@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import Names, OurNames
+from ..command.options import Names, OurNames
 
 # Kernels run many times slower, and each rank's at its own pace.
 _TIMEOUT_S = "300"

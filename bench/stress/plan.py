@@ -13,9 +13,9 @@ import torch
 
 from overlap_taxonomy import get_variant
 
-from ..families import FAMILIES
-from ..record import DTYPES
-from ..sweep import select_families, select_variants
+from ..measure.families import FAMILIES
+from ..measure.sweep import select_families, select_variants
+from ..records.record import DTYPES
 
 SETS = 4  # of operands a problem; a call never takes those of the operator's call before
 WARM_UP_SET = 0  # of the first call of each operator, which is not drawn

@@ -16,11 +16,11 @@ from iris_kernels.common.compile_ahead import compile_ahead
 from iris_kernels.common.fused_operator import FusedOperator
 from overlap_taxonomy import get_variant
 
-from .. import environment
-from ..correctness import Expectation
-from ..families import FAMILIES, Operands
-from ..inputs import Draw
-from ..timing import DeviceClock
+from ..measure import environment
+from ..measure.correctness import Expectation
+from ..measure.families import FAMILIES, Operands
+from ..measure.inputs import Draw
+from ..measure.timing import DeviceClock
 from .ledger import Ledger, Note
 from .plan import SETS, WARM_UP_SET, Call, Decisions, Plan, Subject
 
@@ -93,7 +93,7 @@ def call_often(rank: int, world_size: int, count: int) -> Progress:
     """Make so many calls and wait for them; collective.
 
     Raises:
-        TimeoutError: a rank waited in vain for another.
+        TimeoutError: a rank timed out in a wait for another.
         PeerError: a rank died, or failed alone.
     """
     return _running().call_often(count)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ..csv_rows import read_rows
-from ..outputs import check_outputs
+from ..command.outputs import check_outputs
+from ..records.csv_rows import read_rows
 
 
 @dataclass(frozen=True)

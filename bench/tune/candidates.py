@@ -15,9 +15,9 @@ from iris_kernels.common.problem import Problem
 from iris_kernels.common.stream_k_operator import LEAST_STAGES, StreamKOperator, stages_within
 from overlap_taxonomy import Agent, Variant, get_variant
 
-from .. import measure
-from ..measure import Job, Outcome
-from ..record import LIBRARY, YARDSTICKS
+from ..measure import job as measure
+from ..measure.job import Job, Outcome
+from ..records.record import LIBRARY, YARDSTICKS
 from .measured import CLOCKS_DIFFER
 
 TUNED = 2  # variants whose configurations are varied
@@ -87,11 +87,11 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
 
 
 def _scale(first: Mapping[str, float], outcomes: Sequence[Outcome]) -> float:
-    """Return what brings times of a later run to those of the first, of which the vendor's is kept.
+    """Return what brings times of a later run to those of the first, of which that of `library` is kept.
 
     Runs differ by more than the margin by which `auto` chooses; the best of many would be ahead by luck. What is in
-    every run says by how much: the median of the vendor's GEMM, the vendor's collective, and both. The host holds up
-    the vendor's calls now and then, and then the collective is in two of the three: a ratio that no clock explains is
+    every run says by how much: the median of the library's GEMM, its collective, and both. The host is late with the
+    library's calls now and then, and then the collective is in two of the three: a ratio that no clock explains is
     left out, and without any other nothing is scaled.
 
     Args:

@@ -14,19 +14,21 @@ from iris_kernels.common.measured import FORMAT, Measured, Table, file_name, key
 from iris_kernels.common.tuning_cache import check_folder, write_cache
 from overlap_taxonomy import list_variants
 
-from .. import measure, report, sweep
-from ..exits import complain, leave, refuse
-from ..options import Dtype, Names, Seed, Shapes
-from ..outputs import check_new, check_outputs, writing
-from ..progress import CommandProgress
-from ..ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from ..record import LIBRARY, read_records
+from ..command.exits import complain, leave, refuse
+from ..command.options import Dtype, Names, Seed, Shapes
+from ..command.outputs import check_new, check_outputs, writing
+from ..command.progress import CommandProgress
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..measure import job as measure
+from ..measure import sweep
+from ..records import report
+from ..records.record import LIBRARY, read_records
 from . import candidates
 from .candidates import Tuned
 from .measured import tables
 
 _SHIPPED = Path(common.__file__).resolve().parent / "measured_times"  # where the library looks, installed or not
-_VENDORS = (LIBRARY, "library_layout")  # what auto compares ours with
+_LIBRARIES = (LIBRARY, "library_layout")  # what auto compares variants with
 
 
 def tune(
@@ -61,7 +63,6 @@ def tune(
             rounds=rounds,
             burst=burst,
             timed=True,
-            link_gbps=sweep.H200_LINK_GBPS,
         )
         if is_first:
             check_folder()
@@ -77,7 +78,7 @@ def tune(
 def _to_measure(families: Sequence[str]) -> list[str]:
     """Return the names of what `auto` chooses from, in any of these families."""
     variants = [variant for family in families for variant in list_variants(family)]
-    return list(dict.fromkeys(one.name for one in variants if one.has_kernels or one.name in _VENDORS))
+    return list(dict.fromkeys(one.name for one in variants if one.has_kernels or one.name in _LIBRARIES))
 
 
 def defaults(

@@ -2,115 +2,93 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+import pandas as pd
+
 from iris_kernels.common.measured import Key, Measured, Table
-from overlap_taxonomy import Arrangement, Machine, Work, copies_operands, list_variants, machine_for
+from overlap_taxonomy import Arrangement, Machine, Variant, Work, copies_operands, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
 
-from ..record import DTYPES, LIBRARY, YARDSTICKS, Record, latest, thing_of
+from ..records import frames
+from ..records.record import DTYPES, LIBRARY, Record
 
 # What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
-# vendor's calls made it four times as much: 31 us in one run and 117 in another.
+# calls of `library` made it four times as much: 31 us in one run and 117 in another.
 CLOCKS_DIFFER = 1.25
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
     """Return the times that were measured on a machine; ValueError for times of several bursts."""
-    return [
-        Measurement(record.variant, _work_of(record), record.time_us)
-        for record in latest(_timed(records))
-        if record.time_us and machine.has(record.device_name) and record.world_size == machine.world_size
-    ]
+    rows = frames.rows_of(frames.latest(_timed(records)))
+    here = [row for row in rows if machine.has(row.device_name) and row.world_size == machine.world_size]
+    return [Measurement(row.variant, _work_of(row), row.time_us) for row in here]
 
 
 def tables(records: Iterable[Record]) -> dict[str, Table]:
     """Return a table of times for each kind of GPU; of what was measured twice, the later time.
 
-    Where a problem's times are of several runs, they are as if the vendor's had taken in each what it took in the last:
-    a GPU that is cool, or another one, is faster by several percent. A run in which the vendor's took more than a
-    quarter longer than in another is none to compare with: no GPU is so much slower than another of its kind, the host
-    was late. Other times of that run are taken as they are. Problems are left out for which the vendor's, or any of
-    ours, is not among them: there is nothing to choose by.
+    Where a problem's times are of several runs, they are as if `library` had taken in each what it took in the last: a
+    GPU that is cool, or another one, is faster by several percent. A run in which `library` took more than a quarter
+    longer than in another is none to compare with: no GPU is so much slower than another of its kind, the host was
+    late. Other times of that run are taken as they are. Problems are left out for which `library`, or any variant of
+    this project, is not among them: there is nothing to choose by.
 
     Raises:
         ValueError: times of several bursts, which are not to be compared with each other.
     """
-    left_out = {
-        (variant.family, variant.name)
-        for variant in list_variants()
-        if variant.delegates or variant.arrangement is Arrangement.OTHERS
-    }
-    found: dict[str, dict[Key, dict[str, Record]]] = {}
     timed = _timed(records)
-    least: dict[Any, float] = {}
-    for record in timed:
-        if record.library_us:
-            least[record.problem_key] = min(record.library_us, least.get(record.problem_key, math.inf))
-
-    def is_the_gpus(record: Record) -> bool:
-        vendors = record.library_us
-        return vendors is not None and vendors <= CLOCKS_DIFFER * least[record.problem_key]
-
-    for record in latest(one for one in timed if one.variant != LIBRARY or is_the_gpus(one)):
-        if (record.family, record.variant) in left_out:
-            continue
-        dtype = DTYPES[record.dtype]
-        key = Key(record.family, record.m, record.n, record.k, record.world_size, dtype)
-        found.setdefault(record.device_name, {}).setdefault(key, {})[record.variant] = record
-    made = {
-        gpu: {key: _in_one_measure(rows, is_the_gpus) for key, rows in table.items() if LIBRARY in rows}
-        for gpu, table in found.items()
-    }
-    return {
-        gpu: {key: Measured(times) for key, times in table.items() if _has_ours(key.family, times)}
-        for gpu, table in made.items()
-    }
+    least = timed.groupby(frames.PROBLEM).library_us.transform("min")
+    timed["is_in_time"] = timed.library_us <= CLOCKS_DIFFER * least
+    rows = frames.latest(timed[(timed.variant != LIBRARY) | timed.is_in_time])
+    named = pd.MultiIndex.from_frame(rows[["family", "variant"]])
+    rows["is_ours"] = named.isin([(one.family, one.name) for one in list_variants() if one.has_kernels])
+    rows = rows[~named.isin([(one.family, one.name) for one in list_variants() if _is_left_out(one)])]
+    made: dict[str, Table] = {gpu: {} for gpu in rows.device_name.unique()}
+    library = rows[rows.variant == LIBRARY].set_index(frames.PROBLEM).time_us.rename("last_library_us")
+    rows = rows.join(library, on=frames.PROBLEM, how="inner")
+    ratio = (rows.last_library_us / rows.library_us).where(rows.is_in_time, 1.0)
+    rows["time_us"] *= ratio
+    rows = rows[rows.groupby(frames.PROBLEM).is_ours.transform("any")]
+    for _, problem in rows.groupby(frames.PROBLEM, sort=False):
+        first = frames.rows_of(problem)[0]
+        key = Key(first.family, first.m, first.n, first.k, first.world_size, DTYPES[first.dtype])
+        times = dict(zip(problem.variant, problem.time_us, strict=True))
+        made[first.device_name][key] = Measured(times)
+    return made
 
 
-def _in_one_measure(rows: dict[str, Record], is_the_gpus: Callable[[Record], bool]) -> dict[str, float]:
-    """Return a problem's times by variant, those of other runs than the vendor's in its measure."""
-    vendors, times = rows[LIBRARY].time_us, {}
-    assert vendors
-    for name, row in rows.items():
-        assert row.time_us
-        ratio = vendors / row.library_us if row.library_us and is_the_gpus(row) else 1.0
-        times[name] = row.time_us * ratio
-    return times
+def _is_left_out(variant: Variant) -> bool:
+    """Whether no table has a variant: `auto` itself, and other projects' operators, which it never chooses."""
+    return variant.delegates or variant.arrangement is Arrangement.OTHERS
 
 
-def _has_ours(family: str, names: Iterable[str]) -> bool:
-    return any(variant.name in names for variant in list_variants() if variant.family == family and variant.has_kernels)
-
-
-def _timed(records: Iterable[Record]) -> list[Record]:
+def _timed(records: Iterable[Record]) -> pd.DataFrame:
     """Return the rows with a time of a GPU's that stands for what the variant is today; none of what failed since."""
-    rows = list(records)
-    failed = {thing_of(record) for record in latest(rows) if record.status != "ok"}
-    timed = [
-        record
-        for record in rows
-        if record.device == "cuda" and record.status == "ok" and record.time_us and record.variant not in YARDSTICKS
-        if thing_of(record) not in failed and not _is_outdated(record)
-    ]
-    if len(bursts := sorted({record.burst for record in timed})) > 1:
+    frame = frames.variants_only(frames.to_frame(records))
+    frame = frame[frame.device == "cuda"]
+    last = frames.latest(frame).set_index(frames.THING).status
+    has_time = (frame.status == "ok") & frame.time_us.notna()
+    is_ok_today = last.reindex(pd.MultiIndex.from_frame(frame[frames.THING])).eq("ok").to_numpy()
+    timed = frame[has_time & is_ok_today]
+    timed = timed[[not _is_outdated(row) for row in frames.rows_of(timed)]].copy()
+    if len(bursts := sorted(timed.burst.unique())) > 1:
         found = ", ".join(map(str, bursts))
         raise ValueError(f"the CSVs have times of bursts of {found}, which are not to be compared with each other")
     return timed
 
 
-def _is_outdated(record: Record) -> bool:
+def _is_outdated(row: Any) -> bool:
     """Whether a row is of a kernel that read operands through pointers which are copied first today.
 
     Its configuration is rank 0's: today it speaks of pointers for a rank without operands alone.
     """
-    machine = machine_for(record.device_name, record.world_size)
-    copies = machine and copies_operands(machine, record.variant, _work_of(record))
-    return bool(copies) and " pointers" in record.config
+    machine = machine_for(row.device_name, row.world_size)
+    copies = machine and copies_operands(machine, row.variant, _work_of(row))
+    return bool(copies) and " pointers" in row.config
 
 
-def _work_of(record: Record) -> Work:
-    return Work(record.family, record.m, record.n, record.k, record.world_size, _ELEMENT_BYTES[record.dtype])
+def _work_of(row: Any) -> Work:
+    return Work(row.family, row.m, row.n, row.k, row.world_size, _ELEMENT_BYTES[row.dtype])

@@ -17,12 +17,12 @@ from rich.text import Text
 from overlap_taxonomy import MACHINES, Machine, Work, list_variants, predict_ideal_us, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 
-from .. import report
-from ..exits import refuse
-from ..families import FAMILIES
-from ..record import LIBRARY, Record, read_records
-from ..shapes import parse_shapes
-from ..sweep import select_families
+from ..command.exits import refuse
+from ..measure.families import FAMILIES
+from ..measure.shapes import parse_shapes
+from ..measure.sweep import select_families
+from ..records import report
+from ..records.record import LIBRARY, Record, read_records
 from .measured import measurements
 
 _SHAPES = "8192x8192x8192"

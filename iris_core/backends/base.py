@@ -12,7 +12,7 @@ from ..rendezvous.control_plane import ControlPlane
 
 Step = Callable[[], object]  # queues one thing, as often as it is called
 
-STRIDE_ALIGNMENT = 2 << 20  # bytes; device.translate tells the compiler that heaps are this far apart, or a multiple
+STRIDE_ALIGNMENT = 2 << 20  # bytes; device.rma tells the compiler that heaps are this far apart, or a multiple
 
 
 class Stream(ABC):

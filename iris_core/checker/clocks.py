@@ -1,4 +1,4 @@
-"""Who has heard of what: vector clocks of agents, and what releases leave behind for acquires to find.
+"""Vector clocks of agents, and what releases leave behind for acquires to find.
 
 An agent is anything that acts in an order of its own: a rank's host, a stream, a program of a grid. Component j of
 agent i's clock is the last stamp of j that happens before what i does next.
@@ -46,7 +46,7 @@ class Clocks:
         self.program_of = np.zeros(0, dtype=np.int32)  # of a first thread, its program; of others, themselves
         self._clocks = np.zeros((0, 0), dtype=np.int32)
         self._now = np.zeros(0, dtype=np.int32)  # each agent's next stamp; zero is for what never happened
-        self._met = np.zeros(0, dtype=np.int32)  # its last stamp before its program's threads met last
+        self._converged = np.zeros(0, dtype=np.int32)  # its last stamp before its program's threads last converged
 
     def add(self, rank: int, name: str) -> Agent:
         """Return a new agent that is one thread."""
@@ -64,7 +64,7 @@ class Clocks:
         if agent.id >= len(self.rank_of):
             size = max(32, 2 * len(self.rank_of))
             grow = ((0, size - len(self.rank_of)),)
-            for name in ("rank_of", "program_of", "_now", "_met"):
+            for name in ("rank_of", "program_of", "_now", "_converged"):
                 setattr(self, name, np.pad(getattr(self, name), grow))
             self._clocks = np.pad(self._clocks, grow * 2)
         self.rank_of[agent.id], self.program_of[agent.id] = agent.rank, agent.id
@@ -76,44 +76,44 @@ class Clocks:
         return int(self._now[agent.id])
 
     def known(self, agent: Agent) -> Clock:
-        """Return what happens before what the agent does next; of its own program, what was before its threads met."""
+        """Return what happens before what the agent does next; of its own program, what was before they converged."""
         known = self._clocks[agent.id].copy()
         program = self.agents[self.program_of[agent.id]]
         if program.first_thread is None:
             known[agent.id] = self._now[agent.id]
         else:
             for part in (program.id, program.first_thread.id):
-                known[part] = self._met[part]
+                known[part] = self._converged[part]
         return known
 
-    def hear(self, agent: Agent, clock: Clock) -> None:
+    def join(self, agent: Agent, clock: Clock) -> None:
         """Order what led to `clock` before what the agent does next."""
         for part in _parts(agent):
             mine = self._clocks[part.id, : len(clock)]
             np.maximum(mine, clock, out=mine)
 
-    def tell(self, agent: Agent) -> Clock:
-        """Return the agent's clock for another to hear; what it does from now on is later."""
+    def snapshot(self, agent: Agent) -> Clock:
+        """Return the agent's clock for another to join; what it does from now on is later."""
         parts = _parts(agent)
-        told = self._clocks[[part.id for part in parts]].max(axis=0)
+        clock = self._clocks[[part.id for part in parts]].max(axis=0)
         for part in parts:
-            told[part.id] = self._now[part.id]
+            clock[part.id] = self._now[part.id]
             self._now[part.id] += 1
-        return told
+        return clock
 
     def release(self, agent: Agent) -> Clock:
         """Return what one thread can release; what it does from now on is later."""
-        return self.tell(agent.first_thread or agent)
+        return self.snapshot(agent.first_thread or agent)
 
     def pass_barrier(self, program: Agent) -> None:
-        """All threads of a program meet: each knows what the others did."""
-        self.meet(program)
-        self.hear(program, self.tell(program))
+        """Pass a barrier of all threads of a program: each is after what the others did before."""
+        self.converge(program)
+        self.join(program, self.snapshot(program))
 
-    def meet(self, program: Agent) -> None:
-        """All threads of a program have come this far, which is of use to themselves alone."""
+    def converge(self, program: Agent) -> None:
+        """Note that all threads of a program have come this far, which orders them among themselves alone."""
         for part in _parts(program):
-            self._met[part.id] = self._now[part.id]
+            self._converged[part.id] = self._now[part.id]
             self._now[part.id] += 1
 
 
@@ -122,7 +122,7 @@ def _parts(agent: Agent) -> list[Agent]:
 
 
 def joined(first: Clock | None, second: Clock) -> Clock:
-    """Return a clock that has heard both."""
+    """Return the join of two clocks."""
     if first is None:
         return second.copy()
     if len(first) < len(second):
@@ -163,9 +163,9 @@ class Releases:
         if released is None or scope < GPU:
             return
         if agent.rank in released.by_rank:
-            self._clocks.hear(agent, released.by_rank[agent.rank])
+            self._clocks.join(agent, released.by_rank[agent.rank])
         if scope == SYSTEM and released.system is not None:
-            self._clocks.hear(agent, released.system)
+            self._clocks.join(agent, released.system)
 
     def overwritten(self, addresses: np.ndarray) -> None:
         """Forget what was released at words that begin at these bytes: a plain store took their place."""

@@ -160,7 +160,7 @@ class Detector:
         """Return a site as text: innermost line first, then who called."""
         return _described(self._frames[site])
 
-    def describe_origin(self, error: BaseException) -> str:
+    def describe_raise_site(self, error: BaseException) -> str:
         """Return where an exception was raised, as text like a site's; nothing if that was in machinery alone."""
         frames = [
             (frame.f_code.co_filename, line, frame.f_code.co_name)

@@ -50,7 +50,7 @@ class Queue:
     def put(self, do: Callable[[], object]) -> None:
         """Queue something; what the rank's host did before happens before it."""
         detector = self._simulation.detector
-        self._items.append((detector.clocks.tell(self._simulation.hosts[self.rank]), detector.site(), do))
+        self._items.append((detector.clocks.snapshot(self._simulation.hosts[self.rank]), detector.site(), do))
         self._queued += 1
         self._simulation.scheduler.changed()
 
@@ -58,14 +58,14 @@ class Queue:
         """Queue a wait for all that is in another queue now, and all that torch has done there."""
         clocks = self._simulation.detector.clocks
         if other.is_idle:  # what torch did last is behind all ends
-            now = clocks.tell(other.agent)
-            self.put(lambda: clocks.hear(self.agent, now))
+            now = clocks.snapshot(other.agent)
+            self.put(lambda: clocks.join(self.agent, now))
             return
         count = other._queued
 
         def wait() -> None:
             self._simulation.scheduler.wait_until(lambda: len(other._ends) >= count, other.agent.name)
-            clocks.hear(self.agent, other._ends[count - 1])
+            clocks.join(self.agent, other._ends[count - 1])
 
         self.put(wait)
 
@@ -118,9 +118,9 @@ class Queue:
         while True:
             self._simulation.scheduler.wait_until(lambda: bool(self._items), "")
             clock, self._task.site, do = self._items.popleft()
-            clocks.hear(self.agent, clock)
+            clocks.join(self.agent, clock)
             do()
-            self._ends.append(clocks.tell(self.agent))
+            self._ends.append(clocks.snapshot(self.agent))
             self._simulation.scheduler.changed()
 
 
@@ -152,7 +152,7 @@ class Streams:
         queues = [queue for queue in self.queues if queue.rank == rank]
         simulation.scheduler.wait_until(lambda: all(queue.is_idle for queue in queues), "its device")
         for queue in queues:
-            simulation.detector.clocks.hear(simulation.hosts[rank], simulation.detector.clocks.tell(queue.agent))
+            simulation.detector.clocks.join(simulation.hosts[rank], simulation.detector.clocks.snapshot(queue.agent))
 
     def next_in_stream(self) -> Agent:
         """Return who touches memory for a torch operation: the rank's stream, when it gets there."""
@@ -162,13 +162,13 @@ class Streams:
             return task.agent  # a stream's own copy
         queue = self._current[task.agent.rank]
         simulation.scheduler.wait_until(lambda: queue.is_idle, "its stream")
-        simulation.detector.clocks.hear(queue.agent, simulation.detector.clocks.tell(task.agent))
+        simulation.detector.clocks.join(queue.agent, simulation.detector.clocks.snapshot(task.agent))
         return queue.agent
 
     def stream_reached(self) -> None:
         """The running host has read what its stream wrote: it knows what the stream did."""
         rank, clocks = self.simulation.rank, self.simulation.detector.clocks
-        clocks.hear(self.simulation.hosts[rank], clocks.tell(self._current[rank].agent))
+        clocks.join(self.simulation.hosts[rank], clocks.snapshot(self._current[rank].agent))
 
 
 class CheckedStream(Stream):

@@ -52,14 +52,14 @@ class SimulatedExecutor(Executor):
         shape: tuple[int, ...],
     ) -> None:
         clocks, scheduler = self._simulation.detector.clocks, self._simulation.scheduler
-        start = clocks.tell(queue.agent)
+        start = clocks.snapshot(queue.agent)
         tasks = []
         for number, index in enumerate(itertools.product(*map(range, shape))):
             key = (queue.rank, queue.number, number)
             if key not in self._programs:
                 self._programs[key] = clocks.add_program(queue.rank, f"rank {queue.rank}, {queue.programs} {number}")
             agent = self._programs[key]
-            clocks.hear(agent, start)
+            clocks.join(agent, start)
             clocks.pass_barrier(agent)
             self._simulation.detector.store_buffers.begin(agent)
             task = scheduler.spawn(agent, f"{agent.name}, of {name}", lambda: fn(**arguments))
@@ -72,4 +72,4 @@ class SimulatedExecutor(Executor):
             tasks.append(task)
         scheduler.wait_until(lambda: all(task.greenlet.dead for task in tasks), name)
         for task in tasks:
-            clocks.hear(queue.agent, clocks.tell(task.agent))
+            clocks.join(queue.agent, clocks.snapshot(task.agent))

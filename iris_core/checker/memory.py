@@ -44,7 +44,7 @@ def kernels_watched(simulation: Simulation) -> Iterator[None]:
     reduce_or_scan = ReduceScanOpInterface.apply
 
     def apply(self: Any, given: Any) -> Any:
-        operations.meet()
+        operations.converge()
         return reduce_or_scan(self, given)
 
     ReduceScanOpInterface.apply = apply
@@ -82,7 +82,7 @@ def host_reads_watched(streams: Streams) -> Iterator[None]:
 
 
 class _Operations:
-    """The interpreter's memory operations, each first told to the checker. Signatures are the interpreter's."""
+    """The interpreter's memory operations, each first recorded. Signatures are the interpreter's."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -136,12 +136,12 @@ class _Operations:
     def create_barrier(self) -> None:
         self._simulation.detector.clocks.pass_barrier(self._agent)
 
-    def meet(self) -> None:
+    def converge(self) -> None:
         """Elements of all threads go into one result: they have come this far."""
-        self._simulation.detector.clocks.meet(self._agent)
+        self._simulation.detector.clocks.converge(self._agent)
 
     def create_dot(self, *args: Any) -> Any:
-        self.meet()
+        self.converge()
         return self._original.create_dot(interpreter_builder, *args)
 
     @property
@@ -203,7 +203,7 @@ class _Operations:
             if sem in _ACQUIRES and not unused:
                 simulation.detector.releases.acquire(agent, address, strength)
         if ptr.data.size == 1 and not unused:
-            simulation.detector.clocks.meet(agent)  # the first thread hands the result to the others
+            simulation.detector.clocks.converge(agent)  # the first thread hands the result to the others
         if changed:
             simulation.scheduler.changed_words(addresses.tolist())
         return old

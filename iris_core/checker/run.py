@@ -166,7 +166,7 @@ def _run(
 def _mistake(simulation: Simulation, error: Exception) -> tuple[str, str]:
     """Return the user's line that an error comes from, and what it says; the same whoever raises it."""
     said = f"{type(error).__name__}: {error}" if str(error) else _without_words(error)
-    where = simulation.detector.describe_origin(error)
+    where = simulation.detector.describe_raise_site(error)
     lines = user_lines(error)
     return f"{place_of(lines[0])}: " if lines else "", said + (f"\n  at {where}" if where else "")
 

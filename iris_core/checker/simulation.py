@@ -61,11 +61,11 @@ class Simulation:
         """Return every rank's value once all have come; what each host did before happens before what any does next."""
         values = self._rounds.setdefault(self._rounds_of[rank], {})
         self._rounds_of[rank] += 1
-        values[rank] = (json.dumps(value), self.detector.clocks.tell(self.hosts[rank]))
+        values[rank] = (json.dumps(value), self.detector.clocks.snapshot(self.hosts[rank]))
         self.scheduler.changed()
         self.scheduler.wait_until(lambda: len(values) == self.world_size, "the other ranks' hosts")
         for _, clock in values.values():
-            self.detector.clocks.hear(self.hosts[rank], clock)
+            self.detector.clocks.join(self.hosts[rank], clock)
         return [json.loads(values[peer][0]) for peer in range(self.world_size)]
 
     def knows(self, tensor: torch.Tensor) -> bool:

@@ -40,13 +40,13 @@ def _moved(pointer, from_rank, to_rank, heap_bases, mask):
     to_base = tl.load(heap_bases + to_rank)
     itemsize: tl.constexpr = (pointer.dtype.scalar.element_ty.primitive_bitwidth + 7) // 8  # a bool has a bit
     distance = tl.cast(to_base - from_base, tl.int64) // itemsize
-    # Heap.STRIDE_ALIGNMENT: heaps are a multiple of 2 MiB apart.
+    # backends.base.STRIDE_ALIGNMENT: heaps are a multiple of 2 MiB apart.
     return pointer + tl.multiple_of(distance, 4096)
 
 
 @triton.jit
 def load(pointer, to_rank, from_rank, heap_bases, mask=None):
-    """Load from `from_rank`'s heap, on rank `to_rank`. Unordered: see `wait` for reading what a peer announced."""
+    """Load from `from_rank`'s heap, on rank `to_rank`. Unordered: see `wait` for reading what a peer has signalled."""
     return tl.load(_moved(pointer, to_rank, from_rank, heap_bases, mask), mask=mask)
 
 

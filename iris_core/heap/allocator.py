@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..errors import HeapExhausted
 
-KEPT_CALLS = 100_000  # by name, since the ranks last met: what one message takes
+KEPT_CALLS = 100_000  # by name, since the ranks last compared theirs: what one message takes
 ALIGNMENT = 1024  # bytes: more than any vector access or tensor descriptor asks for
 
 

@@ -12,10 +12,16 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 
 _EVERY_MODULE = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})  # kernels use one, Triton's own functions both
 
+_ENDS = {f"int{bits}": 2 ** (bits - 1) for bits in (8, 16, 32, 64)}  # of integers: the first that is too large
+_COMPUTED_AS_THEY_ARE = {*_ENDS, *(f"u{name}" for name in _ENDS), "int1", "fp32", "fp64"}  # beside one of the same type
+
+_check_operands = TritonSemantic.binary_op_type_checking_impl
+_convert_float = triton_interpreter._convert_float
 _init_block_type = tl.block_type.__init__
 _get_np_dtype = triton_interpreter._get_np_dtype
 
@@ -45,6 +51,48 @@ def init_tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
 @functools.cache
 def _shape(sizes: tuple[int, ...]) -> tuple[tl.tuple, tl.constexpr]:
     return tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
+
+
+def check_operands(
+    self: TritonSemantic,
+    lhs: Any,
+    rhs: Any,
+    allow_lhs_ptr: bool = False,
+    allow_rhs_ptr: bool = False,
+    arithmetic_check: bool = True,
+    div_or_mod: bool = False,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Stand in for the method that gives two operands one type and shape, where they have them or easily get them."""
+    if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
+        left, right = lhs.dtype.name, rhs.dtype.name
+        if (left == right and left in _COMPUTED_AS_THEY_ARE) or (
+            allow_lhs_ptr and right in _ENDS and lhs.dtype.is_ptr()
+        ):
+            return (lhs, rhs) if lhs.shape is rhs.shape else self.broadcast_impl_value(lhs, rhs)
+    elif not arithmetic_check:  # numbers keep a type of their own
+        pass
+    elif type(rhs) is int and isinstance(lhs, tl.tensor) and 0 <= rhs < _ENDS.get(lhs.dtype.name, 0):
+        return lhs, _constant(rhs, lhs)
+    elif type(lhs) is int and isinstance(rhs, tl.tensor) and 0 <= lhs < _ENDS.get(rhs.dtype.name, 0):
+        return _constant(lhs, rhs), rhs
+    return _check_operands(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+
+def _constant(value: int, like: tl.tensor) -> tl.tensor:
+    data = np.full(like.handle.data.shape or 1, value, get_np_dtype(like.dtype))
+    return tl.tensor(triton_interpreter.TensorHandle(data, like.dtype), like.type)
+
+
+def convert_float(given: np.ndarray, source: tl.dtype, target: tl.dtype, rounding_mode: Any) -> np.ndarray:
+    """Stand in for the interpreter's function, which takes numbers apart: bf16 is the upper half of fp32.
+
+    Where that does not round, as it does not when it makes bf16 of fp32, and right for subnormal numbers, too.
+    """
+    if (source.name, target.name, rounding_mode) == ("bf16", "fp32", None):
+        return given.astype(np.uint32, order="C") << 16
+    if (source.name, target.name, rounding_mode) == ("fp32", "bf16", None):
+        return (given.view(np.uint32) >> 16).astype(np.uint16, order="C")
+    return _convert_float(given, source, target, rounding_mode)
 
 
 def get_np_dtype(type: tl.dtype) -> np.dtype:

@@ -15,7 +15,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor
 
 from ..device.interpretation import Hooks
-from ..utils.user_lines import place_of, said_of, user_lines
+from ..utils.user_lines import describe_error, place_of, user_lines
 from .cache import patched_language
 from .grid import Grid
 from .memory_bounds import MemoryBounds
@@ -97,7 +97,8 @@ class ProcessExecutor(Executor):
         """Say what is wrong in a kernel, beginning with the line where."""
         called_from = "".join(f", called from {place_of(line)} ({line.name})" for line in lines[1:])
         program = f" program {self._running.index} of" if self._running is not None else ""
-        return f"{place_of(lines[0])}: {said_of(error)}\n    {lines[0].line}\n  in{program} {kernel}{called_from}"
+        where, what = place_of(lines[0]), describe_error(error)
+        return f"{where}: {what}\n    {lines[0].line}\n  in{program} {kernel}{called_from}"
 
 
 def bound_arguments(grid: GridExecutor, args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:

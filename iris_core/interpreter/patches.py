@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import triton
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
 from triton.runtime.jit import JITFunction
@@ -53,6 +54,8 @@ def patch_triton() -> None:
     tl.tensor.__init__ = cache.init_tensor
     tl.block_type.__init__ = cache.init_block_type
     triton_interpreter._get_np_dtype = cache.get_np_dtype
+    triton_interpreter._convert_float = cache.convert_float
+    TritonSemantic.binary_op_type_checking_impl = cache.check_operands
     for name, operation in _checked.items():
         setattr(InterpreterBuilder, name, operation)
     interpretation.install(_executor)
@@ -117,7 +120,8 @@ _REPLACED: list[tuple[Any, ...]] = [
     (GridExecutor, "__call__"),
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
-    (triton_interpreter, "_get_np_dtype"),
+    (triton_interpreter, "_get_np_dtype", "_convert_float"),
+    (TritonSemantic, "binary_op_type_checking_impl"),
     (InterpreterBuilder, *_checked),
 ]
 

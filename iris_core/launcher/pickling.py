@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from triton.runtime.errors import InterpreterError
 
-from ..utils.user_lines import said_of, user_lines
+from ..utils.user_lines import describe_error, user_lines
 
 
 class _Pickler(pickle.Pickler):
@@ -58,14 +58,14 @@ def pickle_error(error: Exception) -> bytes:
         pickled = pickle.dumps(error)
     except Exception:
         pickled = b""
-    return pickle.dumps((False, (pickled, said_of(error), text)))
+    return pickle.dumps((False, (pickled, describe_error(error), text)))
 
 
 def unpickle_error(answer: tuple[bytes, str, str]) -> tuple[Exception, str]:
     """Return the error of a call that has failed, and its traceback; a RuntimeError where it cannot be rebuilt here."""
-    pickled, said, text = answer
+    pickled, description, text = answer
     try:
         error = pickle.loads(pickled)
     except Exception:  # its class may be one that only the rank can import
         error = None
-    return error if isinstance(error, Exception) else RuntimeError(said), text
+    return error if isinstance(error, Exception) else RuntimeError(description), text

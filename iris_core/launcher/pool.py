@@ -93,7 +93,7 @@ class RankPool:
 
     def close(self, *, kill: bool = False) -> None:
         """End the ranks: let them finish, also what another thread has called, or with `kill` do not."""
-        if kill:  # such a call hears of it, and ends
+        if kill:  # such a call fails, and ends
             self._kill()
         with self._one_call:
             for pipe in self._pipes:
@@ -143,13 +143,13 @@ class RankPool:
         results: dict[int, Any] = {}
         others = set(range(self.world_size))
         while others:
-            for rank in self._heard(others):
+            for rank in self._ready(others):
                 others.remove(rank)
                 try:
                     results[rank] = self._result(rank)
                 except Exception as error:
                     if _may_be_of_another(error):
-                        self._raise_what_is_behind(rank, error, others)
+                        self._raise_root_cause(rank, error, others)
                     raise
         return [results[rank] for rank in range(self.world_size)]
 
@@ -160,14 +160,14 @@ class RankPool:
             except OSError:
                 raise _Death(f"rank {rank} {self._how_ended(rank)}") from None
 
-    def _heard(self, ranks: Iterable[int], timeout_s: float | None = None) -> list[int]:
+    def _ready(self, ranks: Iterable[int], timeout_s: float | None = None) -> list[int]:
         """Return which of these ranks have answered or ended, once any has; none if the time is up before."""
         whose: dict[Any, int] = {self._pipes[rank]: rank for rank in ranks}
         whose |= {self._ends[rank]: rank for rank in ranks}
         return sorted({whose[ready] for ready in wait(list(whose), timeout_s)})
 
     def _result(self, rank: int) -> Any:
-        """Return what a rank that has been heard of returned, or raise what it raised, or that it has died."""
+        """Return what a rank that is ready returned, or raise what it raised, or that it has died."""
         pipe = self._pipes[rank]
         try:
             if not pipe.poll():  # the rank has ended, and its end of the pipe is a child's of its own
@@ -181,14 +181,14 @@ class RankPool:
         error, text = unpickle_error(answer)
         raise error from RankError(f"rank {rank} of {self.world_size} raised:\n{text}")
 
-    def _raise_what_is_behind(self, rank: int, error: Exception, others: set[int]) -> None:
-        """Raise for the rank at fault, where what `rank` says is of a peer that has died, or raised, or soon does.
+    def _raise_root_cause(self, rank: int, error: Exception, others: set[int]) -> None:
+        """Raise for the rank at fault, where the error of `rank` is about a peer that has died or raised, or soon does.
 
-        A peer may hear of it before this process does.
+        A peer may find out before this process does.
         """
         deadline = time.monotonic() + _DYING_S
-        while others and (heard := self._heard(others, max(0.0, deadline - time.monotonic()))):
-            for other in heard:
+        while others and (ready := self._ready(others, max(0.0, deadline - time.monotonic()))):
+            for other in ready:
                 others.remove(other)
                 try:
                     self._result(other)

@@ -130,7 +130,7 @@ def _from_store(
     try:
         store.wait([key], timedelta(seconds=unix_socket.CONNECT_TIMEOUT_S))
     except RuntimeError as error:  # of torch's, of which one is that the time is over
-        late = f"rank 0 did not say within {unix_socket.CONNECT_TIMEOUT_S:.0f} s in {started_by}'s store where to meet"
+        late = f"rank 0 put no address into {started_by}'s store within {unix_socket.CONNECT_TIMEOUT_S:.0f} s"
         raise PeerError(f"{late}: {error}") from None
     address, host = store.get(key).decode().split(" ", 1)
     _check_host(rank, host)

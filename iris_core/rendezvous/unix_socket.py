@@ -115,7 +115,7 @@ class MessageSocket:
         self._received.clear()
         if not (came := len(self._fds)) == count <= self._limit_fds:
             self._close_fds()
-            raise MalformedMessage(f"sent {came} file descriptors and said {count}; the limit is {self._limit_fds}")
+            raise MalformedMessage(f"sent {came} file descriptors instead of {count}; the limit is {self._limit_fds}")
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

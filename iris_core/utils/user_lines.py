@@ -33,6 +33,6 @@ def shown(file: str) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def said_of(error: BaseException) -> str:
-    """Return an error's type and what it says."""
+def describe_error(error: BaseException) -> str:
+    """Return an error's type and message."""
     return "".join(traceback.format_exception_only(type(error), error)).strip()

@@ -80,7 +80,7 @@ class Watchdog:
     ) -> None:
         """Name the words of `flags` for error messages, and have a reset zero them.
 
-        Whichever rank raises says what any rank waited for: that one may be busy, or gone.
+        The rank that raises names what any rank waited for: that one may be busy, or gone.
 
         Args:
             flags: contiguous int64 words, or int32 ones for a stream, on the context's device. Errors name

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,33 +173,30 @@ class Calls:
 
 
 class SideStream(Stream):
-    """A stream beside the current one; while a call is prepared, its operations become steps."""
+    """A stream beside the current one; while a call is prepared, its operations become steps.
+
+    Args:
+        calls: which say whether one is prepared.
+        stream: the backend's.
+    """
 
     def __init__(self, calls: Calls, stream: Any) -> None:
         self._calls = calls
         self._stream = stream
 
+    @property
+    def _target(self) -> Stream:
+        recording = self._calls.recording
+        return self._stream if recording is None else _RecordedStream(self._calls, recording, self._stream)
+
     def wait_for_current(self) -> None:
-        if self._calls.recording is None:
-            self._stream.wait_for_current()
-        else:
-            self._calls.recording.steps.append(self._stream.waiting_for_current())
+        self._target.wait_for_current()
 
     def current_waits(self) -> None:
-        if self._calls.recording is None:
-            self._stream.current_waits()
-        else:
-            self._calls.recording.steps.append(self._stream.current_waiting())
+        self._target.current_waits()
 
-    @contextlib.contextmanager
-    def as_current(self) -> Iterator[None]:
-        if self._calls.recording is None:
-            with self._stream.as_current():
-                yield
-        else:
-            self._calls.stream = self._stream
-            yield
-            self._calls.stream = None
+    def as_current(self) -> AbstractContextManager[None]:
+        return self._target.as_current()
 
     @contextlib.contextmanager
     def in_one(self) -> Iterator[None]:
@@ -206,30 +204,48 @@ class SideStream(Stream):
 
         Waits for what the call's kernels count are allowed, of those queued before: this comes behind them.
         """
-        if self._calls.recording is None:
+        with contextlib.nullcontext() if self._calls.recording is None else self._calls.preparing_once(self._stream):
             yield
-        else:
-            with self._calls.preparing_once(self._stream):
-                yield
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        if self._calls.recording is None:
-            self._stream.wait_value(flag, value)
-        else:
-            self._calls.recording.may_be_graph &= self._calls.recording.is_of_one_stream
-            self._calls.recording.steps.append(self._stream.waiting_for_value(flag, value))
+        self._target.wait_value(flag, value)
 
     def write_value(self, flag: torch.Tensor, value: int) -> None:
-        if self._calls.recording is None:
-            self._stream.write_value(flag, value)
-        else:
-            self._calls.recording.steps.append(self._stream.writing_value(flag, value))
+        self._target.write_value(flag, value)
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        if self._calls.recording is None:
-            self._stream.copy_2d(dst, src)
-        else:
-            self._calls.recording.steps.append(self._stream.copying_2d(dst, src))
+        self._target.copy_2d(dst, src)
+
+
+class _RecordedStream(Stream):
+    """Adds a stream's operations to a sequence, in place of queueing them."""
+
+    def __init__(self, calls: Calls, recording: Sequence, stream: PreparedStream) -> None:
+        self._calls = calls
+        self._recording = recording
+        self._stream = stream
+
+    def wait_for_current(self) -> None:
+        self._recording.steps.append(self._stream.waiting_for_current())
+
+    def current_waits(self) -> None:
+        self._recording.steps.append(self._stream.current_waiting())
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        self._calls.stream = self._stream
+        yield
+        self._calls.stream = None
+
+    def wait_value(self, flag: torch.Tensor, value: int) -> None:
+        self._recording.may_be_graph &= self._recording.is_of_one_stream
+        self._recording.steps.append(self._stream.waiting_for_value(flag, value))
+
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        self._recording.steps.append(self._stream.writing_value(flag, value))
+
+    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._recording.steps.append(self._stream.copying_2d(dst, src))
 
 
 def _place(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:

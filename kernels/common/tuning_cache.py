@@ -25,10 +25,11 @@ _MEND = "run `iris-bench tune` again, or delete the file"
 
 def cache_path(gpu: str) -> Path:
     """Return the file of a kind of GPU, for what is installed here; it need not be there."""
-    return _folder() / file_name(gpu, versions())
+    return cache_folder() / file_name(gpu, versions())
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """Return where measurements of this machine are kept."""
     folder = os.environ.get("IRIS_CACHE_DIR")
     return Path(folder).expanduser() if folder else Path.home() / ".cache" / "iris-overlap"
 
@@ -84,7 +85,7 @@ def check_folder() -> None:
         ValueError: it is not the user's own, or cannot be written; names it.
     """
     try:
-        folder = _folder()
+        folder = cache_folder()
     except RuntimeError as error:
         raise ValueError(f"cannot keep a tuning cache: {error} IRIS_CACHE_DIR names a folder") from None
     try:

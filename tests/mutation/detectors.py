@@ -32,24 +32,30 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
     of_api = mutant.path.startswith("iris_core/")
     emulated = [] if of_api else of_hopper  # the emulator has dictionaries in the place of the device API
     if of_api:
-        yield _run("tests/test_codegen_device_api.py")
+        yield _run("core/device/test_codegen_device_api.py")
     if mutant.is_of_streams:
-        yield _run("tests/test_side_streams.py")
+        yield _run("kernels/launching/test_side_streams.py")
     yield from _check(others, 2)
     yield from (_emulate(variant, EMULATED_FIRST) for variant in emulated)
-    yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[:1]) for variant in of_hopper)
+    yield from (
+        _compile("kernels/machine_code/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[:1])
+        for variant in of_hopper
+    )
     if emulated:
-        yield _run("tests/test_hopper_trace.py")
-    yield from (_compile("tests/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[1:]) for variant in of_hopper)
+        yield _run("kernels/hopper/test_hopper_trace.py")
+    yield from (
+        _compile("kernels/machine_code/test_codegen_hopper.py", variant, COMPILED_FOR_HOPPER[1:])
+        for variant in of_hopper
+    )
     yield from (_emulate(variant, "") for variant in emulated)
     for variant in others[:: -(-len(others) // MOST_COMPILED)] if others else ():
-        yield _compile("tests/test_codegen.py", variant, COMPILED)
-        yield _run("tests/test_codegen_order.py", only=f"[{variant[1]}")
+        yield _compile("kernels/machine_code/test_codegen.py", variant, COMPILED)
+        yield _run("kernels/machine_code/test_codegen_order.py", only=f"[{variant[1]}")
     if any(name == "one_shot" for _, name in others) or mutant.path == "kernels/common/operands.py":
-        yield _run("tests/test_one_shot.py", "tests/test_operands.py")
+        yield _run("kernels/operators/test_one_shot.py", "kernels/operators/test_operands.py")
     yield from _check(others, 3)
     if of_api:
-        yield _run("tests/test_sync.py", "tests/test_device_api.py")
+        yield _run("core/device/test_sync.py", "core/device/test_device_api.py")
 
 
 def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
@@ -70,7 +76,10 @@ def _emulate(variant: Variant, case: str) -> str:
     family, name = variant
     marks = [f"[{family}-{name}-", f"[{family}-{name}]"]
     marks += {"warp_specialized_copies": ("chunks", "kept")}.get(name, ("without_columns",))
-    return _run("tests/test_hopper_emulated.py", only=lambda item: case in item and any(mark in item for mark in marks))
+    return _run(
+        "kernels/hopper/test_hopper_emulated.py",
+        only=lambda item: case in item and any(mark in item for mark in marks),
+    )
 
 
 def _compile(file: str, variant: Variant, cases: Sequence[str]) -> str:
@@ -78,9 +87,10 @@ def _compile(file: str, variant: Variant, cases: Sequence[str]) -> str:
 
 
 def _run(*files: str, only: str | Callable[[str], bool] = "") -> str:
-    """Run tests until one fails; return its name, or nothing."""
+    """Run the tests of files until one fails; return its name, or nothing."""
     plugin = _FirstFailure(only)
-    code = pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *files], plugins=[plugin])
+    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+    code = pytest.main([*options, *(f"tests/{file}" for file in files)], plugins=[plugin])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not plugin.failed:
         return f"pytest {', '.join(files)}: {code.name if isinstance(code, pytest.ExitCode) else code}"
     return plugin.failed

@@ -1,0 +1,1 @@
+"""What all commands share: options, exits, progress, where output goes, ranks."""

@@ -1,0 +1,70 @@
+"""Where and with what a measurement was made, for its row."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import triton
+
+from iris_core import Context
+
+_PROJECT = Path(__file__).resolve().parents[2]
+_DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+INTERPRETER_NAME = "CPU (Triton interpreter)"
+
+
+def versions() -> dict[str, str]:
+    """Return the columns that are the same for a whole sweep: versions, commit, command line."""
+    return {
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": commit(),
+        "command": shlex.join(["iris-bench", *sys.argv[1:]]),
+    }
+
+
+def device_columns(ctx: Context) -> dict[str, str]:
+    """Return the name of a rank's device, which says if ranks share it, and the version of its driver."""
+    if ctx.is_interpreted():
+        return {"device_name": INTERPRETER_NAME, "driver": ""}
+    shared = f", up to {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
+    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared, "driver": _driver()}
+
+
+def timestamp() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def commit() -> str:
+    """Return the project's commit, ``-dirty`` if files differ from it; ``IRIS_COMMIT`` overrides; else "unknown"."""
+    given = os.environ.get("IRIS_COMMIT")
+    if given:
+        return given
+    top = _output("git", "-C", str(_PROJECT), "rev-parse", "--show-toplevel")
+    name = _output("git", "-C", str(_PROJECT), "rev-parse", "--short", "HEAD")
+    if not name or not top or Path(top).resolve() != _PROJECT:  # installed somewhere inside another repository
+        return "unknown"
+    changes = _output("git", "-C", str(_PROJECT), "status", "--porcelain", "--", ".", ":!results")
+    return f"{name}-dirty" if changes else name
+
+
+def _driver() -> str:
+    for file in _DRIVER_FILES:
+        if file.exists():
+            return file.read_text().strip()
+    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+
+
+def _output(*command: str) -> str:
+    """What a command prints; nothing if it fails or is not there."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,0 +1,1 @@
+"""Rows of measurements: written, read, printed, drawn."""

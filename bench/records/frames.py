@@ -1,0 +1,88 @@
+"""Rows of ``iris-bench run`` as a pandas table: what tables, pictures and comparisons are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..measure.families import FAMILIES
+from ..measure.shapes import problem_label
+from .record import LIBRARY, YARDSTICKS, Record, read_records
+
+SETUP = ["family", "dtype", "world_size", "device", "device_name"]
+PROBLEM = [*SETUP, "m", "n", "k"]
+THING = [*PROBLEM, "variant"]
+
+
+def to_frame(records: Iterable[Record]) -> pd.DataFrame:
+    """Return rows as a table with the columns of `Record`, in their order; an empty cell is NaN or ""."""
+    rows = [asdict(record) for record in records]
+    frame = pd.DataFrame(rows, columns=[column.name for column in fields(Record)])
+    numbers = [column.name for column in fields(Record) if column.type == "float | None"]
+    return frame.astype(dict.fromkeys(numbers, float))
+
+
+def read_frame(*paths: Path) -> pd.DataFrame:
+    """Return the rows of several CSVs, the latest of each thing measured, in the order in which they first came.
+
+    Raises:
+        ValueError: see `read_records`.
+    """
+    return latest(pd.concat([to_frame(read_records(path, speak=False)) for path in paths], ignore_index=True))
+
+
+def latest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the latest row of each thing measured on each kind of device, in the order of their first ones."""
+    first = frame.groupby(THING, sort=False).ngroup()
+    newest = frame.assign(_first=first).sort_values("timestamp", kind="stable").groupby("_first").tail(1)
+    return newest.sort_values("_first").drop(columns="_first").reset_index(drop=True)
+
+
+def variants_only(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of variants, without those of yardsticks."""
+    return frame[~frame.variant.isin(YARDSTICKS)]
+
+
+def over(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Return the latest rows, their speedups over the row of another variant, or of a yardstick, of the same run.
+
+    A run is known by its time of `library`. `library_us` is then the time of that row, and the speedup the ratio of the
+    two; both are NaN where that row has no time in the run.
+
+    Raises:
+        ValueError: no row of that name has a time to compare with; says which have.
+    """
+    shown = latest(frame)
+    if baseline == LIBRARY:
+        return shown
+    timed = shown[shown.library_us.notna() & shown.time_us.notna() & (shown.device != "cpu")]
+    if baseline not in set(timed.variant):
+        names = ", ".join(timed.variant.unique())
+        raise ValueError(
+            f"no row of {baseline!r} has a time to compare with; rows that have: {names or 'none'}"
+            + ("" if names else " (interpreted times are not performance)")
+        )
+    run = [*PROBLEM, "library_us"]
+    times = timed[timed.variant == baseline].drop_duplicates(run, keep="last")[[*run, "time_us"]]
+    baseline_us = shown[run].merge(times, on=run, how="left").time_us.to_numpy()
+    return shown.assign(library_us=baseline_us, speedup_vs_library=baseline_us / shown.time_us)
+
+
+def rows_of(frame: pd.DataFrame) -> list[Any]:
+    """Return the rows of a table as tuples, whose fields are named after the columns."""
+    return list(frame.itertuples(index=False))
+
+
+def labels(frame: pd.DataFrame) -> list[str]:
+    """Return what each row's problem is called."""
+    return [problem_label(FAMILIES[row.family].collective, row.m, row.n, row.k) for row in rows_of(frame)]
+
+
+def geomean(values: pd.Series | Sequence[float]) -> float:
+    """Return the geometric mean; NaN of nothing."""
+    return float(np.exp(np.log(np.asarray(values, dtype=float)).mean())) if len(values) else float("nan")

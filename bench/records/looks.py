@@ -1,0 +1,91 @@
+"""How each variant is drawn, the same in every picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..command.outputs import writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+class Look(NamedTuple):
+    """The colour and, of points, the marker of a variant."""
+
+    colour: str
+    marker: str = "o"
+
+
+NO_BAR = "#b00020"  # of what is written where nothing is drawn
+OURS = "iris-overlap"  # the fastest variant of this project, where a picture shows no single one
+
+# Okabe and Ito's palette for the patterns, which any colour vision tells apart; greys for NCCL + cuBLAS and what torch
+# does with them; browns for other projects' fused operators. Layers have the colour of what they are made of.
+LOOKS = {
+    "library": Look("#4d4d4d", "|"),
+    "library_layout": Look("#808080", "|"),
+    "library_list": Look("#b3b3b3", "|"),
+    "async_tp": Look("#8c6d31", "s"),
+    "kraken": Look("#c9a66b", "s"),
+    "quack": Look("#5b3a1a", "s"),
+    "bulk_synchronous": Look("#56b4e9"),
+    "producer_consumer": Look("#e69f00"),
+    "fused_sequential": Look("#cc79a7"),
+    "workgroup_specialized": Look("#f0e442"),
+    "copy_engine": Look("#009e73"),
+    "warp_specialized": Look("#0072b2"),
+    "warp_specialized_copies": Look("#5d3a9b"),
+    "one_shot": Look("#d55e00"),
+    "auto": Look("#1a1a1a", "x"),
+    OURS: Look("#0072b2", "D"),
+    "torch": Look("#4d4d4d"),
+    "torch_compiled": Look("#808080"),
+    "torch_replayed": Look("#b3b3b3"),
+    "iris": Look("#0072b2"),
+    "iris_compiled": Look("#56b4e9"),
+    "iris_replayed": Look("#009e73"),
+}
+_OTHER_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442", "#5d3a9b")
+_OTHER_MARKERS = ("^", "v", "P", "*")  # variants of other distributions; none above has these
+
+
+def looks_of(names: Iterable[str]) -> dict[str, Look]:
+    """Return a look for each name, in the order of LOOKS; names that are not in it come last, up to 32 of them."""
+    given = dict.fromkeys(names)
+    others = (name for name in given if name not in LOOKS)
+    fills = itertools.product(_OTHER_MARKERS, _OTHER_COLOURS)
+    known = {name: look for name, look in LOOKS.items() if name in given}
+    return known | {name: Look(colour, marker) for name, (marker, colour) in zip(others, fills, strict=False)}
+
+
+def check_path(path: Path) -> None:
+    """Raise ValueError unless a picture can be drawn, and written under this name."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"{path} is no picture this command can write; end its name in {', '.join(FORMATS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("pictures need matplotlib, which is not installed: pip install 'iris-overlap[bench]'")
+
+
+def use_files() -> None:
+    """Make matplotlib draw without a display, and the same SVG from the same rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "iris-overlap"
+
+
+def save(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Write a picture, without its date, and close it."""
+    from matplotlib import pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    plt.close(figure)

@@ -1,0 +1,219 @@
+"""The CSV: one row a family, variant, shape, dtype and world size. Tables and plots are made from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..layers.record import LayersRecord
+from ..links.record import LinkRecord
+from ..measure.shapes import OLD_NAMES
+from ..stress.record import StressRecord
+from .csv_rows import as_text, read_rows
+
+GEMM_ALONE = "gemm_alone"
+COMMUNICATION_ALONE = "communication_alone"
+LIBRARY = "library"
+YARDSTICKS = (GEMM_ALONE, COMMUNICATION_ALONE)  # rows that are no variant
+STATUSES = ("ok", "wrong", "unsupported", "error")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as rows and options name them, and as torch does
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row. Empty in the file is None here, or the empty string where a column holds text.
+
+    Args:
+        shape_set: where the shape is from.
+        m, n, k: of the whole problem.
+        device: "cpu" (interpreted: its times are not performance) or "cuda" (any GPU).
+        status: "ok", "wrong", "unsupported" or "error"; `reason` says more.
+        correct: whether every check passed; empty where there was none.
+        error: the largest ‖out − ref‖ / ‖ref‖ of all checks and ranks.
+        time_us: of a call in a burst, the slowest rank's median.
+        latency_us: of one call alone, the same.
+        host_us: what it takes the host to queue a call; hidden from the two above on a GPU.
+        library_us: `time_us` of the variant `library` in the same run: not that of the file's row of `library`, where
+            `--resume` has added this one.
+        ideal_us: the longer of GEMM alone and the bytes on the link at `link_gbps`.
+        link_source: where `link_gbps` is from, or that it was not measured.
+        tflops: 10¹² floating-point operations a second of one rank, from `time_us`.
+        speedup_vs_library: library_us / time_us.
+        overlap_efficiency: ideal_us / time_us.
+        timestamp: when it was measured, UTC.
+    """
+
+    family: str
+    variant: str
+    shape_set: str
+    m: int
+    n: int
+    k: int
+    world_size: int
+    dtype: str
+    device: str
+    device_name: str
+    status: str
+    correct: bool | None
+    error: float | None
+    time_us: float | None
+    latency_us: float | None
+    host_us: float | None
+    library_us: float | None
+    ideal_us: float | None
+    tflops: float | None
+    speedup_vs_library: float | None
+    overlap_efficiency: float | None
+    reason: str
+    config: str
+    rounds: int
+    burst: int
+    seed: int
+    link_gbps: float | None
+    link_source: str
+    torch: str
+    triton: str
+    driver: str
+    commit: str
+    timestamp: str
+    command: str
+
+    def __post_init__(self) -> None:
+        """Keep what the file will keep: a table is the same from either."""
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, float):
+                object.__setattr__(self, column.name, float(as_text(value)))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells measurements of different things apart."""
+        return (self.family, self.variant, self.m, self.n, self.k, self.world_size, self.dtype, self.device)
+
+    @property
+    def problem_key(self) -> tuple[Any, ...]:
+        """What the variants of one problem have in common."""
+        return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
+
+
+Row = TypeVar("Row", Record, LayersRecord)
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord)
+_COMMANDS: dict[str, type[Any]] = {"run": Record, "layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
+COLUMNS = tuple(column.name for column in fields(Record))
+_ADDED = {"link_source": ""}  # columns that older files lack, and what they stand for
+
+
+def read_records(path: Path, *, speak: bool = True) -> list[Record]:
+    """Return the rows of a file of ``iris-bench run``; see `read_as`."""
+    return read_as(path, Record, speak=speak)
+
+
+def read_as(path: Path, kind: type[AnyRow], *, speak: bool = True) -> list[AnyRow]:
+    """Return a file's rows; of several processes one should speak of a last line that was cut, and is left out.
+
+    Args:
+        path: the file.
+        kind: the dataclass of a row, one of `_COMMANDS`.
+        speak: whether to warn.
+
+    Raises:
+        ValueError: there is no such file, it was not written by this command, or a number in it is none that can be
+            measured; names the line.
+    """
+    found = read_rows(path)
+    if not found.header:
+        raise ValueError(f"{path} is not a CSV of iris-bench: it has no line that is whole")
+    _check_columns(path, found.header, kind)
+    records = [_parsed(found.header, row, kind, f"{path}, line {line}") for line, row in found.rows[1:]]
+    if speak:
+        found.warn_of_cut(path, "left out")
+    return records
+
+
+def latest(records: Iterable[Row]) -> list[Row]:
+    """Return the latest record of each thing measured, on each kind of device, in the order of their first ones."""
+    rows = list(records)
+    newest = {thing_of(row): row for row in sorted(rows, key=attrgetter("timestamp"))}
+    return [newest[thing] for thing in dict.fromkeys(map(thing_of, rows))]
+
+
+def thing_of(row: Record | LayersRecord) -> tuple[Any, ...]:
+    """Return what `latest` has one row of: what was measured, on which device."""
+    return (*row.key, row.device_name)
+
+
+def other_configurations(records: Sequence[Record]) -> int:
+    """Return how many rows `latest` leaves out that were measured with another configuration than the last."""
+    shown = {thing_of(row): row.config for row in latest(records)}
+    return sum(row.config != shown[thing_of(row)] for row in records if row.time_us)
+
+
+def _check_columns(path: Path, header: list[str], kind: type[Any]) -> None:
+    """Raise ValueError unless a header is of this kind; says whose it is, or which columns are otherwise."""
+    columns = {command: [column.name for column in fields(its)] for command, its in _COMMANDS.items()}
+    (own,) = (command for command, its in _COMMANDS.items() if its is kind)
+    for command in columns:
+        if command != own and header == columns[command]:
+            raise ValueError(f"{path} is a CSV of iris-bench {command}; this takes those of iris-bench {own}")
+    ours = [name for name in columns[own] if name in header]
+    in_file = [name for name in dict.fromkeys(header) if name in columns[own]]
+    wrong = {
+        "missing": [name for name in columns[own] if name not in (*header, *_ADDED)],
+        "unknown": [name for name in header if name not in columns[own]],
+        "repeated": [name for name in ours if header.count(name) > 1],
+        "out of order": [name for name, right in zip(in_file, ours, strict=True) if name != right],
+    }
+    said = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
+    if said:
+        raise ValueError(f"{path} is not a CSV of this version of iris-bench: its columns differ ({said})")
+
+
+_PARSERS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float | None": lambda text: float(text) if text else None,
+    "int | None": lambda text: int(text) if text else None,
+    "bool | None": {"": None, "True": True, "False": False}.__getitem__,
+}
+
+
+_AT_LEAST_ONE = ("m", "n", "k", "tokens", "width", "features", "world_size", "rounds", "burst")
+
+
+def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -> AnyRow:
+    columns = fields(kind)
+    if len(row) != len(header):
+        raise ValueError(f"{where}: {len(row)} fields instead of {len(header)}")
+    cells = _ADDED | dict(zip(header, row, strict=True))
+    if "shape_set" in cells:
+        cells["shape_set"] = OLD_NAMES.get(cells["shape_set"], cells["shape_set"])
+    try:
+        record = kind(**{column.name: _PARSERS[str(column.type)](cells[column.name]) for column in columns})
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    if said := _fault(record):
+        raise ValueError(f"{where}: {said}")
+    return record
+
+
+def _fault(record: Record | LayersRecord | LinkRecord) -> str:
+    """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
+    for name, known in (("dtype", tuple(DTYPES)), ("status", STATUSES)):
+        if (value := getattr(record, name, known[0])) not in known:
+            return f"unknown {name} {value!r}; it is one of {', '.join(known)}"
+    for column in fields(record):
+        name, value = column.name, getattr(record, column.name)
+        if name in _AT_LEAST_ONE and value < 1:
+            return f"{name} is {value}; it is at least 1"
+        if isinstance(value, float) and name != "error" and not 0 < value < math.inf:
+            return f"{name} is {value:g}; it is positive and finite, or empty"
+    error = getattr(record, "error", None)
+    if error is not None and not (0 <= error < math.inf or (error == math.inf and record.status == "wrong")):
+        return f"error is {error:g} and status {record.status}; it is not negative, and infinite only of what is wrong"
+    if isinstance(record, Record) and record.world_size > 1 and record.ideal_us and record.link_gbps is None:
+        return "ideal_us without the link_gbps that it is for"
+    return ""

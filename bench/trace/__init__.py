@@ -1,0 +1,1 @@
+"""Traces: what each program does when."""

@@ -1,0 +1,374 @@
+"""The stress run: what it draws, that it finds a wrong element among many calls, and the row it leaves."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiling import MORE_LATER, TARGETS, compile_kernel
+from families import FUSED
+from ranks import Pools, Ranks, close_context, context
+from typer.testing import CliRunner, Result
+
+from iris_bench import cli
+from iris_bench.command import exits, progress
+from iris_bench.command import ranks as bench_ranks
+from iris_bench.command.ranks import Ranks as BenchRanks
+from iris_bench.stress import cli as stress_cli
+from iris_bench.stress import ledger
+from iris_bench.stress import rank as stress_rank
+from iris_bench.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
+from iris_bench.stress.record import COLUMNS
+from iris_kernels.all_gather_gemm.bulk_synchronous import BulkSynchronous
+from iris_kernels.gemm_all_scatter.fused_sequential import FusedSequential
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, ["stress", "--device", "cpu", *map(str, arguments)])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class PooledRanks(BenchRanks):
+    """The command's ranks are those of the tests."""
+
+    is_first = True
+    ranks: Ranks
+
+    def __init__(self, world_size: int, device: str) -> None:
+        assert (world_size, device) == (self.ranks.world_size, self.ranks.device)
+        self.ranks.call(leave_context)
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        return self.ranks.call(fn, *args)[0]
+
+    def close(self, *, kill: bool = False) -> None:
+        pass
+
+
+def leave_context(rank: int, world_size: int) -> None:
+    close_context()
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch, pools: Pools) -> Ranks:
+    """Let the command run on two ranks that are there already."""
+    monkeypatch.setattr(PooledRanks, "ranks", pools.ranks(2, "cpu"), raising=False)
+    monkeypatch.setattr(bench_ranks, "StartedRanks", PooledRanks)
+    return PooledRanks.ranks
+
+
+def plan_of(seed: int = 0, device: str = "cuda", **options: Any) -> Plan:
+    asked = {"families": "all", "variants": "all", "dtypes": "bf16,fp16", "device": device, "world_size": 4} | options
+    return make_plan(**asked, seed=seed)
+
+
+def test_all_fused_variants_are_called_on_awkward_shapes() -> None:
+    for device in ("cpu", "cuda"):
+        plan = plan_of(device=device)
+        for variant in FUSED:
+            sizes = [s.size for s in plan.subjects if (s.family, s.variant) == (variant.family, variant.name)]
+            assert any(size.m == 1 and size.n < plan.world_size for size in sizes)
+            assert any(size.m % 16 and size.n % 16 and size.k % 16 and size.m > 1 for size in sizes)
+        assert {subject.dtype for subject in plan.subjects} == {"bf16", "fp16"}
+        assert not any(subject.variant.startswith(("library", "async_tp")) for subject in plan.subjects)
+
+
+def test_all_variants_are_called_alike_whatever_sizes_they_can_do() -> None:
+    """Here one_shot can do one size alone."""
+    wide = plan_of(variants="one_shot,fused_sequential").subjects
+    narrow = [subject for subject in wide if subject.variant != "one_shot" or subject.size.m == 256]
+    decisions = Decisions(0, narrow, 4)
+    calls = Counter(narrow[decisions.call().subject].variant_key for _ in range(20_000))
+    assert len(calls) == 8
+    assert max(calls.values()) < 1.2 * min(calls.values())
+
+
+def test_a_seed_draws_the_same_calls_again() -> None:
+    def drawn(seed: int) -> list[Any]:
+        decisions = Decisions(seed, plan_of().subjects, 4)
+        return [decisions.renewal() if number % 50 == 0 else decisions.call() for number in range(2000)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_what_is_drawn_is_varied_and_no_output_could_pass_for_the_next() -> None:
+    plan = plan_of()
+    decisions = Decisions(0, plan.subjects, 4)
+    calls = [decisions.call() for _ in range(20_000)]
+    assert {call.subject for call in calls} == set(range(len(plan.subjects)))
+    assert {call.late_rank for call in calls if call.before_us} == set(range(4))
+    assert {call.operands for call in calls} == set(range(SETS))
+    assert any(call.host_us for call in calls)
+    assert any(call.before_us > 1000 for call in calls)
+    last = dict.fromkeys(range(len(plan.subjects)), WARM_UP_SET)
+    for call in calls:
+        assert last[call.subject] != call.operands
+        last[call.subject] = call.operands
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_run_leaves_a_row_and_its_seed_repeats_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "stress.csv"
+    arguments = ["--world-size", 2, "--variant", "fused_sequential", "--dtype", "bf16", "--out", path]
+    first = invoke(*arguments, "--calls", 50)
+    assert first.exit_code == 0, first.output
+    fewest = min(int(count) for count in re.findall(r"fused_sequential +\d+ +(\d+)", first.stdout))
+    assert f"ok: 50 calls, of each variant {fewest} or more, " in first.stdout
+    (row,) = rows(path)
+    assert list(row) == COLUMNS
+    assert (row["calls"], row["mismatches"], row["status"], row["error"]) == ("50", "0", "ok", "")
+    assert (row["world_size"], row["families"], row["variants"], row["device"]) == ("2", "4", "4", "cpu")
+    assert float(row["seconds"]) > 0
+    assert float(row["warm_up_seconds"]) > 0
+    assert int(row["elements"]) > 50
+    assert "interpreter" in row["device_name"]
+    assert row["timestamp"]
+    assert row["commit"]
+    again = invoke(*arguments, "--calls", 50, "--seed", row["seed"])
+    before, after = rows(path)
+    assert before == row
+    assert (after["elements"], after["seed"]) == (row["elements"], row["seed"])
+    table = re.compile(r"^ ?gemm.*|^ ?all_gather.*", re.MULTILINE)
+    assert table.findall(first.stdout)
+    assert table.findall(again.stdout) == table.findall(first.stdout)
+
+
+def test_seconds_end_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "stress.csv"
+    arguments = ("--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential")
+    assert invoke(*arguments, "--seconds", 0.5, "--out", path).exit_code == 0
+    (row,) = rows(path)
+    assert float(row["seconds"]) >= 0.5
+    assert int(row["calls"]) > int(row["operators"])
+
+
+class TerminatedRanks(PooledRanks):
+    """As its second round of calls ends, the command gets SIGTERM."""
+
+    def __init__(self, world_size: int, device: str) -> None:
+        super().__init__(world_size, device)
+        self.rounds = 0
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        if fn is stress_rank.call_often:
+            self.rounds += 1
+            if self.rounds == 3:
+                signal.raise_signal(signal.SIGTERM)
+        return super().call(fn, *args)
+
+    def close(self, *, kill: bool = False) -> None:
+        self.ranks.call(stress_rank.close_rank)
+
+
+class SpokenProgress(progress.CommandProgress):
+    """Every ten seconds have passed as soon as anything happens."""
+
+    def update(self, *args: Any, **changes: Any) -> None:
+        super().update(*args, **changes)
+        self.print_line()
+
+    def advance(self, *args: Any) -> None:
+        super().advance(*args)
+        self.print_line()
+
+
+def test_a_terminated_run_keeps_its_row_and_said_how_far_it_was(
+    pooled: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "stress.csv"
+    monkeypatch.setattr(bench_ranks, "StartedRanks", TerminatedRanks)
+    monkeypatch.setattr(stress_cli, "CommandProgress", SpokenProgress)
+    before = signal.getsignal(signal.SIGTERM)
+    exits.heed_termination()
+    arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--dtype", "bf16"]
+    result = invoke(*arguments, "--seconds", 3600, "--out", path)
+    signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == exits.INTERRUPTED
+    (row,) = rows(path)
+    assert (row["status"], row["error"], row["calls"]) == ("error", "interrupted", "43")  # 3 first ones, 2 rounds
+    assert float(row["seconds"]) > 0
+    assert "operators warmed up, 2 of 3, " in result.stderr
+    assert re.search(r"^43 calls, 0 mismatches, 3\d\d\d s left, 0 %, \d+ s$", result.stderr, re.MULTILINE)
+
+
+def plant(rank: int, world_size: int, fault: str) -> None:
+    """From its 30th call on, GEMM + all-scatter goes wrong on rank 1, where the output has rows enough."""
+    calls = 0
+    older: dict[Any, torch.Tensor] = {}
+
+    def broken(self: FusedSequential, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        output = RIGHT(self, a, b)
+        if rank == 1 and calls >= 30 and len(output) > 2:
+            if fault == "element" and older:
+                older.clear()
+                output[2, 1] += 1
+            elif fault == "stale" and self in older:
+                output.copy_(older[self])
+            elif fault == "raises":
+                raise RuntimeError("no luck")
+        elif calls < 30 or fault == "stale":
+            older[self] = output.clone()
+        return output
+
+    FusedSequential._launch = broken  # type: ignore[method-assign]
+
+
+RIGHT = FusedSequential._launch
+
+
+def root_out(rank: int, world_size: int) -> None:
+    FusedSequential._launch = RIGHT  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fault", ["element", "stale"])
+def test_a_planted_fault_is_found(pooled: Ranks, tmp_path: Path, fault: str) -> None:
+    path = tmp_path / "stress.csv"
+    arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential,bulk_synchronous"]
+    pooled.call(plant, fault)
+    result = invoke(*arguments, "--dtype", "fp16", "--calls", 100, "--seed", 3, "--out", path)
+    pooled.call(root_out)
+    assert result.exit_code == 1
+    (row,) = rows(path)
+    assert (row["status"], row["error"], row["calls"]) == ("wrong", "", "100")
+    found = re.search(
+        r"wrong: gemm_all_scatter/fused_sequential (\d+x\d+x\d+) fp16, call (\d+), rank 1: "
+        r"at row (\d+), column (\d+): (\S+) instead of (\S+) within (\S+)",
+        result.stderr,
+    )
+    assert found, result.stderr
+    if fault == "element":
+        assert row["mismatches"] == "1"
+        assert found.group(3, 4) == ("2", "1")
+        assert float(found[5]) == pytest.approx(float(found[6]) + 1, abs=0.01)
+    else:
+        assert int(row["mismatches"]) > 1
+
+
+def plant_beside_the_output(rank: int, world_size: int) -> None:
+    """On rank 1, the gathered A lacks its first element wherever somebody reads it."""
+
+    def broken(self: BulkSynchronous, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        output = RIGHT_GATHER(self, a, b)
+        if rank == 1 and self.keep_gathered:
+            self.gathered[0, 0] += 1
+        return output
+
+    BulkSynchronous._launch = broken  # type: ignore[method-assign]
+
+
+RIGHT_GATHER = BulkSynchronous._launch
+
+
+def root_out_beside_the_output(rank: int, world_size: int) -> None:
+    BulkSynchronous._launch = RIGHT_GATHER  # type: ignore[method-assign]
+
+
+def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
+    pooled.call(plant_beside_the_output)
+    arguments = ["--world-size", 2, "--family", "all_gather_gemm", "--variant", "bulk_synchronous", "--dtype", "bf16"]
+    result = invoke(*arguments, "--calls", 10)
+    pooled.call(root_out_beside_the_output)
+    assert result.exit_code == 1
+    assert re.search(r"wrong: all_gather_gemm.*rank 1: auxiliary output 1, at row 0, column 0", result.stderr), result
+
+
+def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "stress.csv"
+    arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--dtype", "bf16"]
+    pooled.call(plant, "raises")
+    result = invoke(*arguments, "--calls", 100, "--out", path)
+    assert result.exit_code == 1
+    (row,) = rows(path)
+    assert (row["status"], row["calls"], row["mismatches"]) == (
+        "error",
+        "23",
+        "0",
+    )  # one round of 20, after 3 first ones
+    assert "no luck" in row["error"]
+    assert "ended early, after 23 checked calls" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "works"),
+    [
+        (["--family", "gemm_all_scater"], "gemm_all_scater", "gemm_all_scatter"),
+        (["--family", "gemm_all_scatter", "--variant", "library"], "--variant library", "baselines"),
+        (["--variant", "telepathic"], "telepathic", "copy_engine"),
+        (["--dtype", "bf16,fp8"], "fp8", "fp16"),
+        (["--seconds", "0"], "--seconds 0", "positive"),
+        (["--calls", "-3"], "--calls -3", "positive"),
+        (["--once", "--calls", "3"], "--once", "--calls"),
+        (["--world-size", "0"], "world size 0", "positive"),
+        (["--out", "."], "--out .", "give a file"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: str, works: str
+) -> None:
+    monkeypatch.setattr(bench_ranks, "StartedRanks", None)  # no rank is started
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert given in result.stderr
+    assert works in result.stderr
+
+
+def test_a_file_of_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench_ranks, "StartedRanks", None)
+    path = tmp_path / "rows.csv"
+    path.write_text("family,variant\n")
+    result = invoke("--out", path)
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    assert path.read_text() == "family,variant\n"
+
+
+def look_for_faults(rank: int, world_size: int) -> list[Any]:
+    """Check one output that is right and one with three faults in two blocks, as a view with gaps between its rows."""
+    book = ledger.Ledger(context().get_device())
+    reference = torch.randn(40, 70, dtype=torch.float64)
+    bound = torch.full_like(reference, 0.01)
+    room = torch.full((40, 75), math.nan, dtype=torch.float16)
+    output = room[:, :70]
+    output.copy_(reference)
+    book.check(7, output, reference, bound)
+    clean = book.read()
+    output[1, 3], output[1, 5], output[39, 69] = math.inf, reference[1, 5] + 0.02, math.nan
+    book.check(8, output, reference, bound)
+    wrong, notes = book.read()
+    return [clean, wrong, [(note.call, note.element, str(note.value), note.wrong) for note in notes], book.read()]
+
+
+def test_the_ledger_counts_every_element_and_names_the_first(pools: Pools) -> None:
+    clean, wrong, notes, after = pools.ranks(2, "cpu").call(look_for_faults)[0]
+    assert clean == after == (0, [])
+    assert wrong == 3
+    assert notes == [(8, 1 * 70 + 3, "inf", 2), (8, 39 * 70 + 69, "nan", 1)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_check_compiles(target: str) -> None:
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float64)):
+        arguments = {
+            "out_ptr": torch.zeros(64, dtype=dtype),
+            "reference_ptr": torch.zeros(64, dtype=wide),
+            "bound_ptr": torch.zeros(64, dtype=wide),
+            "counts_ptr": torch.zeros(2, dtype=torch.int64),
+            "notes_ptr": torch.zeros(64, dtype=torch.float64),
+        }
+        numbers = {"call": 1, "size": 64, "columns": 9, "stride": 17, "BLOCK": ledger._BLOCK}
+        assert compile_kernel(ledger._check_kernel, {**arguments, **numbers}, target).scratch_bytes <= MORE_LATER

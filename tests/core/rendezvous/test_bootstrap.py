@@ -1,0 +1,132 @@
+"""However the ranks are started, they find each other: torchrun, mpirun, torch's spawn, nothing at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import free_port
+
+from iris_core import PeerError
+from iris_core.rendezvous import rank_info, unix_socket
+from iris_core.utils import settings
+
+PROGRAMS = Path(__file__).parents[2] / "programs"
+# What a shell would not have, but the ranks of a pool, or of the tests' own launcher, do.
+UNSET = ("TRITON_INTERPRET", "IRIS_DEVICE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run(*command: str | Path, on_gpus: bool = False) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+    if not on_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_documentations_first_example_runs_unchanged() -> None:
+    output = run(sys.executable, PROGRAMS / "first_example.py", str(free_port()), "cpu")
+    assert sorted(output.splitlines()) == ["rank 0 has seen 0", "rank 1 has seen 4096"]
+
+
+@pytest.mark.gpu
+def test_the_documentations_first_example_runs_unchanged_on_gpus() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs; there are {torch.cuda.device_count()}")
+    output = run(sys.executable, PROGRAMS / "first_example.py", str(free_port()), "cuda", on_gpus=True)
+    assert {"rank 0 has seen 0", "rank 1 has seen 4096"} <= set(output.splitlines())
+
+
+def test_torchrun() -> None:
+    options = ["--nproc-per-node=2", "--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    output = run(sys.executable, "-m", "torch.distributed.run", *options, PROGRAMS / "meet.py")
+    assert sorted(output.splitlines()) == [f"rank {rank} of 2 has met the others" for rank in (0, 1)]
+
+
+def test_a_context_of_some_of_the_ranks() -> None:
+    """Two replicas of two ranks each, as data beside tensor parallelism has them."""
+    options = ["--nproc-per-node=4", "--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    output = run(sys.executable, "-m", "torch.distributed.run", *options, PROGRAMS / "replicas.py")
+    lines = [f"process {number}: rank {number % 2} of 2, sums of replica {number // 2}" for number in range(4)]
+    assert sorted(output.splitlines()) == lines
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_of_another_host_hears_that_it_is(monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
+    store = torch.distributed.HashStore()
+    first = rank_info._from_store(store, 0, 2, "a test", str(world_size))
+    monkeypatch.setattr(rank_info, "_contexts_made", rank_info.Counter())
+    if world_size == 1:
+        assert rank_info._from_store(store, 1, 2, "a test", str(world_size)).address == first.address
+    else:
+        monkeypatch.setattr(rank_info, "_host", lambda: "another boot, another network")
+        with pytest.raises(RuntimeError, match=r"rank 1 is on another host than rank 0.*group=") as caught:
+            rank_info._from_store(store, 1, 2, "a test", str(world_size))
+        print(caught.value)
+
+
+def test_a_rank_0_that_does_not_come_is_named_within_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's store would wait for half an hour."""
+    monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.2)
+    with pytest.raises(PeerError, match="rank 0 put no address into torchrun's store within 0 s"):
+        rank_info._from_store(torch.distributed.HashStore(), 1, 2, "torchrun", "a test of late ranks")
+
+
+def test_mpirun() -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    beside_python = Path(sys.executable).parent / "mpirun"
+    mpirun = beside_python if beside_python.exists() else shutil.which("mpirun")
+    if not mpirun:
+        pytest.skip("mpirun is not installed")
+    output = run(mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, PROGRAMS / "meet.py")
+    met = [line for line in output.splitlines() if "has met" in line]
+    assert sorted(met) == [f"rank {rank} of 2 has met the others" for rank in (0, 1)]
+
+
+def test_alone_a_process_is_a_world_of_one() -> None:
+    assert run(sys.executable, PROGRAMS / "meet.py") == "rank 0 of 1 has met the others\n"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(None, 30.0), ("0", 0.0), ("2.5", 2.5)])
+def test_the_limit_of_waits_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, seconds: float
+) -> None:
+    monkeypatch.delenv("IRIS_TIMEOUT_S", raising=False)
+    if text is not None:
+        monkeypatch.setenv("IRIS_TIMEOUT_S", text)
+    assert settings.timeout_s() == seconds
+
+
+def test_an_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_TIMEOUT_S", "7")
+    assert settings.timeout_s(2) == 2.0
+    assert settings.timeout_s(0) == 0.0
+
+
+@pytest.mark.parametrize("asked", [-1, float("nan"), float("inf"), 1e7, "soon", [3]])
+def test_an_argument_that_is_no_number_of_seconds_is_refused(asked: Any) -> None:
+    with pytest.raises(ValueError, match=r"timeout_s is .*takes a number of seconds"):
+        settings.timeout_s(asked)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("IRIS_TIMEOUT_S", text)
+    with pytest.raises(ValueError, match=r"IRIS_TIMEOUT_S is .*takes a number of seconds"):
+        settings.timeout_s()
+
+
+def test_a_process_of_which_nothing_says_which_rank_it_is_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*rank_info._MPI_SIZE_VARIABLES, "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("multiprocessing.parent_process", object)
+    with pytest.warns(UserWarning, match="a world of one rank; .*init_process_group first"):
+        assert rank_info.find_rank_info().world_size == 1

@@ -1,0 +1,138 @@
+"""Tables of measured times: what `iris-bench defaults` makes of sweeps, and the one that is shipped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from iris_bench import cli
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import Record, read_records
+from iris_bench.tune import cli as tune_cli
+from iris_bench.tune.measured import tables
+from iris_kernels.common.measured import Key, file_name, shipped_table
+
+RESULTS = Path(__file__).parents[3] / "results"
+GPU = "NVIDIA H200"
+SWEEPS = {
+    GPU: (
+        *("h200x4", "h200x4-paper", "h200x4-large", "h200x4-decode", "h200", "h200-decode", "h200-ragged"),
+        *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
+        *("h200x2-all-reduce", "h200x2-decode", "h200x2-ragged"),
+    ),
+    "NVIDIA H100 80GB HBM3": ("h100",),
+}
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+def test_every_shipped_table_has_its_sweeps() -> None:
+    assert {file.name for file in tune_cli._SHIPPED.glob("*.json")} == set(map(file_name, SWEEPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", SWEEPS)
+def test_the_shipped_times_are_those_of_the_sweeps(gpu: str, tmp_path: Path) -> None:
+    files = [RESULTS / f"{name}-bf16.csv" for name in SWEEPS[gpu]]
+    result = invoke("defaults", *files, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    (made,) = tmp_path.iterdir()
+    text = made.read_text()
+    made.write_text("older")
+    assert invoke("defaults", *files, "--out", tmp_path, "--overwrite").exit_code == 0
+    assert made.read_text() == text
+    assert text == (tune_cli._SHIPPED / made.name).read_text()
+    # There the vendor's was found wrong.
+    assert Key("gemm_all_reduce", 257, 4099, 2055, 1, "bfloat16") not in shipped_table(gpu)
+    assert "auto" not in text
+    assert "gemm_alone" not in text
+    assert text.count("times_us") == len(shipped_table(gpu))
+
+
+def test_defaults_refuses_what_is_no_sweep(tmp_path: Path) -> None:
+    result = invoke("defaults", tmp_path / "none.csv", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "none.csv" in result.stderr
+
+
+def test_defaults_writes_no_table_of_nothing(tmp_path: Path) -> None:
+    rows = [row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.variant != "library"]
+    append_records(tmp_path / "bare.csv", rows)
+    shipped = tmp_path / "nvidia-h200.json"
+    shipped.write_text("kept")
+    result = invoke("defaults", tmp_path / "bare.csv", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "times of library and of one of ours on NVIDIA H200" in result.stderr
+    assert shipped.read_text() == "kept"
+
+
+@pytest.mark.slow
+def test_the_shipped_times_of_an_installed_package_are_written_where_it_looks(tmp_path: Path) -> None:
+    """Not beside the source: there the package that is imported has another name and place."""
+    for package, folder in (("iris_bench", "bench"), ("iris_kernels", "kernels")):
+        shutil.copytree(RESULTS.parent / folder, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = """
+from importlib import resources
+from pathlib import Path
+from iris_bench.tune import cli
+print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels.common") / "measured_times")
+"""
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    place, written, read = said.stdout.split()
+    assert place == str(tmp_path)
+    assert written == read == str(tmp_path / "iris_kernels" / "common" / "measured_times")
+
+
+def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
+    """Those that read through pointers what is copied now; the copied ones stay, also where rank 0 copies none."""
+    rows = read_records(RESULTS / "h200x2-ragged-bf16.csv")
+    with pytest.raises(ValueError, match="times of bursts of 1, 10, which are not to be compared"):
+        tables([*rows, replace(rows[0], m=rows[0].m + 1, burst=1)])
+    (table,) = tables(rows).values()
+    assert len(table) == 36
+    assert all("one_shot" in measured.times_us for measured in table.values())
+    old = [replace(row, config=row.config.replace("descriptors", "pointers").split(" copied")[0]) for row in rows]
+    (of_old,) = tables(old).values()
+    assert {(key.m, key.n, key.k) for key in of_old} == {(8182, 5120, 1024)}
+
+
+def run_of(vendors_us: float, day: int, **times_us: float) -> list[Record]:
+    """Return the rows of one run of one problem."""
+    row = next(row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.time_us)
+    return [
+        replace(row, variant=name, time_us=time_us, library_us=vendors_us, timestamp=f"2026-01-{day:02}T00:00:00Z")
+        for name, time_us in {"library": vendors_us, **times_us}.items()
+    ]
+
+
+@pytest.mark.parametrize("is_later_first", [False, True])
+def test_times_of_several_runs_are_in_the_last_ones_measure(is_later_first: bool) -> None:
+    """A slower GPU's 99 µs, where the vendor's took 110, are 90 beside the vendor's 100."""
+    runs = [run_of(110.0, 1, one_shot=120.0, copy_engine=99.0), run_of(100.0, 2, one_shot=95.0)]
+    first, second = runs[::-1] if is_later_first else runs
+    ((measured,),) = (table.values() for table in tables([*first, *second]).values())
+    assert measured.times_us == pytest.approx({"library": 100.0, "one_shot": 95.0, "copy_engine": 90.0})
+
+
+@pytest.mark.parametrize("hosts_day", [1, 3])
+def test_a_vendors_time_that_was_the_hosts_is_not_the_measure(hosts_day: int) -> None:
+    """Other times of that run are taken as they are, the later of two, too."""
+    runs = run_of(130.0, hosts_day, copy_engine=99.0, one_shot=96.0) + run_of(100.0, 2, one_shot=95.0)
+    ((measured,),) = (table.values() for table in tables(runs).values())
+    later = {1: 95.0, 3: 96.0}[hosts_day]
+    assert measured.times_us == {"library": 100.0, "one_shot": later, "copy_engine": 99.0}
+
+
+def test_what_was_wrong_since_has_no_time() -> None:
+    runs = run_of(100.0, 1, one_shot=80.0, copy_engine=90.0)
+    wrong = replace(runs[1], status="wrong", time_us=None, timestamp="2026-01-02T00:00:00Z")
+    ((measured,),) = (table.values() for table in tables([wrong, *runs]).values())
+    assert measured.times_us == {"library": 100.0, "copy_engine": 90.0}

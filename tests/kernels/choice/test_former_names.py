@@ -1,0 +1,73 @@
+"""Configurations under the names that their fields had: in results, in tables of measured times, in tuning caches."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from iris_kernels.common.config import GemmConfig, current_fields, parse_config
+from iris_kernels.common.measured import from_json
+
+RESULTS = Path(__file__).parents[3] / "results"
+CONFIG = GemmConfig(128, 64, 32, num_sms=78, row_chunks=2, k_chunks=3, splits=4)
+KEY = {"family": "all_gather_gemm", "m": 1, "n": 2, "k": 3, "world_size": 2, "dtype": "bfloat16"}
+FORMER = "16x64x128 group=8 warps=4 stages=6 subtiles=2 sms=132 comm_sms=7 comm_rows=1 comm_warps=16 "
+
+
+def table(config: dict[str, object]) -> str:
+    entry = {**KEY, "times_us": {"one_shot": 1.0}, "configs": {"one_shot": config}}
+    return json.dumps({"format": 1, "entries": [entry]})
+
+
+def read(config: dict[str, object]) -> GemmConfig:
+    (measured,) = from_json(table(config), {"format": 1}).values()
+    return measured.configs["one_shot"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"descriptors": False}, {"pingpong": True}])
+def test_the_text_of_a_configuration_gives_it_again(changes: dict[str, bool]) -> None:
+    config = replace(CONFIG, **changes)
+    assert parse_config(str(config)) == config
+    assert parse_config(f"{config} copied=A") == config
+    assert read(asdict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("panels=3 team=2 splits=1 chunks=5 queues=2 descriptors", {"row_chunks": 3, "splits": 2, "k_chunks": 5}),
+        ("panels=1 team=1 splits=6 pointers", {"row_chunks": 1, "splits": 6, "descriptors": False}),
+        ("panels=4 team=1 ahead=-12 descriptors pingpong", {"pingpong": True}),
+    ],
+)
+def test_former_texts_are_understood(text: str, changes: dict[str, int]) -> None:
+    config = GemmConfig(16, 64, 128, num_warps=4, num_stages=6, epilogue_subtiles=2, comm_sms=7, comm_rows=1)
+    assert parse_config(FORMER + text) == replace(config, **changes)
+
+
+def test_all_results_are_understood() -> None:
+    texts = set()
+    for file in RESULTS.glob("*.csv"):
+        with file.open(newline="") as rows:
+            texts |= {row.get("config") or "" for row in csv.DictReader(rows)}
+    texts = {text for text in texts if " group=" in text and text[0].isdigit()}
+    assert len(texts) > 500
+    for text in texts:
+        parse_config(text)
+
+
+def test_tables_and_caches_are_read_under_former_names() -> None:
+    former = {"block_m": 128, "block_n": 64, "block_k": 32, "num_sms": 78}
+    assert read({**former, "panels": 2, "chunks": 3, "team": 1, "splits": 4, "queues": 1}) == CONFIG
+    assert read({**former, "panels": 2, "chunks": 3, "team": 4, "splits": 1}) == CONFIG
+    for wrong in ({"tiles": 2}, {"panels": True}, {"team": "2"}, {"queues": 1.5}):
+        with pytest.raises(ValueError, match=r"entry 0"):
+            read({**former, **wrong})
+
+
+def test_present_names_stay() -> None:
+    assert current_fields(asdict(CONFIG)) == asdict(CONFIG)

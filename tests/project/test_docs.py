@@ -1,0 +1,196 @@
+"""The documentation says what is so: its code is that of the examples, its links lead somewhere, the examples run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import skip_where_ranks_share_a_gpu
+
+from iris_core.utils.settings import ranks_per_gpu
+from overlap_taxonomy import Arrangement, list_families, list_variants
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/*.md", "bench/*.md")
+    for page in ROOT.glob(pattern)
+    if page.stat().st_size
+)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+IMAGES = ROOT / "docs/img"
+FOLDERS = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench", "tests", "examples")
+ARGUMENTS: dict[str, list[str]] = {
+    "first_program.py": [],
+    "find_races.py": [],
+    "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
+}  # of an example; two ranks on the CPU where nothing is said
+NEEDS_CPU = ("find_races.py",)
+NEEDS_A_GPU_A_RANK = ("parallelize_model.py",)  # it begins with torch's process groups
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@by_page
+def test_code_is_an_example(page: Path) -> None:
+    """Every block of Python on a page stands in an example, as it is."""
+    sources = [example.read_text() for example in EXAMPLES]
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        assert any(block in source for source in sources), f"in no example:\n{block}"
+
+
+def test_readme_has_the_whole_first_program() -> None:
+    assert f"```python\n{(ROOT / 'examples/first_program.py').read_text()}```" in (ROOT / "README.md").read_text()
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link is a file or folder of the repository, and its anchor a heading there."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in _anchors(linked), target
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    sources = [ROOT / "Makefile", *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))]
+    for source in sources:
+        for page in re.findall(r"\b(?:docs|results)/[\w/]+\.md\b", source.read_text()):
+            assert (ROOT / page).exists(), f"{source.relative_to(ROOT)}: {page}"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs/decisions"
+    files = {file.name for file in folder.glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\((\w+\.md)\)", (folder / "README.md").read_text())) == files
+    assert sorted(int(name.split("_")[0]) for name in files) == list(range(1, len(files) + 1))
+
+
+@by_page
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`(test_\w+\.py)?(?:::(test_\w+))?`", page.read_text())
+    file = ""
+    for name, test in named:
+        file = name or file  # `::test_x` is of the file named before
+        if name or test:
+            (path,) = (ROOT / "tests").rglob(file)
+            assert f"def {test}" in path.read_text(), f"{file}::{test}"
+
+
+@by_page
+def test_names_no_path_of_a_machine(page: Path) -> None:
+    assert not re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users|mnt|opt)/\S*", page.read_text())
+
+
+@pytest.mark.parametrize("family", list_families())
+def test_family_page_names_every_variant(family: str) -> None:
+    """Other projects' functions are on the page of the benchmarks, where they are called."""
+    for variant in list_variants(family):
+        page = "bench/README.md" if variant.arrangement is Arrangement.OTHERS else f"kernels/{family}/README.md"
+        table = [line for line in (ROOT / page).read_text().splitlines() if line[:1] == "|"]
+        assert any(f"`{variant.name}`" in line.split("|")[1] for line in table), variant.name
+
+
+def test_endings_of_the_handshake_are_those_of_the_kernels() -> None:
+    """design.md says by which function each variant ends a call; each of them calls the one that it names."""
+    table = (ROOT / "docs/design.md").read_text().split("\n### Endings of the handshake\n")[1].split("\n| variant |")[1]
+    families, _, *rows = (line.split("|") for line in table.split("\n\n")[0].splitlines())
+    named = {}
+    for _, variant, *endings, _ in rows:
+        for family, ending in zip(families[:-1], endings, strict=True):
+            if ending.strip():
+                named[family.strip(" `"), variant.strip(" `")] = ending.strip(" `")
+    kernels = {(one.family, one.name) for family in list_families() for one in list_variants(family) if one.has_kernels}
+    assert named.keys() == kernels
+    for (family, variant), ending in named.items():
+        source = (ROOT / "kernels" / family / f"{variant}.py").read_text()
+        if f"..gemm_reduce_scatter import {variant}" in source:  # the two-shot variants have its kernels
+            source = (ROOT / "kernels/gemm_reduce_scatter" / f"{variant}.py").read_text()
+        assert f" {ending}(" in source, f"{family}/{variant}: {ending}"
+
+
+@pytest.fixture
+def drawings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that draws the time lines."""
+    monkeypatch.syspath_prepend(IMAGES)
+    return importlib.import_module("draw_timelines")
+
+
+def test_time_lines_are_of_the_variants_there_are(drawings: Any) -> None:
+    """Every variant with kernels has a picture, with a panel for each of its families, and no other has one."""
+    families: dict[str, set[str]] = {"library": set(list_families())}
+    for family in list_families():
+        for variant in list_variants(family):
+            if variant.has_kernels:
+                families.setdefault(variant.name, set()).add(family)
+    assert {pattern.__name__: set(pattern()) for pattern in drawings.PATTERNS} == families
+
+
+def test_time_lines_are_drawn_anew(drawings: Any) -> None:
+    """Where this fails: python docs/img/draw_timelines.py."""
+    for pattern in drawings.PATTERNS:
+        assert f">{drawings.digest()}<" in (IMAGES / f"{pattern.__name__}.svg").read_text(), pattern.__name__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_example_runs(example: Path) -> None:
+    arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
+    shown = _run(example, arguments, os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""})
+    if example.name == "find_races.py":
+        assert _without_lines(_race_in_readme()) in _without_lines(shown)
+
+
+def _race_in_readme() -> str:
+    (race,) = re.findall(r"```\n(race at .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return race
+
+
+def _without_lines(text: str) -> str:
+    """A report without the numbers of lines, which move."""
+    return re.sub(r"(\.py):\d+", r"\1", text)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "example", [one for one in EXAMPLES if one.name not in NEEDS_CPU], ids=lambda example: example.name
+)
+def test_example_runs_on_gpus(example: Path) -> None:
+    if torch.cuda.device_count() * ranks_per_gpu() < 2:
+        pytest.skip("needs 2 GPUs")
+    if example.name in NEEDS_A_GPU_A_RANK:
+        skip_where_ranks_share_a_gpu()
+    has_options = example.name != "first_program.py"
+    _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [], os.environ)
+
+
+def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, str(example), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.strip(), "an example shows something"
+    return done.stdout
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

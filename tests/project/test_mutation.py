@@ -1,0 +1,80 @@
+"""The mutants of ``make mutants``: enough of everything, sound Python, and explained only where they exist."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from mutation.explained import EXPLAINED
+from mutation.mutants import Mutant, make_mutants
+from mutation.uses import Uses
+
+ROOT = Path(__file__).parents[2]
+MUTANTS = make_mutants(ROOT)
+USES = Uses(ROOT)
+
+
+def named(name: str) -> Mutant:
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
+    return mutant
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "no signal(", "no signal_each(", "no wait(", "no wait_each(", "no tl.debug_barrier()", "no thread_barrier()",
+        "no fence_", "no mbarrier.wait(", "no mbarrier.arrive(", "release -> relaxed", "acquire -> relaxed",
+        "acq_rel -> relaxed", "sys -> gpu", "no cache_modifier='.cg'", "no volatile=True", "ld.acquire. -> ld.relaxed.",
+        "+ 1 -> ", "^ 1 -> ", "always the first", "fence.proxy.async; -> nothing", "fence.acq_rel.sys; -> nothing",
+        "griddepcontrol.wait; -> nothing", "stream.wait_value(",
+    ],
+)  # fmt: skip
+def test_there_are_mutants_of_every_kind(change: str) -> None:
+    assert any(change in mutant.change for mutant in MUTANTS)
+
+
+def test_each_is_another_program_of_as_many_lines() -> None:
+    programs = set()
+    for mutant in MUTANTS:
+        source = (ROOT / mutant.path).read_bytes()
+        changed = mutant.apply(source)
+        assert changed != source
+        assert changed.count(b"\n") == source.count(b"\n")
+        ast.parse(changed)
+        programs.add((mutant.path, changed))
+    assert len(programs) == len(MUTANTS) == len({mutant.name for mutant in MUTANTS})
+    assert len(MUTANTS) > 250
+
+
+def test_explanations_are_of_mutants_that_there_are() -> None:
+    assert not EXPLAINED.keys() - {mutant.name for mutant in MUTANTS}
+    assert all(EXPLAINED.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [
+        (
+            "kernels/gemm_reduce_scatter/warp_specialized.py::_collect: no fence_before_descriptor_loads()",
+            [("gemm_all_reduce", "warp_specialized"), ("gemm_reduce_scatter", "warp_specialized")],
+        ),
+        (
+            "kernels/gemm_all_scatter/one_shot.py::send_tile: no signal_chunk_to_all(peers, WORLD_SIZE)",
+            [("gemm_all_scatter", "one_shot")],
+        ),
+        (
+            "kernels/all_gather_gemm/copies.py::_overlap: no stream.current_waits()",
+            [("all_gather_gemm", name) for name in ("copies", "copy_engine", "warp_specialized_copies")],
+        ),
+    ],
+)
+def test_a_mutant_is_run_by_the_variants_that_it_is_in(name: str, variants: list[tuple[str, str]]) -> None:
+    mutant = named(name)
+    assert USES.variants(mutant.path, mutant.function) == variants
+
+
+def test_what_every_kernel_uses_is_in_every_variant() -> None:
+    found = USES.variants("iris_core/device/sync.py", "signal")
+    assert {(family, "fused_sequential") for family, _ in found if family != "common"} <= set(found)
+    assert len(found) > 25

@@ -1,0 +1,356 @@
+"""What an operator would launch on a GPU that is not there, compiled for it, and what the machine code says.
+
+An operator is made on a stub of a context, its launches are caught before they reach a driver, and each kernel is
+compiled from the very arguments it was given, specialised as Triton specialises them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import mmap
+import re
+import subprocess
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
+from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from iris_core.backends.hip import HipBackend
+from iris_core.device.sync import WATCHDOG_WORDS
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.tensor_factories import TensorFactories
+from iris_kernels.common.hopper import operator as hopper
+from overlap_taxonomy import get_variant
+
+MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # bytes that kernels may spill with Triton 3.7
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU to compile for, and how much shared memory (LDS) a program may have there."""
+
+    gpu: GPUTarget
+    num_sms: int
+    shared_bytes: int
+
+    @property
+    def is_nvidia(self) -> bool:
+        return self.gpu.backend == "cuda"
+
+
+TARGETS = {
+    "sm_80": Target(GPUTarget("cuda", 80, 32), 108, 163 << 10),
+    "sm_89": Target(GPUTarget("cuda", 89, 32), 142, 99 << 10),
+    "sm_90": Target(GPUTarget("cuda", 90, 32), 132, 227 << 10),
+    "sm_100": Target(GPUTarget("cuda", 100, 32), 148, 227 << 10),
+    "sm_120": Target(GPUTarget("cuda", 120, 32), 188, 99 << 10),
+    "gfx942": Target(GPUTarget("hip", "gfx942", 64), 304, 64 << 10),
+    "gfx950": Target(GPUTarget("hip", "gfx950", 64), 256, 160 << 10),
+}
+
+
+# What a wait's acquire looks like in PTX; {} is its scope. A wait that is compiled once has so many: ahead of its loop,
+# as it enters it, and within.
+NVIDIA_ACQUIRE = r"\bld\.acquire\.{}\.global"
+LOADS_OF_A_WAIT = 3
+
+DESCRIPTORS = (TensorDescriptor, GluonTensorDescriptor)
+HEAP_SIZE = 3 << 30  # bytes a rank; addresses only
+NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator and where it runs; `layout` is how B lies in memory: "kn" by rows, "nk" by columns."""
+
+    variant: str
+    target: str
+    rank: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    layout: str = "nk"
+    family: str = "gemm_all_scatter"
+    world_size: int = 4
+    size: int = 8192
+    pointers: bool = False
+    k_chunks: int = 1
+    splits: int = 1
+    pingpong: bool = False
+
+    def __str__(self) -> str:
+        parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
+        parts += [str(self.size)] + ["pointers"] * self.pointers
+        parts += (
+            ["chunks"] * (self.k_chunks > 1) + [f"team{self.splits}"] * (self.splits > 1) + ["pingpong"] * self.pingpong
+        )
+        return "-".join(parts)
+
+    @property
+    def announces_itself(self) -> bool:
+        """Whether programs announce their data themselves: what the last one collects it does not release to peers."""
+        if self.family == "all_gather_gemm":
+            return self.variant in ("producer_consumer", "workgroup_specialized", "warp_specialized")
+        if self.family == "gemm_all_reduce":
+            return self.variant == "fused_sequential"
+        return self.family == "gemm_reduce_scatter" and self.variant != "bulk_synchronous"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel.
+
+    Args:
+        name, arguments: the kernel's, by name.
+        code: the assembly (PTX or AMD's).
+        ttgir: Triton's GPU dialect.
+        threads: of a program.
+        shared_bytes: shared memory (LDS) of a program.
+        registers: of a thread, as the assembler allotted them.
+        scratch_bytes: memory that a thread spills to.
+        config: the operator's configuration.
+        constants: the arguments that are compile-time values.
+        descriptors_on_heap: the arguments that are descriptors of memory on the heap.
+    """
+
+    name: str
+    arguments: frozenset[str]
+    code: str
+    ttgir: str
+    threads: int
+    shared_bytes: int
+    registers: int
+    scratch_bytes: int
+    config: Any
+    constants: dict[str, Any]
+    descriptors_on_heap: frozenset[str] = frozenset()
+
+    def count(self, pattern: str) -> int:
+        """Return how often a regular expression matches in the assembly."""
+        return len(re.findall(pattern, self.code))
+
+    def stores_by_file(self) -> dict[str, Counter[int]]:
+        """Return the global stores' widths in bytes and their numbers, by the source file they come from."""
+        found: dict[str, Counter[int]] = defaultdict(Counter)
+        for file, line in self._lines_by_file():
+            if store := _STORE.search(line):
+                found[file][_width(*store.groups())] += 1
+        return dict(found)
+
+    def files_that_load(self, kind: str) -> set[str]:
+        """Return the source files that loads of several words come from; of PTX's `kind`, such as "global.cg"."""
+        load = re.compile(rf"\bld\.{kind}\.v\d\.")
+        return {file for file, line in self._lines_by_file() if load.search(line)}
+
+    def _lines_by_file(self) -> Iterator[tuple[str, str]]:
+        """Give each line of the assembly, and the source file it comes from."""
+        files = dict(re.findall(r'\.file\s+(\d+)\s+.*?([^/"]+)"\n', self.code))
+        file = ""
+        for line in self.code.splitlines():
+            if location := re.match(r"\s*\.loc\s+(\d+)", line):
+                file = files[location.group(1)]
+            else:
+                yield file, line
+
+
+# PTX: st.global.v4.b32; AMD: global_store_dwordx4, buffer_store_short, ...
+_STORE = re.compile(
+    r"\bst\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v(\d))?\.[bfusx]+(\d+)\b|(?:global|buffer|flat)_store_(\w+)"
+)
+_AMD_WIDTHS = {"byte": 1, "short": 2, "short_d16_hi": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
+
+
+def _width(vector: str | None, bits: str | None, amd: str | None) -> int:
+    return _AMD_WIDTHS[amd] if amd else int(vector or 1) * int(bits or 0) // 8
+
+
+class StubContext(TensorFactories):
+    """As much of a context as making and calling an operator takes: no peers, no GPU, memory that nobody touches."""
+
+    def __init__(self, case: Case, heap_size: int = HEAP_SIZE) -> None:
+        self._case = case
+        self.control_plane = mock.Mock(rank=case.rank, world_size=case.world_size)
+        self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
+        self.backend = mock.Mock(
+            device=torch.device("cpu"),
+            open_window=self._open_window,
+            streams_need_a_unit=not TARGETS[case.target].is_nvidia,
+            storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
+        )
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
+        self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
+        self.peer_view = self.heap.peer_view
+        self.operators: dict[Any, Any] = {}
+        self.debug = False
+        self.ranks_on_device = 1
+
+    def _open_window(self, control_plane: Any, size: int) -> tuple[torch.Tensor, int]:
+        smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window
+        memory = mmap.mmap(-1, max(size * control_plane.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
+        return torch.frombuffer(memory, dtype=torch.uint8), size
+
+    def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        return self.heap.allocate(shape, dtype)
+
+    def free(self, buffer: torch.Tensor) -> None:
+        self.heap.free(buffer)
+
+    def zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+        return self.empty(*size, dtype=dtype)
+
+    def get_rank(self) -> int:
+        return self._case.rank
+
+    def get_num_ranks(self) -> int:
+        return self._case.world_size
+
+    def get_device(self) -> torch.device:
+        return self.backend.device
+
+    def get_cu_count(self) -> int:
+        return TARGETS[self._case.target].num_sms
+
+    def get_arch(self) -> str:
+        return self._case.target
+
+    def get_heap_bases(self) -> torch.Tensor:
+        return self.heap.bases
+
+    def get_watchdog(self) -> torch.Tensor:
+        return self.watchdog.words
+
+    def is_interpreted(self) -> bool:
+        return False
+
+    def agree(self, what: str, value: Any) -> None:
+        pass
+
+    def barrier(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def make_stream(self) -> Any:
+        return mock.MagicMock()
+
+
+@contextlib.contextmanager
+def recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
+    """Launch nothing; yield the list that kernels and their arguments go to."""
+    launches: list[tuple[JITFunction, dict[str, Any]]] = []
+
+    def record(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
+
+    with mock.patch.object(JITFunction, "run", record):
+        yield launches
+
+
+def compile_case(case: Case) -> list[Compiled]:
+    """Make the operator, call it once, and return every kernel it launched, compiled."""
+    with (
+        recorded_launches() as launches,
+        mock.patch.object(hopper, "machine_reason", return_value=None),
+        mock.patch.object(torch, "zeros", torch.empty),  # gigabytes that nothing will read
+    ):
+        build = get_variant(case.family, case.variant).build
+        ctx = StubContext(case)
+        operator = build(ctx, make_problem(case))
+        if case.pointers or case.pingpong or case.k_chunks > 1 or case.splits > 1:
+            config = replace(operator.config, descriptors=not case.pointers)
+            if case.k_chunks > 1 or case.splits > 1:
+                config = replace(config, k_chunks=case.k_chunks, splits=case.splits)
+            if case.pingpong:
+                config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], splits=1)
+            ctx = StubContext(case)
+            operator = build(ctx, make_problem(case), config)
+        operator(*_operands(operator.problem, case))
+    return [
+        replace(
+            compile_kernel(kernel, arguments, case.target, config=operator.ran_config),
+            descriptors_on_heap=_descriptors_on(ctx.heap, arguments),
+        )
+        for kernel, arguments in launches
+    ]
+
+
+def _descriptors_on(heap: SymmetricHeap, arguments: dict[str, Any]) -> frozenset[str]:
+    begin = heap.window.data_ptr()
+    found = {name: value.base.data_ptr() for name, value in arguments.items() if isinstance(value, DESCRIPTORS)}
+    return frozenset(name for name, address in found.items() if begin <= address < begin + heap.window.nbytes)
+
+
+def make_problem(case: Case) -> Any:
+    """Return the problem that a case's operator is made for."""
+    family = importlib.import_module(f"iris_kernels.{case.family}")
+    return family.Problem(case.size, case.size, case.size, case.world_size, case.dtype)
+
+
+def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    a = torch.empty(problem.a_shape(case.rank), dtype=case.dtype)
+    k, n = problem.b_shape(case.rank)
+    if case.layout == "nk":
+        return a, torch.empty(n, k, dtype=case.dtype).t()
+    return a, torch.empty(k, n, dtype=case.dtype)
+
+
+def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: str, *, config: Any = None) -> Compiled:
+    """Compile a kernel for these arguments, options such as ``num_warps`` among them."""
+    target = TARGETS[target_name]
+    backend = make_backend(target.gpu)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(**arguments, debug=False)
+    parsed, signature, constexprs, attrs = kernel._pack_args(backend, options, bound, specialization, options)
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    built = triton.compile(
+        make_source(kernel, signature, constexprs, attrs), target=target.gpu, options=dict(parsed.__dict__)
+    )
+    if target.is_nvidia:
+        code = built.asm["ptx"]
+        registers, scratch_bytes = _nvidia_resources(built.asm["cubin"])
+    else:
+        code = built.asm["amdgcn"]
+        registers, scratch_bytes = _amd_resources(code)
+    return Compiled(
+        name=kernel.fn.__name__,
+        arguments=frozenset(arguments),
+        code=code,
+        ttgir=built.asm["ttgir"],
+        threads=parsed.num_warps * target.gpu.warp_size,
+        shared_bytes=built.metadata.shared,
+        registers=registers,
+        scratch_bytes=scratch_bytes,
+        config=config,
+        constants={param.name: arguments[param.name] for param in kernel.params if param.is_constexpr},
+    )
+
+
+def _nvidia_resources(cubin: bytes) -> tuple[int, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def _amd_resources(code: str) -> tuple[int, int]:
+    def value(name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+)", code)
+        assert found, f"{name} is not in the assembly"
+        return int(found.group(1))
+
+    # Scalar registers spill into lanes of vector registers, not into memory.
+    return value("TotalNumVgprs"), value("ScratchSize") + 4 * value("vgpr_spill_count")

@@ -1,0 +1,311 @@
+"""The cost model: close to what was measured, sound where nothing was, and easy to fit again."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from iris_bench import cli
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import Record, read_records
+from iris_bench.tune.measured import measurements
+from overlap_taxonomy import (
+    MACHINES,
+    Work,
+    copies_operands,
+    list_families,
+    list_variants,
+    machine_for,
+    predict_ideal_us,
+    predict_us,
+)
+from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
+from overlap_taxonomy.machine import Machine
+from overlap_taxonomy.model import FAMILIES
+
+RESULTS = Path(__file__).parents[2] / "results"
+SWEEPS = [RESULTS / f"h200x4-{name}bf16.csv" for name in ("", "large-", "decode-")]
+H200 = MACHINES["h200x4"]
+
+
+def measured(files: list[Path] = SWEEPS, machine: Machine = H200) -> list[Measurement]:
+    return measurements((record for file in files for record in read_records(file)), machine)
+
+
+def test_the_model_is_close_to_the_sweeps() -> None:
+    errors = [abs(error) for one in measured() if (error := error_of(H200, one)) is not None]
+    assert len(errors) > 800
+    assert statistics.median(errors) < 0.08
+    medians = median_errors(H200, measured())
+    # A kernel for many rows, of which most of these problems have few.
+    off = {family for family, variant in medians if medians[family, variant] > 0.17}
+    assert off == {"all_gather_gemm", "gemm_reduce_scatter"}
+    assert {variant for family, variant in medians if medians[family, variant] > 0.17} == {"warp_specialized"}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_model_knows_that_a_single_wave_has_the_own_tiles_too(ranks: int) -> None:
+    """From 256 rows on `warp_specialized` is no slower than others: what is predicted of it decides what is chosen."""
+    machine = MACHINES[f"h200x{ranks}"]
+    few = [one for one in measured([RESULTS / f"h200x{ranks}-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
+    assert median_errors(machine, few)["gemm_reduce_scatter", "warp_specialized"] < 0.25
+
+
+def test_the_model_of_two_is_close_to_their_sweeps() -> None:
+    machine = MACHINES["h200x2"]
+    files = [RESULTS / f"h200x2-{name}-bf16.csv" for name in ("large", "decode")]
+    errors = [abs(error) for one in measured(files, machine) if (error := error_of(machine, one)) is not None]
+    assert len(errors) > 680
+    assert statistics.median(errors) < 0.10
+
+
+def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
+    machine = machine_for("NVIDIA H200", 1)
+    assert machine
+    few = [one for one in measured([RESULTS / "h200-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
+    assert median_errors(machine, few)["all_gather_gemm", "warp_specialized"] < 0.08
+
+
+def test_the_model_of_two_predicts_one_h100() -> None:
+    """No constant is fitted to it."""
+    one = machine_for("NVIDIA H100 80GB HBM3", 1)
+    assert one is not None
+    rows = measured([RESULTS / "h100-bf16.csv"], one)
+    assert len(rows) == 827
+    assert statistics.median(abs(error_of(one, row) or 0) for row in rows) < 0.1
+    assert max(median_errors(one, rows).values()) < 0.2
+
+
+def test_constants_that_are_kept_stay_as_they_are() -> None:
+    faster = replace(H200, boost_tflops=H200.boost_tflops * 1.2)
+    few = measured()[:20]
+    assert fit(faster, few).boost_tflops != faster.boost_tflops
+    assert fit(faster, few, keep=["boost_tflops"]).boost_tflops == faster.boost_tflops
+    with pytest.raises(ValueError, match="unknown constant 'speed'; known constants: boost_tflops"):
+        fit(H200, few, keep=["speed"])
+
+
+def test_every_variant_with_kernels_is_modelled() -> None:
+    assert sorted(FAMILIES) == list_families()
+    for variant in list_variants():
+        if variant.has_kernels or variant.name == "library":
+            assert variant.name in FAMILIES[variant.family]
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda machine: machine.name)
+@pytest.mark.parametrize("size", [1, 127, 4096])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+def test_every_time_is_positive_and_grows_with_the_work(machine, size: int, world_size: int) -> None:
+    for family, patterns in FAMILIES.items():
+        for variant in patterns:
+            us = predict_us(machine, variant, Work(family, size, 2048, 1024, world_size))
+            if us is None:
+                assert variant.startswith("warp_specialized")
+                assert not machine.is_hopper
+                continue
+            assert us > 0
+            more = predict_us(machine, variant, Work(family, 16 * size, 4 * 2048, 4 * 1024, world_size))
+            assert more is not None
+            assert more > us
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_overlap_is_faster_than_the_link_or_the_multiplication(family: str) -> None:
+    """All ranks of 8192 x 8192 x 8192 send a quarter to three peers, and multiply a quarter, whatever the family."""
+    work = Work(family, 8192, 8192, 8192, 4)
+    link = 3 * 8192 * 2048 * 2 / max(H200.link_gbps, H200.engine_gbps) / 1e3
+    multiplication = 2 * 8192**3 / 4 / H200.boost_tflops / 1e6
+    for variant in FAMILIES[family]:
+        us = predict_us(H200, variant, work)
+        assert us is not None
+        assert us > max(link, multiplication)
+
+
+def test_the_bytes_of_the_last_wave_are_not_hidden() -> None:
+    """One wave of tiles: nothing can be sent beside it."""
+    one_wave = Work("gemm_all_scatter", 1024, 4096, 65536, 4)
+    slow_link = replace(H200, link_gbps=H200.link_gbps / 2)
+    push = 3 * 1024 * 1024 * 2 / H200.link_gbps / 1e3
+    for variant in ("warp_specialized", "fused_sequential"):
+        fast, slow = predict_us(H200, variant, one_wave), predict_us(slow_link, variant, one_wave)
+        assert fast is not None
+        assert slow is not None
+        assert slow - fast == pytest.approx(push, rel=1e-6)
+
+
+def test_of_several_waves_the_last_ones_bytes_alone_are_not_hidden() -> None:
+    """512 tiles are three waves of 132 and one of 116."""
+    long = Work("gemm_all_scatter", 8192, 8192, 65536, 4)
+    slow_link = replace(H200, link_gbps=H200.link_gbps / 2)
+    push = 3 * 8192 * 2048 * 2 / H200.link_gbps / 1e3
+    fast, slow = (predict_us(machine, "warp_specialized", long) for machine in (H200, slow_link))
+    assert fast is not None
+    assert slow is not None
+    assert slow - fast == pytest.approx(push * 116 / 512, rel=1e-6)
+
+
+def test_a_constant_is_found_again_by_fitting() -> None:
+    other = replace(H200, link_gbps=H200.link_gbps * 0.7, handshake_us=H200.handshake_us * 1.5)
+    truth = [replace(one, us=predict_us(other, one.variant, one.work) or one.us) for one in measured(SWEEPS[:1])]
+    truth = [one for one in truth if one.variant != "async_tp"]
+    fitted = fit(H200, truth)
+    assert fitted.link_gbps == pytest.approx(other.link_gbps, rel=0.05)
+    assert fitted.handshake_us == pytest.approx(other.handshake_us, rel=0.15)
+    assert statistics.median(abs(error_of(fitted, one) or 0) for one in truth) < 0.02
+
+
+def test_machines_are_found_by_the_drivers_name() -> None:
+    assert machine_for("NVIDIA H200", 4) is H200
+    assert machine_for("NVIDIA H200", 8) is MACHINES["h200x8"]
+    assert machine_for("AMD Instinct MI300X", 8) is MACHINES["mi300xx8"]
+    assert machine_for("NVIDIA H100 80GB HBM3", 4) is MACHINES["h100x4"]
+    others = ["NVIDIA GeForce 256", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H200 MIG 1g.18gb", ""]
+    for other in (*others, "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
+        assert machine_for(other, 4) is None
+    assert machine_for("NVIDIA H200", 2) is MACHINES["h200x2"]
+    three = machine_for("NVIDIA H200", 3)
+    assert three is not None
+    assert not three.is_measured
+
+
+def test_what_is_not_known_is_said() -> None:
+    work = Work("gemm_all_scatter", 8, 8, 8, 2)
+    assert predict_us(H200, "magic", work) is None
+    with pytest.raises(ValueError, match="no model of family 'gemm_all_thumbs'; known families: gemm_all_scatter"):
+        predict_us(H200, "library", replace(work, family="gemm_all_thumbs"))
+    with pytest.raises(ValueError, match="k is 0"):
+        replace(work, k=0)
+
+
+def test_the_model_needs_no_torch() -> None:
+    look = "import sys, overlap_taxonomy.fit; sys.exit(bool({'torch', 'triton', 'iris_kernels'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", look], timeout=60).returncode == 0
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(cli.app, ["model", *map(str, arguments)])
+
+
+def test_the_command_compares_fits_and_predicts() -> None:
+    compared = invoke(*SWEEPS)
+    assert compared.exit_code == 0, compared.output
+    assert "h200x4: median error of all" in compared.stdout
+    assert "not modelled: async_tp" in compared.stdout
+    assert "8192x8192x28672" in invoke(SWEEPS[1], "--each").stdout
+    fitted = invoke("--fit", SWEEPS[1])
+    assert "link_gbps=" in fitted.stdout
+    predicted = invoke("--machine", "h200x8,mi300xx8", "--shapes", "1024x2048x4096")
+    assert predicted.stdout.count("PREDICTION") == 2 * len(FAMILIES)
+    assert "PREDICTION" not in invoke("--shapes", "1024x2048x4096").stdout
+
+
+def test_the_ideal_is_the_longer_of_the_gemm_and_the_bytes() -> None:
+    """As measured beside the sweeps, to a few percent where that is the GEMM; and no variant is predicted ahead."""
+    long = Work("all_gather_gemm", 8192, 8192, 28672, 4)
+    by_bytes = predict_ideal_us(H200, long, 10**9)
+    assert by_bytes == pytest.approx(1e6 / max(H200.link_gbps, H200.engine_gbps))
+    records = [one for one in read_records(SWEEPS[1]) if one.variant == "gemm_alone" and one.m >= 8192]
+    off = defaultdict(list)
+    for one in records:
+        work = Work(one.family, one.m, one.n, one.k, one.world_size)
+        off[one.family].append(abs(predict_ideal_us(H200, work, 0) / one.time_us - 1))
+    assert len(off) == 3
+    for errors in off.values():
+        assert len(errors) > 5
+        assert statistics.median(errors) < 0.06
+    for family in FAMILIES:
+        work = Work(family, 8192, 8192, 28672, 4)
+        for variant in ("library", "bulk_synchronous", "fused_sequential"):
+            assert predict_us(H200, variant, work) > predict_ideal_us(H200, work, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--machine", "abacus"], "known machines: h200x2"),
+        (["--fit"], "--fit needs CSVs"),
+        (["nothing.csv"], "cannot read nothing.csv"),
+        (["--machine", "mi300xx8", SWEEPS[0]], "no row of the CSVs was measured on 8 x MI300X"),
+        (["--machine", "h200x2", SWEEPS[0]], "they are of 4 x NVIDIA H200: --machine h200x4"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments: list[object], says: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_rows_that_it_cannot_compare_are_named(tmp_path: Path) -> None:
+    def refused(rows: Sequence[Record], *options: str) -> str:
+        (tmp_path / "rows.csv").unlink(missing_ok=True)
+        append_records(tmp_path / "rows.csv", rows)
+        result = invoke(tmp_path / "rows.csv", *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert len(result.stderr.splitlines()) == 1
+        return result.stderr
+
+    rows = read_records(SWEEPS[0])
+    unknown = [row for row in rows if (row.family, row.variant) == ("all_gather_gemm", "async_tp")]
+    for options in ([], ["--each"], ["--fit"]):
+        said = refused(unknown, *options)
+        assert "the model knows none of the variants measured on 4 x H200: all_gather_gemm/async_tp;" in said
+    assert "rows.csv, line 3: unknown dtype 'int4'" in refused([rows[0], replace(rows[1], dtype="int4")])
+
+
+H200X2 = MACHINES["h200x2"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "work", "copies"),
+    [
+        ("one_shot", Work("gemm_all_scatter", 8, 4096, 4097, 2), True),
+        ("one_shot", Work("gemm_all_scatter", 8, 4097, 4096, 2), False),  # B by columns, as weights are
+        ("one_shot", Work("gemm_all_scatter", 8, 4096, 4097, 2, element_bytes=4), False),  # read through pointers
+        ("library", Work("gemm_all_scatter", 8, 4096, 4097, 2), False),
+        ("fused_sequential", Work("all_gather_gemm", 8, 4096, 4097, 2), False),  # the same
+        ("copy_engine", Work("gemm_reduce_scatter", 8, 4096, 8191, 2), True),  # 4096 on one rank, 4095 on the other
+        ("copy_engine", Work("gemm_reduce_scatter", 8, 4096, 8192, 2), False),
+        ("copy_engine", Work("a family of others", 8, 4096, 4097, 2), False),
+    ],
+)
+def test_which_calls_begin_with_a_copy(variant: str, work: Work, copies: bool) -> None:
+    assert copies_operands(H200X2, variant, work) == copies
+    assert not copies_operands(MACHINES["mi300xx8"], variant, work)
+
+
+def test_narrow_rows_cost_ours_a_copy_and_the_vendors_much() -> None:
+    def us(variant: str, k: int, **options: int) -> float:
+        found = predict_us(H200X2, variant, Work("gemm_all_scatter", 8192, 8192, k, 2, **options))
+        assert found is not None
+        return found
+
+    assert us("library", 4097) > 4 * us("library", 4096)
+    assert us("warp_specialized", 4096) + 30 < us("warp_specialized", 4097) < 2 * us("warp_specialized", 4096)
+    # Of fp32, which is read through pointers, nothing is known of the vendor's.
+    assert us("library", 4098, element_bytes=4) < 1.1 * us("library", 4096, element_bytes=4)
+    assert us("copy_engine", 4098, element_bytes=4) > 4 * us("copy_engine", 4096, element_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--keep", "hop_us"], "there is no --fit"),
+        (["--each"], "--each sweep.csv"),
+        (["--fit"], "--fit needs CSVs"),
+        ([RESULTS / "h200x2-rows512-bf16.csv", "--shapes", "1x2x3"], "say what to predict"),
+        ([RESULTS / "h200x2-rows512-bf16.csv", "--family", "all_gather_gemm"], "say what to predict"),
+    ],
+)
+def test_options_without_effect_are_refused(options: list[str | Path], said: str) -> None:
+    result = invoke(*options)
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -1,0 +1,178 @@
+"""Layers cut over the ranks under torch.compile: whole graphs, gradients included, for every number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layers import SIZES, cut_pair, draw, far, parameters, released, whole_pair
+from ranks import Ranks, context, raised
+from torch import nn
+from torch_compiling import compiled, if_it_compiles
+
+on_cpu = pytest.mark.parametrize("device", ["cpu"])
+TOKENS = (8, 12, 8)
+
+
+class Block(nn.Module):
+    """Two pairs of layers of one size, so of one code and of the same operators."""
+
+    def __init__(self, sequence_parallel: bool) -> None:
+        super().__init__()
+        pairs = [cut_pair(whole_pair(seed), sequence_parallel=sequence_parallel) for seed in range(2)]
+        self.layers = nn.ModuleList(nn.Sequential(up, nn.ReLU(), down) for up, down in pairs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], -1)[:, -SIZES[0] :]
+        return x
+
+
+@released
+def train(
+    rank: int, world_size: int, backend: str, sequence_parallel: bool, sizes: tuple[int, ...] = TOKENS
+) -> tuple[list[Any], list[int]]:
+    """Return how far a compiled block is from itself without the compiler, and how many graphs were made."""
+    block = Block(sequence_parallel)
+    step, graphs, wrong = compiled(block, backend), [], []
+    torch._dynamo.utils.counters.clear()  # of other tests
+    for seed, tokens in enumerate(sizes):
+        x = draw(seed, tokens, SIZES[0])
+        x = x.chunk(world_size)[rank] if sequence_parallel else x
+
+        def run(fn: Callable[..., Any], x: torch.Tensor = x) -> list[torch.Tensor]:
+            block.zero_grad()
+            leaf = x.clone().requires_grad_()
+            output = fn(leaf)
+            output.square().sum().backward()
+            return [one.detach().clone() for one in (output, leaf.grad, *(one.grad for one in parameters([block])))]
+
+        expected, found = run(block), run(step)
+        wrong += far(found, expected)
+        with torch.inference_mode():
+            wrong += far([block(x)], expected[:1])
+            wrong += far([step(x)], expected[:1])
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return wrong, graphs
+
+
+@on_cpu
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_layers_are_part_of_a_whole_graph(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
+    """A graph for each number of tokens, with gradients and without; none again for one that came before."""
+    assert ranks(2).call(train, "aot_eager", sequence_parallel) == [([], [2, 4, 4])] * 2
+
+
+@on_cpu
+@if_it_compiles
+def test_a_graph_of_layers_is_right_where_steps_are_merged(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(train, "inductor", True, TOKENS[:1]) == [([], [2])] * 2
+
+
+# How a training step calls what is compiled before its backward pass; each returns the losses' terms.
+
+
+def blocks_one_by_one(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    for block in blocks:
+        x = torch.cat([x, block(x)], -1)[:, -SIZES[0] :]
+    return [x]
+
+
+def model_twice(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    return [blocks_one_by_one(blocks, x)[0] * blocks_one_by_one(blocks, x * 2 - 1)[0]]
+
+
+def inference_before_backward(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    loss = blocks_one_by_one(blocks, x)
+    with torch.no_grad():
+        blocks_one_by_one(blocks, x + 1)
+    return loss
+
+
+def microbatches(blocks: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
+    return [blocks_one_by_one(blocks, x * scale)[0] for scale in (1, 2, 3)]
+
+
+STEPS = {step.__name__: step for step in (blocks_one_by_one, model_twice, inference_before_backward, microbatches)}
+
+
+@released
+def train_by_blocks(rank: int, world_size: int, backend: str, sequence_parallel: bool, step: str) -> list[Any]:
+    """Return how far a training step of blocks, compiled one by one, is from the same step in eager mode."""
+    layers = Block(sequence_parallel).layers
+    blocks = [compiled(layer, backend) for layer in layers]
+    x = draw(1, 8, SIZES[0])
+    x = x.chunk(world_size)[rank] if sequence_parallel else x
+
+    def run(blocks: Any) -> list[torch.Tensor]:
+        layers.zero_grad()
+        leaf = x.clone().requires_grad_()
+        losses = STEPS[step](blocks, leaf)
+        sum(loss.square().sum() for loss in losses).backward()
+        return [one.detach().clone() for one in (*losses, leaf.grad, *(one.grad for one in parameters(layers)))]
+
+    expected = run(layers)
+    return [far(run(blocks), expected) for _ in range(2)]
+
+
+on_any = pytest.mark.parametrize("step", STEPS)
+sequence_parallel_or_not = pytest.mark.parametrize("sequence_parallel", [True, False])
+
+
+@on_cpu
+@on_any
+@sequence_parallel_or_not
+def test_calls_before_a_backward_pass_leave_it_right(
+    ranks: Callable[[int], Ranks], step: str, sequence_parallel: bool
+) -> None:
+    """Autograd keeps what a compiled call was given; a later call must not have changed it."""
+    assert ranks(2).call(train_by_blocks, "aot_eager", sequence_parallel, step) == [[[], []]] * 2
+
+
+@on_cpu
+@if_it_compiles
+def test_calls_before_a_backward_pass_leave_it_right_where_steps_are_merged(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(train_by_blocks, "inductor", True, "model_twice") == [[[], []]] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("mode", ["inductor", "reduce-overhead"])
+@on_any
+@sequence_parallel_or_not
+def test_calls_before_a_backward_pass_leave_it_right_on_gpus(
+    ranks: Callable[[int], Ranks], step: str, sequence_parallel: bool, mode: str
+) -> None:
+    assert ranks(2).call(train_by_blocks, mode, sequence_parallel, step) == [[[], []]] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_steps_are_replayed_where_overhead_is_reduced(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
+    """Both ways, in CUDA graphs of two numbers of tokens, in turn."""
+    sizes, graphs = (8,) * 4 + (12,) * 4 + (8, 12), [2] * 4 + [4] * 6
+    assert ranks(2).call(train, "reduce-overhead", sequence_parallel, sizes) == [([], graphs)] * 2
+
+
+@released
+def make_while_compiling(rank: int, world_size: int) -> Any:
+    """The first call of a size ends the graph where it makes its operators; those after it do not."""
+    layer = cut_pair(whole_pair(), sequence_parallel=True)[0]
+    x = draw(0, 8, SIZES[0]).chunk(world_size)[rank]
+    with torch.no_grad():
+        error = raised(compiled(layer), x)
+        first = compiled(layer, whole=False)(x)
+        made = len(context().operators)
+        return error, made, far([first, compiled(layer)(x)], [layer(x)] * 2)
+
+
+@on_cpu
+def test_operators_may_be_made_while_compiling(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), made, wrong in ranks(2).call(make_while_compiling):
+        assert kind == "Unsupported"
+        assert "call the layer once before it is compiled" in message
+        assert made == 1
+        assert wrong == []
