@@ -16,10 +16,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_call, wait_ready
 from .operator import AllGatherGemm
-from .shards import multiply_shards, push_shard
+from .shards import MULTIPLIES, PUSHES, multiply_shards, push_shard
 
 
-@triton.jit
+@triton.jit(launch_metadata=PUSHES)
 def all_gather_gemm_bulk_synchronous_push(
     shard, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
 ):
@@ -30,7 +30,7 @@ def all_gather_gemm_bulk_synchronous_push(
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES)
 def all_gather_gemm_bulk_synchronous(
     a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

@@ -17,10 +17,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import GemmConfig
 from ..common.handshake import current_call, finish_and_clear
 from .copies import PushedByCopyEngines
-from .shards import Arrivals, multiply_shards
+from .shards import MULTIPLIES, Arrivals, multiply_shards
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES)
 def all_gather_gemm_copy_engine(
     a,
     b,

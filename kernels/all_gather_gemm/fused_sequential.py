@@ -24,10 +24,10 @@ from ..common.handshake import begin_call, finish_call, wait_ready_of
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .operator import AllGatherGemm
 from .problem import AllGatherGemmProblem
-from .shards import rows_of_shard
+from .shards import MULTIPLIES, rows_of_shard
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES)
 def all_gather_gemm_fused_sequential(
     own_ptr, b, gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

@@ -34,7 +34,7 @@ from ..common.stream_k import buffer_of_call, compute_tiles, with_columns
 from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from .operator import AllGatherGemm
-from .shards import chunk_offsets, num_chunks_of
+from .shards import PUSHES_AND_MULTIPLIES, chunk_offsets, num_chunks_of
 
 COLS = 1024  # of a chunk of the shard: what a program of 128 threads loads at once from a row
 
@@ -65,7 +65,7 @@ def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
     trace_span(peers, STORE, tile, began)
 
 
-@triton.jit
+@triton.jit(launch_metadata=PUSHES_AND_MULTIPLIES)
 def all_gather_gemm_one_shot(
     a,
     b,

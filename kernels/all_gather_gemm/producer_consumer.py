@@ -23,10 +23,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals, wait_ready
 from .operator import AllGatherGemm
-from .shards import Arrivals, multiply_shards, push_shard
+from .shards import MULTIPLIES, PUSHES, Arrivals, multiply_shards, push_shard
 
 
-@triton.jit
+@triton.jit(launch_metadata=PUSHES)
 def all_gather_gemm_producer_consumer_push(
     shard, peers, total_programs, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
 ):
@@ -37,7 +37,7 @@ def all_gather_gemm_producer_consumer_push(
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES)
 def all_gather_gemm_producer_consumer(
     a,
     b,

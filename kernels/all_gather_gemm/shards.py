@@ -19,6 +19,7 @@ from iris_core.device.cache_key import in_cache_key
 
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.handshake import signal_chunk
+from ..common.launch_metadata import Arguments, block_product, launch_metadata, peers_of
 from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 
 
@@ -32,6 +33,15 @@ class Shard(NamedTuple):
     stride_src_m: int
     stride_src_k: int
     stride_dst_m: int
+
+
+def _pushed(args: Arguments) -> int:
+    return args["shard"].rows * args["shard"].columns * peers_of(args)
+
+
+MULTIPLIES = launch_metadata(product=block_product)
+PUSHES = launch_metadata(moved=_pushed)
+PUSHES_AND_MULTIPLIES = launch_metadata(product=block_product, moved=_pushed)
 
 
 @in_cache_key

@@ -42,6 +42,7 @@ from ..common.hopper.operator import STAGES, WarpSpecializedOperator
 from ..common.hopper.pipeline import make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.signal_pipeline import make_signal_pipeline
+from ..common.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.operands import padded
 from .comm_programs import ShardChunks, load_gate, send_shard, signal_chunks, wait_all_chunks
 from .operator import AllGatherGemm
@@ -53,7 +54,16 @@ _CHUNK_BYTES = (1 << 19, 1 << 22)
 _SMALL_SHARD_BYTES = 16 << 20
 
 
-@gluon.jit
+def product_of_shards(args: Arguments) -> tuple[int, int, int]:
+    """Return the product of the gathered A with this rank's columns."""
+    return args["gathered"].shape[0], args["sizes"].n, args["sizes"].k
+
+
+def _sent(args: Arguments) -> int:
+    return args["shard"].rows * args["shard"].k * peers_of(args)
+
+
+@gluon.jit(launch_metadata=launch_metadata(product=product_of_shards, moved=_sent))
 def all_gather_gemm_warp_specialized(
     a,
     gathered,

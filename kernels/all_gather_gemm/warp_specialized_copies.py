@@ -40,12 +40,13 @@ from ..common.hopper.epilogue_store import (
 from ..common.hopper.pipeline import make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
+from ..common.launch_metadata import launch_metadata
 from .copies import PushedByCopyEngines
 from .schedule import Gathering
-from .warp_specialized import StoresShards
+from .warp_specialized import StoresShards, product_of_shards
 
 
-@gluon.jit
+@gluon.jit(launch_metadata=launch_metadata(product=product_of_shards))
 def all_gather_gemm_warp_specialized_copies(
     a,
     gathered,

@@ -22,10 +22,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from .operator import AllGatherGemm
-from .shards import Arrivals, multiply_shards, push_shard
+from .shards import PUSHES_AND_MULTIPLIES, Arrivals, multiply_shards, push_shard
 
 
-@triton.jit
+@triton.jit(launch_metadata=PUSHES_AND_MULTIPLIES)
 def all_gather_gemm_workgroup_specialized(
     a,
     b,

@@ -21,6 +21,7 @@ from iris_core import signal, translate, wait
 from .arguments import Block
 from .gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
 from .handshake import wait_chunks, wait_ready
+from .launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from .trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, SUM, WAIT, trace_span, trace_time
 
 # How a computed partial tile is signalled inside the rank.
@@ -46,6 +47,35 @@ class Staging(NamedTuple):
     shard_rows: int
     m: int
     n: int
+
+
+def _own_rows(args: Arguments) -> int:
+    return size_of_shard(args["staging"].m, args["staging"].shard_rows, args["peers"].rank)
+
+
+def _peers_rows(args: Arguments) -> int:
+    return int(args["staging"].m) - _own_rows(args)
+
+
+def _sent(args: Arguments) -> int:
+    return _peers_rows(args) * int(args["staging"].n)
+
+
+def _added(args: Arguments) -> int:
+    """Return how many elements of peers' partials are read, and of sums are stored to peers."""
+    destinations = int(args.get("DESTINATIONS", 1))
+    return _own_rows(args) * int(args["staging"].n) * (peers_of(args) + destinations - 1)
+
+
+COMPUTES_ALL = launch_metadata(product=lambda args: (args["staging"].m, args["staging"].n, args["gemm"].k))
+COMPUTES_FOR_PEERS = launch_metadata(product=lambda args: (_peers_rows(args), args["staging"].n, args["gemm"].k))
+PUSHES = launch_metadata(moved=_sent)
+SUMS = launch_metadata(product=lambda args: (_own_rows(args), args["staging"].n, args["gemm"].k), moved=_added)
+PULLS = launch_metadata(moved=lambda args: _added(args) + 2 * _own_rows(args) * args["staging"].n)
+COMPUTES_AND_SUMS = launch_metadata(
+    product=lambda args: (args["staging"].m, args["staging"].n, args["gemm"].k),
+    moved=lambda args: _sent(args) + _added(args),
+)
 
 
 @triton.jit

@@ -24,11 +24,11 @@ from ..common.fused_operator import FusedOperator
 from ..common.gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
-from .operator import FAMILY
+from .operator import FAMILY, ONE_SHOT
 from .problem import GemmAllReduceProblem
 
 
-@triton.jit
+@triton.jit(launch_metadata=ONE_SHOT)
 def gemm_all_reduce_fused_sequential(
     a, b, gemm, out, workspace_ptr, flags_ptr, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

@@ -25,7 +25,7 @@ from ..common.handshake import begin_own_call, end_own_call, on_every_rank
 from ..common.stream_k import buffer_of_call, compute_tiles
 from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
-from .operator import FAMILY
+from .operator import FAMILY, ONE_SHOT
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def sum_subtile(out, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, R
     store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS)
 
 
-@triton.jit
+@triton.jit(launch_metadata=ONE_SHOT)
 def gemm_all_reduce_one_shot(
     a,
     b,

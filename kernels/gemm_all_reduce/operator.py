@@ -5,9 +5,18 @@ from __future__ import annotations
 import torch
 
 from ..common.arguments import Block
+from ..common.launch_metadata import Arguments, launch_metadata, peers_of
 from ..gemm_reduce_scatter.operator import GemmReduceScatter
 
 FAMILY = "gemm_all_reduce"
+
+
+def _moved(args: Arguments) -> int:
+    """Return how many elements are stored as partials to peers, and read as all ranks' partials."""
+    return args["out"].m * args["out"].n * (2 * peers_of(args) + 1)
+
+
+ONE_SHOT = launch_metadata(product=lambda args: (args["out"].m, args["out"].n, args["gemm"].k), moved=_moved)
 
 
 class TwoShot(GemmReduceScatter):

@@ -14,10 +14,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, current_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import SIGNAL_NOTHING, compute_tiles, push_tiles
+from .tiles import MULTIPLIES, PUSHES, SIGNAL_NOTHING, compute_tiles, push_tiles
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES)
 def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C."""
     epoch = begin_call(peers, WORLD_SIZE)
@@ -25,7 +25,7 @@ def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, WORLD_SIZE: tl.c
     compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, SIGNAL_NOTHING, 1, WORLD_SIZE, TILE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=PUSHES)
 def gemm_all_scatter_bulk_synchronous_push(
     block, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

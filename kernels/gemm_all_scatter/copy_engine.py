@@ -19,10 +19,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ..common.handshake import begin_call, current_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import SIGNAL_CHUNK, compute_tiles
+from .tiles import MULTIPLIES, SIGNAL_CHUNK, compute_tiles
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES)
 def gemm_all_scatter_copy_engine(a, b, gemm, block, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C and count each chunk's tiles."""
     epoch = begin_call(peers, WORLD_SIZE)

@@ -17,10 +17,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import SIGNAL_NOTHING, compute_tiles
+from .tiles import MULTIPLIES_AND_PUSHES, SIGNAL_NOTHING, compute_tiles
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
 def gemm_all_scatter_fused_sequential(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C into every rank's C."""
     epoch = begin_call(peers, WORLD_SIZE)

@@ -27,6 +27,7 @@ from ..common.stream_k import compute_tiles, with_columns
 from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import STORE, WAIT, trace_span, trace_time
 from .operator import GemmAllScatter
+from .tiles import MULTIPLIES_AND_PUSHES
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
     trace_span(peers, STORE, tile, began)
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
 def gemm_all_scatter_one_shot(
     a,
     b,

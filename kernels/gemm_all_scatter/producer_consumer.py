@@ -17,10 +17,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, current_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import SIGNAL_TILE, compute_tiles, push_tiles
+from .tiles import MULTIPLIES, PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES)
 def gemm_all_scatter_producer_consumer(
     a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
@@ -31,7 +31,7 @@ def gemm_all_scatter_producer_consumer(
     finish_call(peers, epoch, total_programs, WORLD_SIZE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=PUSHES)
 def gemm_all_scatter_producer_consumer_push(
     block, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

@@ -13,12 +13,22 @@ from iris_core import signal, translate, wait
 
 from ..common.gemm import matmul_tile, num_tiles, store_tile, subtile_offsets, tile_origin
 from ..common.handshake import wait_ready
+from ..common.launch_metadata import Arguments, block_product, launch_metadata, peers_of
 from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, WAIT, trace_span, trace_time
 
 # How a computed tile is signalled inside the rank.
 SIGNAL_NOTHING = tl.constexpr(0)
 SIGNAL_TILE = tl.constexpr(1)  # flags[tile] = the call's number
 SIGNAL_CHUNK = tl.constexpr(2)  # flags[chunk of rows] += 1, for a stream to wait on
+
+
+def _sent(args: Arguments) -> int:
+    return args["block"].m * args["block"].n * peers_of(args)
+
+
+MULTIPLIES = launch_metadata(product=block_product)
+PUSHES = launch_metadata(moved=_sent)
+MULTIPLIES_AND_PUSHES = launch_metadata(product=block_product, moved=_sent)
 
 
 @triton.jit

@@ -35,13 +35,18 @@ from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.pipeline import make_pipeline
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, trace_number, whole_waves, work_tile
+from ..common.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.operands import ROW_BYTES, padded
 from ..common.trace import SEND_WAIT, trace_span, trace_time
 from .operator import GemmAllScatter
 from .problem import GemmAllScatterProblem
 
 
-@gluon.jit
+def _sent(args: Arguments) -> int:
+    return args["sizes"].m * args["sizes"].n * peers_of(args)
+
+
+@gluon.jit(launch_metadata=launch_metadata(product=lambda args: args["sizes"], moved=_sent))
 def gemm_all_scatter_warp_specialized(a, b, out, workspace, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Compute this rank's block of C into every rank's C."""
     pipeline = make_pipeline(a, b, TILE)

@@ -20,10 +20,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_call
 from .operator import GemmAllScatter
-from .tiles import SIGNAL_TILE, compute_tiles, push_tiles
+from .tiles import MULTIPLIES_AND_PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
 
 
-@triton.jit
+@triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
 def gemm_all_scatter_workgroup_specialized(
     a,
     b,

@@ -19,12 +19,12 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.config import GemmConfig
 from ..common.gemm import store_subtile, store_tile, subtile_offsets, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
-from ..common.partials import largest_shard, own_partial, partial_tile, shard_tiles
+from ..common.partials import COMPUTES_ALL, PULLS, largest_shard, own_partial, partial_tile, shard_tiles
 from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
 from .operator import GemmReduceScatter
 
 
-@triton.jit
+@triton.jit(launch_metadata=COMPUTES_ALL)
 def gemm_reduce_scatter_bulk_synchronous(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's partial tiles of all shards."""
     tiles = shard_tiles(staging, TILE)
@@ -37,7 +37,7 @@ def gemm_reduce_scatter_bulk_synchronous(a, b, gemm, staging, peers, WORLD_SIZE:
         trace_span(peers, STORE, index, began)
 
 
-@triton.jit
+@triton.jit(launch_metadata=PULLS)
 def gemm_reduce_scatter_bulk_synchronous_pull(
     out, staging, peers, ROWS: tl.constexpr, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

@@ -26,11 +26,11 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_another
 from ..common.handshake import begin_call, current_call, finish_after_arrivals, signal_chunk
-from ..common.partials import SIGNAL_CHUNK, compute_partial_tiles, sum_own_tiles
+from ..common.partials import COMPUTES_FOR_PEERS, SIGNAL_CHUNK, SUMS, compute_partial_tiles, sum_own_tiles
 from .operator import GemmReduceScatter
 
 
-@triton.jit
+@triton.jit(launch_metadata=COMPUTES_FOR_PEERS)
 def gemm_reduce_scatter_copy_engine(
     a, b, gemm, staging, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
@@ -47,7 +47,7 @@ def gemm_reduce_scatter_copy_engine_signal(peers, owner, count_ptr, WORLD_SIZE: 
     signal_chunk(peers, owner, WORLD_SIZE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=SUMS)
 def gemm_reduce_scatter_copy_engine_sum(
     a, b, gemm, out, staging, peers, CHUNKS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

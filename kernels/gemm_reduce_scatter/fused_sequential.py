@@ -20,6 +20,7 @@ from ..common.config import GemmConfig
 from ..common.gemm import store_tile
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.partials import (
+    COMPUTES_AND_SUMS,
     WAIT_TILES,
     owner_of,
     partial_tile,
@@ -34,7 +35,7 @@ from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .operator import GemmReduceScatter
 
 
-@triton.jit
+@triton.jit(launch_metadata=COMPUTES_AND_SUMS)
 def gemm_reduce_scatter_fused_sequential(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send the partial tiles of the peers' shards, then sum this rank's."""
     epoch = begin_call(peers, WORLD_SIZE)

@@ -21,6 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.arguments import Block
 from ..common.gemm import rounded, subtile
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.partials import COMPUTES_AND_SUMS
 from ..common.stream_k import buffer_of_call, compute_tiles
 from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
@@ -120,7 +121,7 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
         sum_own_rows(acc, out, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=COMPUTES_AND_SUMS)
 def gemm_reduce_scatter_one_shot(
     a,
     b,

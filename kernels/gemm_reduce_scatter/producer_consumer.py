@@ -23,11 +23,20 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals
-from ..common.partials import SIGNAL_TILE, WAIT_TILES, compute_partial_tiles, push_partial_tiles, sum_own_tiles
+from ..common.partials import (
+    COMPUTES_FOR_PEERS,
+    PUSHES,
+    SIGNAL_TILE,
+    SUMS,
+    WAIT_TILES,
+    compute_partial_tiles,
+    push_partial_tiles,
+    sum_own_tiles,
+)
 from .operator import GemmReduceScatter
 
 
-@triton.jit
+@triton.jit(launch_metadata=COMPUTES_FOR_PEERS)
 def gemm_reduce_scatter_producer_consumer(
     a, b, gemm, staging, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
@@ -38,7 +47,7 @@ def gemm_reduce_scatter_producer_consumer(
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=PUSHES)
 def gemm_reduce_scatter_producer_consumer_push(
     staging, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
@@ -49,7 +58,7 @@ def gemm_reduce_scatter_producer_consumer_push(
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
-@triton.jit
+@triton.jit(launch_metadata=SUMS)
 def gemm_reduce_scatter_producer_consumer_sum(
     a, b, gemm, out, staging, peers, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):

@@ -27,7 +27,7 @@ from iris_core import fence_before_descriptor_loads, gdc_launch_dependents, gdc_
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.config import GemmConfig
-from ..common.gemm import tile_origin
+from ..common.gemm import DESCRIPTORS_B_NK, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
 from ..common.hopper.arguments import PendingStore
 from ..common.hopper.epilogue_load import acquire_memory, load_partials, make_epilogue_load, release_memory
@@ -46,6 +46,7 @@ from ..common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
 from ..common.hopper.signal_pipeline import commit_signal, make_signal_pipeline, release_signal, wait_signal
 from ..common.hopper.tile_scheduler import num_waves, trace_number
+from ..common.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ..common.operands import padded
 from ..common.partials import signal_partial
 from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
@@ -55,7 +56,21 @@ from .roles import sum_second, sum_tiles
 from .tile_scheduler import WorkTile, schedule_tiles, work_tile
 
 
-@gluon.jit
+def _product(args: Arguments) -> tuple[int, int, int]:
+    n = args["b"].shape[0] if DESCRIPTORS_B_NK.value == args["TILE"].LOADS else args["b"].shape[1]
+    return args["a"].shape[0], n, args["shards"].k
+
+
+def _moved(args: Arguments) -> int:
+    """Return how many elements are stored as partials to peers, read as peers' partials and stored as sums to peers."""
+    (m, n, _), shards, rank = _product(args), args["shards"], args["peers"].rank
+    by_columns = shards.rows_apart == 0
+    own = m * size_of_shard(n, shards.n, rank) if by_columns else size_of_shard(m, shards.m, rank) * n
+    destinations = int(args["WORLD_SIZE"]) if args["reduced"] is not None else 1
+    return m * n - own + own * (peers_of(args) + destinations - 1)
+
+
+@gluon.jit(launch_metadata=launch_metadata(product=_product, moved=_moved))
 def gemm_reduce_scatter_warp_specialized(
     a, b, out, reduced, partials, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):

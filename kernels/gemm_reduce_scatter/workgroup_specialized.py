@@ -19,6 +19,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_after_arrivals, finish_call
 from ..common.partials import (
+    COMPUTES_AND_SUMS,
     SIGNAL_TILE,
     WAIT_TILES,
     compute_partial_tiles,
@@ -30,7 +31,7 @@ from ..common.partials import (
 from .operator import GemmReduceScatter
 
 
-@triton.jit
+@triton.jit(launch_metadata=COMPUTES_AND_SUMS)
 def gemm_reduce_scatter_workgroup_specialized(
     a,
     b,
