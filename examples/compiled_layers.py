@@ -6,10 +6,8 @@ What the compiler makes of the rest goes around them.
 - torchrun --nproc-per-node 4 examples/compiled_layers.py
 """
 
-import argparse
-import os
-
 import torch
+from _command_line import command_line, run
 
 import iris_core
 from iris_tensor_parallel import MergedColumnParallelLinear, RowParallelLinear
@@ -50,14 +48,8 @@ def body(rank, world_size, backend):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser = command_line(__doc__)
     parser.add_argument("--backend", help="of torch.compile; without GPUs one that needs no C++ compiler")
     arguments = parser.parse_args()
     on_gpus = arguments.device != "cpu" and torch.cuda.is_available()
-    backend = arguments.backend or ("inductor" if on_gpus else "aot_eager")
-    if "RANK" in os.environ:  # under torchrun
-        print(body(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), backend))
-    else:
-        print(*iris_core.launch(body, arguments.ranks, arguments.device, (backend,)), sep="\n")
+    run(body, arguments, arguments.backend or ("inductor" if on_gpus else "aot_eager"))

@@ -9,11 +9,10 @@
 - python examples/debugging.py --ranks 3
 """
 
-import argparse
-
 import torch
 import triton
 import triton.language as tl
+from _command_line import command_line, run
 from triton.language.extra import libdevice
 
 import iris_core
@@ -51,8 +50,4 @@ def body(rank, world_size):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    arguments = parser.parse_args()
-    iris_core.launch(body, arguments.ranks, device=arguments.device)
+    run(body, command_line(__doc__, ranks=3).parse_args())

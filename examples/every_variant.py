@@ -8,10 +8,8 @@
 It prints no times: without a GPU they mean nothing, and with one `make sweep` takes them properly.
 """
 
-import argparse
-import os
-
 import torch
+from _command_line import command_line, run
 
 import iris_core
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
@@ -61,14 +59,8 @@ def body(rank, world_size, families, shape):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--family", choices=list(FAMILIES), action="append", help="default: all; may be repeated")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--shape", type=int, nargs=3, metavar=("M", "N", "K"))
     arguments = parser.parse_args()
-    families = arguments.family or list(FAMILIES)
-    if "RANK" in os.environ:  # under torchrun
-        body(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), families, arguments.shape)
-    else:
-        iris_core.launch(body, arguments.ranks, device=arguments.device, args=(families, arguments.shape))
+    run(body, arguments, arguments.family or list(FAMILIES), arguments.shape)

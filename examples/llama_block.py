@@ -7,10 +7,8 @@ them on all ranks.
 - torchrun --nproc-per-node 4 examples/llama_block.py
 """
 
-import argparse
-import os
-
 import torch
+from _command_line import command_line, run
 from torch import nn
 
 import iris_core
@@ -99,11 +97,4 @@ def body(rank, world_size):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:  # under torchrun
-        print(body(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])))
-    else:
-        print(*iris_core.launch(body, arguments.ranks, device=arguments.device), sep="\n")
+    run(body, command_line(__doc__).parse_args())

@@ -4,12 +4,10 @@
 - torchrun --nproc-per-node 4 examples/remote_store.py
 """
 
-import argparse
-import os
-
 import torch
 import triton
 import triton.language as tl
+from _command_line import command_line, run
 
 import iris_core
 
@@ -43,11 +41,4 @@ def body(rank, world_size):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:  # under torchrun
-        body(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    else:
-        iris_core.launch(body, arguments.ranks, device=arguments.device)
+    run(body, command_line(__doc__).parse_args())

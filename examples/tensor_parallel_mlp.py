@@ -7,10 +7,8 @@ and a GEMM, the way out a GEMM and a reduce-scatter; and backwards each is the o
 - torchrun --nproc-per-node 4 examples/tensor_parallel_mlp.py
 """
 
-import argparse
-import os
-
 import torch
+from _command_line import command_line, run
 
 import iris_core
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -63,11 +61,4 @@ def body(rank, world_size):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:  # under torchrun
-        print(body(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])))
-    else:
-        print(*iris_core.launch(body, arguments.ranks, device=arguments.device), sep="\n")
+    run(body, command_line(__doc__).parse_args())

@@ -25,7 +25,7 @@ PAGES = sorted(
     for page in ROOT.glob(pattern)
     if page.stat().st_size
 )
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 IMAGES = ROOT / "docs/img"
 FOLDERS = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench", "tests", "examples")
 ARGUMENTS: dict[str, list[str]] = {
