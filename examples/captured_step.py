@@ -14,7 +14,7 @@ import iris_core
 from iris_tensor_parallel import MergedColumnParallelLinear, RowParallelLinear
 
 STEPS = 5
-TOLERANCE = 1e-2  # relative, over all elements: the vendor's GEMM may add in another order while it is captured
+TOLERANCE = 1e-2  # relative, over all elements: the library's GEMM may add in another order while it is captured
 
 
 class Block(torch.nn.Module):

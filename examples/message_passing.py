@@ -1,7 +1,7 @@
 """A message goes round all ranks, a chunk at a time, in one kernel a rank: remote stores, signals and waits.
 
 Rank 0 sends a chunk to rank 1, which changes it and sends it on, and so round to rank 0. Chunks are pipelined: while
-rank 1 changes the second, rank 2 changes the first. A flag a chunk announces it to the next rank.
+rank 1 changes the second, rank 2 changes the first. A flag a chunk signals it to the next rank.
 
 | flag | written by | awaited by |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""The parts of a predicted time: a rank's GEMM in waves of tiles, bytes over the link, the vendor's collectives."""
+"""The parts of a predicted time: a rank's GEMM in waves of tiles, bytes over the link, the library's collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .machine import Machine
 
-LIBRARY_TILE_RATES = {(128, 192): 0.97}  # the vendor has tiles that our kernels do not
+LIBRARY_TILE_RATES = {(128, 192): 0.97}  # the library has tiles that our kernels do not
 SUMMING_FAMILIES = ("gemm_reduce_scatter", "gemm_all_reduce")  # whose ranks have parts of K
 WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
 
@@ -143,7 +143,7 @@ def _tile_rates(machine: Machine, work: Work, m: int, kind: str) -> dict[tuple[i
 
 
 def _library_slows_down(work: Work, m: int) -> bool:
-    """Whether rows off 16 bytes slow the vendor's GEMM; a single row has a kernel of its own, fp32 is not known."""
+    """Whether rows off 16 bytes slow the library's GEMM; a single row has a kernel of its own, fp32 is not known."""
     return work.reads_narrow_rows and m > 1 and work.element_bytes <= 2
 
 
@@ -153,7 +153,7 @@ def _clock(machine: Machine, us: float) -> float:
 
 
 def push_us(
-    machine: Machine, size: float, *, narrow: bool, sms: int = 0, piece_bytes: int = 0, to_one: bool = False
+    machine: Machine, size: float, *, narrow: bool, sms: int = 0, chunk_bytes: int = 0, to_one: bool = False
 ) -> float:
     """Return the time in which SMs store so many bytes to peers.
 
@@ -162,12 +162,12 @@ def push_us(
         size: in bytes, to all peers together.
         narrow: whether rows are not on 16 bytes.
         sms: that send; 0 for all.
-        piece_bytes: after how many of them an SM waits for their arrival, to announce them; 0 for never.
+        chunk_bytes: after how many of them an SM waits for their arrival, to signal them; 0 for never.
         to_one: whether they go to one peer after the other.
     """
     sm_gbps = machine.sm_link_gbps
-    if piece_bytes:
-        sm_gbps = piece_bytes / (piece_bytes / sm_gbps + machine.announce_us * 1e3)
+    if chunk_bytes:
+        sm_gbps = chunk_bytes / (chunk_bytes / sm_gbps + machine.signal_us * 1e3)
     gbps = min(machine.peer_gbps if to_one else machine.link_gbps, (sms or machine.num_sms) * sm_gbps)
     return size / (gbps * (machine.narrow_link_gbps / machine.link_gbps if narrow else 1.0)) / 1e3
 
@@ -190,7 +190,7 @@ def copy_us(machine: Machine, size: float, row_bytes: int) -> float:
 
 
 def collective_us(machine: Machine, work: Work, size: float, *, gbps: float = 0.0) -> float:
-    """Return the time of the vendor's collective.
+    """Return the time of the library's collective.
 
     Args:
         machine, work: where, and among how many.

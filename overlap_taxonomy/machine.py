@@ -22,13 +22,13 @@ class Machine:
         warm_ms: length of a call, among others back to back, by which two thirds of that is lost.
         fp32_tflops: all SMs multiplying fp32 exactly.
         tile_rates: how fast each tile multiplies, relative to `boost_tflops`.
-        portable_rate: our portable kernels' main loop against the vendor's and the warp-specialised one.
+        portable_rate: our portable kernels' main loop against the library's and the warp-specialised one.
         tile_us: what a tile costs beside its multiplications, in a kernel that overlaps its epilogue.
         portable_tile_us: the same for a 128x256 tile in our portable kernels, which do not.
         spare_power: what fewer SMs gain in clock, as a power of how many fewer: all of them reach the power limit.
         narrow_slowdown: how much slower our kernels multiply through pointers where A's rows are not on 16 bytes.
         narrow_tile_us: `portable_tile_us` where the output's are not.
-        library_narrow_slowdown: how much slower the vendor's multiply where A's rows are not.
+        library_narrow_slowdown: how much slower the library's multiply where A's rows are not.
         launch_us: from one kernel to the next on a stream.
         handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
         split_us: in `one_shot`, from the last split of a tile computed to the sum of all of them.
@@ -40,14 +40,14 @@ class Machine:
         link_gbps: SMs storing to all peers at once.
         peer_gbps: SMs storing to one peer; less where each peer has a link of its own.
         sm_link_gbps: one SM storing to peers.
-        announce_us: what an SM that sends whole tiles waits for each to arrive.
+        signal_us: what an SM that sends whole tiles waits for each to arrive.
         narrow_link_gbps: all SMs storing to all peers, 2 bytes at a time.
         pull_gbps: SMs loading from peers.
         engine_gbps: the copy engines, contiguous rows.
         engine_narrow_rows_gbps: the same for rows that are not multiples of 512 bytes.
         engine_us: before a copy starts, or what follows it.
         stall_share: of the time in which a program stores its tile to peers, what it cannot hide behind others'.
-        collective_gbps, collective_us: the vendor's collectives on large buffers: rate, and latency for each peer.
+        collective_gbps, collective_us: the library's collectives on large buffers: rate, and latency for each peer.
         small_collective_gbps, small_collective_us: the same on small ones, where it uses another protocol.
         all_reduce_gbps: `collective_gbps` of an all-reduce, whose bytes go round twice.
     """
@@ -80,7 +80,7 @@ class Machine:
     link_gbps: float
     peer_gbps: float
     sm_link_gbps: float
-    announce_us: float
+    signal_us: float
     narrow_link_gbps: float
     pull_gbps: float
     engine_gbps: float
@@ -136,7 +136,7 @@ H200X4 = Machine(
     link_gbps=361.0,
     peer_gbps=332.0,
     sm_link_gbps=61.0,
-    announce_us=3.5,
+    signal_us=3.5,
     narrow_link_gbps=185.0,
     pull_gbps=323.0,
     engine_gbps=378.0,
@@ -173,7 +173,7 @@ H200X2 = replace(
     memory_gbps=4280.0,
     layout_gbps=1790.0,
     sum_gbps=24900.0,
-    announce_us=1.76,
+    signal_us=1.76,
     engine_us=6.6,
     collective_gbps=214.0,
     collective_us=21.0,

@@ -39,7 +39,7 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
 
 
 def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
-    """Return the predicted time of a perfect overlap, in µs: the vendor's GEMM alone, or the bytes on the link.
+    """Return the predicted time of a perfect overlap, in µs: the library's GEMM alone, or the bytes on the link.
 
     Args:
         machine, work: where, and what.

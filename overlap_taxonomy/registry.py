@@ -1,4 +1,4 @@
-"""The registry of variants. Families announce themselves through the entry points ``iris_overlap.families``."""
+"""The registry of variants. Families register through the entry points ``iris_overlap.families``."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Variant:
         summary: one line for tables.
         build: ``build(ctx, problem, config=None)`` returns an operator; collective over all ranks.
         unsupported_reason: ``unsupported_reason(problem, config)`` returns None, or why this variant cannot do it.
-        is_baseline: True for what others made: the vendor's calls, and other projects' fused operators.
+        is_baseline: True for what others made: the library's calls, and other projects' fused operators.
         delegates: True where `build` makes another variant's operator: there are no kernels of its own to check.
     """
 

@@ -141,7 +141,7 @@ class _GemmReduceScatter(Family):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
-        return 2 * (elements * problem.dtype.itemsize + elements // 128)  # two sets of slots, one a rank, and flags
+        return 2 * (elements * problem.dtype.itemsize + elements // 128)  # twice a shard a rank, and flags
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
         start, stop = problem.rows(rank)
@@ -165,8 +165,8 @@ class _GemmAllReduce(_GemmReduceScatter):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.m * problem.n
-        slots = 2 * problem.world_size * (elements + problem.n)  # one-shot: two sets, a whole C a rank
-        return (slots + elements) * problem.dtype.itemsize + slots // 128  # the output, and a flag a slot and tile
+        workspace = 2 * problem.world_size * (elements + problem.n)  # one-shot: twice a whole C a rank
+        return (workspace + elements) * problem.dtype.itemsize + workspace // 128  # the output, and flags
 
     def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
         return problem.m, problem.n

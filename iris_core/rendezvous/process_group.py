@@ -1,4 +1,4 @@
-"""torch's process group of the ranks of a context, for what compares with the vendor's collectives."""
+"""torch's process group of the ranks of a context, for what compares with the library's collectives."""
 
 from __future__ import annotations
 

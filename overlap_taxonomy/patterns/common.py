@@ -23,7 +23,7 @@ COMM_SHARES = {
 ONE_SHOT_ROWS = 16  # of the lowest tile
 CHUNKS = 8  # of a tile's operands, awaited one after the other
 GATED_RATE = 0.75  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
-PANEL_BYTES = 8 << 20  # the copy engines' pieces are at least so large
+LEAST_CHUNK_BYTES = 8 << 20  # the copy engines' chunks are at least so large
 COPIES_AT_ONCE_A_CALL = {"gemm_all_scatter": 4, "gemm_reduce_scatter": 2}  # chunks at most, of a rank's shard
 
 
@@ -61,7 +61,7 @@ def comm_sms(machine: Machine, work: Work, variant: str) -> int:
 
 def num_chunks(work: Work, part_bytes: float) -> int:
     """Into how many chunks a part of a matrix is cut for the copy engines."""
-    return max(1, min(COPIES_AT_ONCE_A_CALL[work.family], int(part_bytes) // PANEL_BYTES))
+    return max(1, min(COPIES_AT_ONCE_A_CALL[work.family], int(part_bytes) // LEAST_CHUNK_BYTES))
 
 
 def sent_beside(own: Gemm, push: float) -> float:

@@ -103,11 +103,11 @@ def _exchange_us(machine: Machine, work: Work) -> float:
 
 
 def _split_partials(machine: Machine, work: Work, variant: str) -> tuple[Gemm, float]:
-    """The GEMM on the SMs that multiply, and what the others take to send and announce the peers' partial tiles."""
+    """The GEMM on the SMs that multiply, and what the others take to send and signal the peers' partial tiles."""
     sms = comm_sms(machine, work, variant)
     own = _partial_gemm(machine, work, sms=machine.num_sms - sms)
     narrow = stores_narrow_rows(machine, work)
-    return own, push_us(machine, _reduced(work), narrow=narrow, sms=sms, piece_bytes=own.tile_bytes, to_one=True)
+    return own, push_us(machine, _reduced(work), narrow=narrow, sms=sms, chunk_bytes=own.tile_bytes, to_one=True)
 
 
 def _behind_peers_us(work: Work, first_us: float, sent_us: float, last_us: float) -> float:

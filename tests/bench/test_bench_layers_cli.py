@@ -232,7 +232,7 @@ def test_a_picture_shows_what_has_no_time_too(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_heap_holds_what_the_operators_take() -> None:
-    """In bf16 twice what all-gather has of all tokens, and twice two sets of slots; or all-reduce's."""
+    """In bf16 twice what all-gather has of all tokens, and twice a doubled workspace; or all-reduce's."""
     (job,) = plan(**(GIVEN | {"blocks": "8192x8192x28672", "dtype": "bf16"}))
     assert heap_bytes(job, 4) > 6 * 8192 * 8192 * 2
     assert heap_bytes(replace(job, layout="replicated"), 8) > 17 * 8192 * 8192 * 2

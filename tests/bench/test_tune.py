@@ -110,8 +110,8 @@ def test_the_best_time_is_kept_with_its_configuration() -> None:
         (1.0, {"library": 4.0, "gemm_alone": 4.0, "communication_alone": 4.0}),
     ],
 )
-def test_runs_are_compared_by_the_vendors_times_in_each(clock: float, held_up: dict[str, float]) -> None:
-    """A run in which all is a tenth faster finds nothing better, nor one in which the host holds up the vendor's."""
+def test_runs_are_compared_by_the_librarys_times_in_each(clock: float, held_up: dict[str, float]) -> None:
+    """A run in which all is a tenth faster finds nothing better, nor one in which the host holds up the library's."""
     times = {"library": 100.0, "copy_engine": 90.0, "gemm_alone": 60.0, "communication_alone": 50.0}
     runs = iter([({}, 1.0), *[(held_up, clock)] * 100])
 

@@ -3,7 +3,7 @@
 An error is allowed what rounding allows. With u the unit roundoff of the output's dtype and v = 2**-24 that of fp32, in
 which products are summed, a sum of k products is off by at most ``(k + 1) * v * (|A| @ |B|)`` in any order, and by
 ``u * |C|`` more once it is rounded to the dtype; partial sums that are rounded to travel add ``u * (|A| @ |B|)``. In
-the norm, an output of many elements must be as good as the vendor's in that dtype.
+the norm, an output of many elements must be as good as the library's in that dtype.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from families import FAMILIES
 
 FP32_ROUNDOFF = 2.0**-24
-AS_GOOD_AS = 1.5  # times the vendor's error
-FEW = 1000  # elements: of fewer, the vendor's may be lucky
+AS_GOOD_AS = 1.5  # times the library's error
+FEW = 1000  # elements: of fewer, the library's may be lucky
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Data:
     b: torch.Tensor
     expected: torch.Tensor
     bound: torch.Tensor
-    vendor_error: float
+    library_error: float
     summing_error: float
 
 
@@ -48,21 +48,21 @@ def make_data(family: str, problem: Any, rank: int, seed: int, device: torch.dev
     elif layout == "strided":
         own_a, own_b = _strided(own_a), _strided(own_b)
     expected = shards.own_output(problem, rank, whole.product)
-    vendor_error = _relative(shards.own_output(problem, rank, whole.vendor).to(expected.dtype), expected)
+    library_error = _relative(shards.own_output(problem, rank, whole.library).to(expected.dtype), expected)
     # Two orders of summation in fp32 differ by so much; beside the rounding to a narrower dtype it is nothing.
     summing_error = math.sqrt(problem.k) * FP32_ROUNDOFF
-    return Data(own_a, own_b, expected, shards.own_output(problem, rank, whole.bound), vendor_error, summing_error)
+    return Data(own_a, own_b, expected, shards.own_output(problem, rank, whole.bound), library_error, summing_error)
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """What the ranks have parts of; `vendor` is A @ B as the vendor computes it. Calls share it: nobody writes it."""
+    """What the ranks have parts of; `library` is A @ B as the library computes it. Calls share it: nobody writes it."""
 
     a: torch.Tensor
     b: torch.Tensor
     product: torch.Tensor
     bound: torch.Tensor
-    vendor: torch.Tensor
+    library: torch.Tensor
 
 
 @functools.lru_cache(maxsize=4)  # ranks in one process, and variants of one family, ask for the same
@@ -90,14 +90,14 @@ def _draw_whole(family: str, problem: Any, seed: int, device: torch.device) -> _
             _multiply(shards.own_a(problem, peer, a), shards.own_b(problem, peer, b))
             for peer in range(problem.world_size)
         ]
-        vendor = functools.reduce(torch.add, partials)
+        library = functools.reduce(torch.add, partials)
     else:
-        vendor = _multiply(a, b)
-    return _Whole(a, b, product, bound, vendor)
+        library = _multiply(a, b)
+    return _Whole(a, b, product, bound, library)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return A @ B as the vendor's library does: summed in fp32 and rounded once."""
+    """Return A @ B as the library does: summed in fp32 and rounded once."""
     if a.device.type == "cpu":  # where torch's for narrow dtypes, which does the same, may take 70 times as long
         return (a.float() @ b.float()).to(a.dtype)
     return a @ b
@@ -117,8 +117,8 @@ def fault(output: torch.Tensor, data: Data, dtype: torch.dtype) -> str | None:
             f"{values[first].item()}, expected {expected[first].item()} within {data.bound[first].item():.2g}"
         )
     error = _relative(values, expected)
-    if expected.numel() >= FEW and error > AS_GOOD_AS * data.vendor_error + data.summing_error:
-        return f"the error is {error:.3g} of the norm; the vendor's is {data.vendor_error:.3g}"
+    if expected.numel() >= FEW and error > AS_GOOD_AS * data.library_error + data.summing_error:
+        return f"the error is {error:.3g} of the norm; the library's is {data.library_error:.3g}"
     return None
 
 

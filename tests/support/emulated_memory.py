@@ -10,7 +10,7 @@ import torch
 
 
 class Shared:
-    """Shared memory; tiles lie there in slabs of 64 columns, as the hardware's widest swizzle has them."""
+    """Shared memory; tiles lie there in blocks of 64 columns, as the hardware's widest swizzle has them."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -34,15 +34,15 @@ class Shared:
 
 
 class WholeTile(Shared):
-    """The first slabs as one tile."""
+    """The first blocks as one tile."""
 
     def __init__(self, memory: torch.Tensor, shape: list[int]) -> None:
         super().__init__(memory)
         self._rows, self._columns = shape
 
     def store(self, value: Register) -> None:
-        slabs = self.memory.view(-1)[: self._rows * self._columns].view(-1, self._rows, 64)
-        slabs.copy_(value.value.reshape(self._rows, -1, 64).permute(1, 0, 2))
+        blocks = self.memory.view(-1)[: self._rows * self._columns].view(-1, self._rows, 64)
+        blocks.copy_(value.value.reshape(self._rows, -1, 64).permute(1, 0, 2))
 
 
 class Register:

@@ -64,7 +64,7 @@ def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: to
 
 
 def _running_here() -> list[Variant]:
-    """Return the variants that this machine can run: some vendors' pieces, and some kernels, need their GPUs."""
+    """Return the variants that this machine can run: some libraries, and some kernels, need their GPUs."""
     problems = {family: make_problem(family, 64, 64, 64, 1, torch.bfloat16) for family in list_families()}
     return [variant for variant in list_variants() if not variant.unsupported_reason(problems[variant.family], None)]
 

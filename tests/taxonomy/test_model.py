@@ -282,7 +282,7 @@ def test_which_calls_begin_with_a_copy(variant: str, work: Work, copies: bool) -
     assert not copies_operands(MACHINES["mi300xx8"], variant, work)
 
 
-def test_narrow_rows_cost_ours_a_copy_and_the_vendors_much() -> None:
+def test_narrow_rows_cost_ours_a_copy_and_the_library_much() -> None:
     def us(variant: str, k: int, **options: int) -> float:
         found = predict_us(H200X2, variant, Work("gemm_all_scatter", 8192, 8192, k, 2, **options))
         assert found is not None
@@ -290,7 +290,7 @@ def test_narrow_rows_cost_ours_a_copy_and_the_vendors_much() -> None:
 
     assert us("library", 4097) > 4 * us("library", 4096)
     assert us("warp_specialized", 4096) + 30 < us("warp_specialized", 4097) < 2 * us("warp_specialized", 4096)
-    # Of fp32, which is read through pointers, nothing is known of the vendor's.
+    # Of fp32, which is read through pointers, nothing is known of the library's.
     assert us("library", 4098, element_bytes=4) < 1.1 * us("library", 4096, element_bytes=4)
     assert us("copy_engine", 4098, element_bytes=4) > 4 * us("copy_engine", 4096, element_bytes=4)
 

@@ -44,7 +44,7 @@ def test_every_family_has_its_baseline_and_patterns() -> None:
         assert all(variant.summary for variant in variants)
 
 
-def test_what_others_have_fused_is_no_sequence_of_vendor_calls() -> None:
+def test_what_others_have_fused_is_no_sequence_of_library_calls() -> None:
     for variant in list_variants():
         axes = (variant.arrangement, variant.agent, variant.sync)
         others = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)

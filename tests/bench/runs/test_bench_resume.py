@@ -94,7 +94,7 @@ def test_resuming_measures_what_comes_with_every_run_again(tmp_path: Path, impli
 
 
 def without_library(records: list[Record]) -> list[Record]:
-    """The rows of a run in which the vendor's result was wrong."""
+    """The rows of a run in which the library's result was wrong."""
     rows = [replace(record, library_us=None, speedup_vs_library=None) for record in records]
     return [replace(row, status="wrong", time_us=None) if row.variant == "library" else row for row in rows]
 

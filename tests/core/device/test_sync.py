@@ -299,8 +299,8 @@ def ask_for_a_limit(rank: int, world_size: int, how: str) -> list[float]:
     links: Any = ctx.control_plane.exchange._sockets.values()
     word = ctx.get_watchdog()[WATCHDOG_TIMEOUT_NS.value].item()
     stream: Any = ctx.make_stream()
-    vendors: Any = ctx.process_group()._get_backend(ctx.get_device())
-    limits = [word / 1e9, stream._timeout_s, ctx.control_plane.timeout_s, vendors.options._timeout.total_seconds()]
+    groups: Any = ctx.process_group()._get_backend(ctx.get_device())
+    limits = [word / 1e9, stream._timeout_s, ctx.control_plane.timeout_s, groups.options._timeout.total_seconds()]
     limits += [link._timeout_s for link in links]
     ctx.close()
     return limits

@@ -69,7 +69,7 @@ def test_a_group_that_a_rank_does_not_come_to_make_says_what_mends_that(ranks: C
     assert "reset()" in message
 
 
-def call_the_vendors_alone(rank: int, world_size: int) -> tuple[str, str]:
+def call_the_library_alone(rank: int, world_size: int) -> tuple[str, str]:
     close_context()
     ctx = iris(1 << 20)
     with short_limit(ctx):
@@ -84,8 +84,8 @@ def call_the_vendors_alone(rank: int, world_size: int) -> tuple[str, str]:
 
 
 @on_cpu
-def test_a_collective_of_the_vendors_that_a_rank_does_not_call_ends(ranks: Callable[[int], Ranks]) -> None:
-    (kind, message), _ = ranks(2).call(call_the_vendors_alone)
+def test_a_collective_of_the_library_that_a_rank_does_not_call_ends(ranks: Callable[[int], Ranks]) -> None:
+    (kind, message), _ = ranks(2).call(call_the_library_alone)
     assert kind == "RuntimeError"
     assert "Timed out waiting 1000ms" in message
 

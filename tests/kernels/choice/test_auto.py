@@ -67,7 +67,7 @@ def test_the_configuration_that_was_measured_is_used() -> None:
     )
 
 
-def test_measured_times_without_the_vendors_decide_nothing() -> None:
+def test_measured_times_without_the_librarys_decide_nothing() -> None:
     assert chosen({"copy_engine": 1.0}, {"library_layout": 10.0, "copy_engine": 20.0}).variant == "library_layout"
 
 
@@ -98,7 +98,7 @@ def test_problems_like_it_correct_what_is_predicted() -> None:
 
 @pytest.mark.parametrize("family", list_families())
 @pytest.mark.parametrize("m", [1, 64, 512, 2048, 8192])
-def test_what_is_predicted_is_ahead_of_the_vendors_by_the_margin(family: str, m: int) -> None:
+def test_what_is_predicted_is_ahead_of_the_library_by_the_margin(family: str, m: int) -> None:
     machine = MACHINES["h200x4"]
     candidates = ["library", "fused_sequential", "workgroup_specialized", "bulk_synchronous"]
     choice = choose(family, make_problem(family, m, 8192, 8192, 4, torch.bfloat16), candidates, gpu=GPU)
@@ -134,7 +134,7 @@ def test_where_rows_are_not_on_16_bytes_the_margin_is_wider(narrow: dict[str, in
         assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "fused_sequential"
 
 
-def test_an_unknown_gpu_gets_the_vendors() -> None:
+def test_an_unknown_gpu_gets_the_library() -> None:
     choice = choose(FAMILY, problem(), CANDIDATES, gpu="NVIDIA GeForce 256")
     assert choice == Choice("library_layout", None, "neither measured nor modelled")
 
@@ -143,10 +143,10 @@ def asked_for(key: Key) -> Problem:
     return make_problem(key.family, key.m, key.n, key.k, key.world_size, getattr(torch, key.dtype))
 
 
-def vendors_and_ours(key: Key, measured: Measured) -> list[str]:
-    """Return the candidates for a shipped problem, the vendor's first."""
-    vendor = "library_layout" if key.family == FAMILY else "library"
-    return [vendor, *(name for name in measured.times_us if get_variant(key.family, name).has_kernels)]
+def library_and_others(key: Key, measured: Measured) -> list[str]:
+    """Return the candidates for a shipped problem, the library's first."""
+    baseline = "library_layout" if key.family == FAMILY else "library"
+    return [baseline, *(name for name in measured.times_us if get_variant(key.family, name).has_kernels)]
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def on_hopper() -> Iterator[None]:
 
 @SHIPPED
 @pytest.mark.usefixtures("on_hopper")
-def test_on_the_shipped_problems_it_is_never_slower_than_the_vendors(gpu: str) -> None:
+def test_on_the_shipped_problems_it_is_never_slower_than_the_library(gpu: str) -> None:
     table = shipped_table(gpu)
     assert len(table) > 200
     for key, measured in table.items():
@@ -170,18 +170,18 @@ def test_on_the_shipped_problems_it_is_never_slower_than_the_vendors(gpu: str) -
 
 @SHIPPED
 @pytest.mark.usefixtures("on_hopper")
-def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_vendors_either(gpu: str) -> None:
+def test_by_the_model_alone_it_is_hardly_ever_slower_than_the_library_either(gpu: str) -> None:
     table = shipped_table(gpu)
     slower = 0
     for key, measured in table.items():
-        names = vendors_and_ours(key, measured)
-        vendor, best = measured.times_us[names[0]], min(measured.times_us[name] for name in names)
+        names = library_and_others(key, measured)
+        baseline, best = measured.times_us[names[0]], min(measured.times_us[name] for name in names)
         choice = choose(key.family, asked_for(key), names, gpu=gpu)
         assert choice.why != "measured"
-        slower += measured.times_us[choice.variant] > vendor
-        assert measured.times_us[choice.variant] <= 1.18 * vendor
+        slower += measured.times_us[choice.variant] > baseline
+        assert measured.times_us[choice.variant] <= 1.18 * baseline
         if key.world_size > 1:  # no constants are of one GPU
-            # Of rows that are not on 16 bytes it is careful: what the vendor's lose by them is modelled roughly.
+            # Of rows that are not on 16 bytes it is careful: what the library's lose by them is modelled roughly.
             work = Work(key.family, key.m, key.n, key.k, key.world_size)
             off = 2.75 if is_narrow(work) else 1.75
             assert measured.times_us[choice.variant] <= off * best
@@ -195,7 +195,7 @@ def test_by_problems_like_it_it_is_nearly_as_good_as_by_the_problems_own_times(h
     several = {key: measured for key, measured in table.items() if key.world_size > 1}
     slower, good = 0, 0
     for key, measured in several.items():
-        names = vendors_and_ours(key, measured)
+        names = library_and_others(key, measured)
         known = {other: times for other, times in table.items() if not is_hidden(other, key, hidden)}
         choice = choose(key.family, asked_for(key), names, gpu=GPU, tables=({}, known))
         us = measured.times_us[choice.variant]
@@ -296,20 +296,20 @@ def test_a_decision_that_fails_fails_on_all_ranks(ranks: Callable[[int], Ranks])
     assert "no disk" in second[1]
 
 
-def choose_the_vendors(rank: int, world_size: int) -> tuple[tuple[int, ...], str | None, str]:
-    """C is one matrix also where the vendor's pieces are chosen, for columns that ranks share unevenly."""
+def choose_the_library(rank: int, world_size: int) -> tuple[tuple[int, ...], str | None, str]:
+    """C is one matrix also where the library are chosen, for columns that ranks share unevenly."""
     ctx = context()
     asked = make_problem(FAMILY, 6, 7, 5, world_size, torch.float32)
     data = make_data(FAMILY, asked, rank, 0, ctx.get_device())
-    with mock.patch.object(auto, "_candidates", lambda family, problem, vendor, left_out: [vendor]):
+    with mock.patch.object(auto, "_candidates", lambda family, problem, baseline, left_out: [baseline]):
         output = gemm_all_scatter(ctx, data.a, data.b, variant="auto")
     operator = list(ctx.operators.values())[-1]
     return tuple(output.shape), fault(output, data, asked.dtype), operator.variant
 
 
 @pytest.mark.parametrize("device", ["cpu"])
-def test_the_vendors_choice_has_the_same_output(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(choose_the_vendors) == [((6, 7), None, "library_layout")] * 2
+def test_the_librarys_choice_has_the_same_output(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(choose_the_library) == [((6, 7), None, "library_layout")] * 2
 
 
 def gather_too(rank: int, world_size: int) -> tuple[str, bool]:

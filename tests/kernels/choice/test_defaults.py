@@ -50,7 +50,7 @@ def test_the_shipped_times_are_those_of_the_sweeps(gpu: str, tmp_path: Path) -> 
     assert invoke("defaults", *files, "--out", tmp_path, "--overwrite").exit_code == 0
     assert made.read_text() == text
     assert text == (tune_cli._SHIPPED / made.name).read_text()
-    # There the vendor's was found wrong.
+    # There the library's was found wrong.
     assert Key("gemm_all_reduce", 257, 4099, 2055, 1, "bfloat16") not in shipped_table(gpu)
     assert "auto" not in text
     assert "gemm_alone" not in text
@@ -104,18 +104,18 @@ def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
     assert {(key.m, key.n, key.k) for key in of_old} == {(8182, 5120, 1024)}
 
 
-def run_of(vendors_us: float, day: int, **times_us: float) -> list[Record]:
+def run_of(library_us: float, day: int, **times_us: float) -> list[Record]:
     """Return the rows of one run of one problem."""
     row = next(row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.time_us)
     return [
-        replace(row, variant=name, time_us=time_us, library_us=vendors_us, timestamp=f"2026-01-{day:02}T00:00:00Z")
-        for name, time_us in {"library": vendors_us, **times_us}.items()
+        replace(row, variant=name, time_us=time_us, library_us=library_us, timestamp=f"2026-01-{day:02}T00:00:00Z")
+        for name, time_us in {"library": library_us, **times_us}.items()
     ]
 
 
 @pytest.mark.parametrize("is_later_first", [False, True])
 def test_times_of_several_runs_are_in_the_last_ones_measure(is_later_first: bool) -> None:
-    """A slower GPU's 99 µs, where the vendor's took 110, are 90 beside the vendor's 100."""
+    """A slower GPU's 99 µs, where the library's took 110, are 90 beside the library's 100."""
     runs = [run_of(110.0, 1, one_shot=120.0, copy_engine=99.0), run_of(100.0, 2, one_shot=95.0)]
     first, second = runs[::-1] if is_later_first else runs
     ((measured,),) = (table.values() for table in tables([*first, *second]).values())
@@ -123,7 +123,7 @@ def test_times_of_several_runs_are_in_the_last_ones_measure(is_later_first: bool
 
 
 @pytest.mark.parametrize("hosts_day", [1, 3])
-def test_a_vendors_time_that_was_the_hosts_is_not_the_measure(hosts_day: int) -> None:
+def test_a_librarys_time_that_was_the_hosts_is_not_the_measure(hosts_day: int) -> None:
     """Other times of that run are taken as they are, the later of two, too."""
     runs = run_of(130.0, hosts_day, copy_engine=99.0, one_shot=96.0) + run_of(100.0, 2, one_shot=95.0)
     ((measured,),) = (table.values() for table in tables(runs).values())

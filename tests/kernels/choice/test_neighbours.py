@@ -106,7 +106,7 @@ def test_times_of_other_configurations_than_the_default_do_not_count() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("family", list_families())
-def test_fp32_is_left_to_the_vendor_unless_problems_like_it_were_measured(family: str, world_size: int) -> None:
+def test_fp32_is_left_to_the_library_unless_problems_like_it_were_measured(family: str, world_size: int) -> None:
     ours = [variant.name for variant in list_variants(family) if variant.has_kernels]
     for m in (1, 64, 512, 2048, 8192):
         problem = make_problem(family, m, 8192, 8192, world_size, torch.float32)

@@ -243,7 +243,7 @@ def test_writers_at_once_keep_each_others_times(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_writer_that_holds_the_lock_for_ever_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning_cache, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(tuning_cache, "_LOCK_TIMEOUT_S", 0.05)
     path = write_cache(GPU, {})
     (lock,) = set(os.listdir(folder)) - {path.name}
     with (folder / lock).open() as held:

@@ -180,7 +180,7 @@ def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> N
         assert out.shape == [4, 76, 128]
         assert out.strides == [76 * 128, 128, 1]
         assert output.shape == (301, 78)
-    else:  # this rank's slot at every rank
+    else:  # this rank's shard at every rank
         assert out.shape == [4, 76, 318]
         assert out.strides == [stride, 320, 1]
         own = out.base.data_ptr() + 3 * context.heap.stride

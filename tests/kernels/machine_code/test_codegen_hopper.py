@@ -86,7 +86,7 @@ def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
     assert set(stores) <= {"sync.py", "handshake.py", "rma.py"}
     assert set(exchanged) <= {8}  # two columns; four neighbouring threads fill a sector
     assert bool(exchanged) == (kernel.config.splits > 1)
-    # Mates' sums are in the L2 cache; this SM's own may hold an older call's.
+    # Other programs' partials are in the L2 cache; this SM's own may hold an older call's.
     loads = re.findall(r"tt\.load .*tensor<\w+x!tt\.ptr<[bf]\w+>.*", kernel.ttgir)
     assert bool(loads) == (kernel.config.splits > 1)
     assert all("cacheModifier = cg" in load for load in loads)
@@ -130,7 +130,7 @@ def test_nothing_spills_and_every_register_is_used(case: Case) -> None:
 
 @each_case
 def test_a_stage_is_freed_that_the_loop_reckons(case: Case) -> None:
-    """Not one that Triton takes for the same in all steps (`stage_before`)."""
+    """Not one that Triton takes for the same in all steps (`previous_index`)."""
     lines = [line for line in specialized(case).ttgir.splitlines() if line.strip()]
     depth = [len(line) - len(line.lstrip()) for line in lines]
     multiplications = [number for number, line in enumerate(lines) if "ttng.warp_group_dot " in line]

@@ -77,7 +77,7 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
     """Call one operator a case, twice with other data; return what was wrong."""
     ctx = context()
     torch.backends.cuda.matmul.allow_tf32 = False
-    # The vendor's split sums may be rounded to bf16 on the way, by default: right for a user, too rough for the bound.
+    # The library's split sums may be rounded to bf16 on the way, by default: right for a user, too rough for the bound.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     faults = []

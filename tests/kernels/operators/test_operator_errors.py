@@ -267,7 +267,7 @@ MAKING = {
 @pytest.mark.parametrize("variant", VARIANTS, ids=name)
 def test_an_operator_is_not_made_on_any_rank(ranks: Callable[[int], Ranks], variant: Variant, asked: str) -> None:
     if not variant.has_kernels and asked == "room":
-        pytest.skip("the output of the vendor's pieces is not on the heap, and auto may choose them")
+        pytest.skip("the output of the library is not on the heap, and auto may choose them")
     kind, parts = MAKING[asked]
     for error, message in ranks(2).call(refuse_making, variant.family, variant.name, asked):
         assert error == kind

@@ -44,7 +44,7 @@ def test_sums_have_the_same_bits_in_every_run(ranks: Callable[[int], Ranks], var
 
 
 def errors(rank: int, world_size: int, family: str, variant: str) -> tuple[float, float]:
-    """Return the sums of squared errors of a variant and of the vendor's pieces on the same data, over this rank."""
+    """Return the sums of squared errors of a variant and of the library on the same data, over this rank."""
     ctx = context()
     problem = make_problem(family, 96, 64, 256, world_size, torch.bfloat16)
     data = make_data(family, problem, rank, 2, ctx.get_device())
@@ -58,9 +58,9 @@ def errors(rank: int, world_size: int, family: str, variant: str) -> tuple[float
 
 
 @pytest.mark.parametrize("variant", SUMMING, ids=name)
-def test_sums_are_no_worse_than_the_vendors(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+def test_sums_are_no_worse_than_the_library(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     found = ranks(4).call(errors, variant.family, variant.name)
-    assert sum(own for own, _ in found) <= sum(vendor for _, vendor in found)
+    assert sum(own for own, _ in found) <= sum(library for _, library in found)
 
 
 def ask_for_sums_in(rank: int, world_size: int, family: str, wrong_on: list[int]) -> tuple[str, str]:
