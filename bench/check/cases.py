@@ -22,7 +22,7 @@ from . import CALLS
 
 _HEAP_BYTES = 1 << 20  # beside what the problem takes
 _FLAG_BYTES = 8
-# Small tiles, four programs, two row chunks and two splits: several tiles a program, and some that programs share.
+# Small tiles, four programs, two row chunks and two splits: several tiles a program, and some that programs split.
 _CONFIG = GemmConfig(
     16,
     16,

@@ -9,11 +9,11 @@ The queue itself sets a flag, by a stream memory operation. That takes 7 µs les
 copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. From a
 second queue, while the next copy is under way, they came hundreds of µs late where the call was launched as a graph.
 
-A call ends when all ranks have multiplied all shards: *done* says that, so the next call's copies ask nobody. Flags are
-zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then the copy stream
-begins with a barrier of all ranks. It is a single program, the peers wait for it, and the programs of a GEMM can fill
-all the registers of an SM: so the GEMM leaves it one, as it does where copies are kernels: on AMD GPUs what sets a flag
-is one, and between ranks that share a GPU the copy.
+A call ends when all ranks have multiplied all shards: *done* says that, so the next call's copies wait for no rank.
+Flags are zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then the copy
+stream begins with a barrier of all ranks. It is a single program, the peers wait for it, and the programs of a GEMM can
+fill all the registers of an SM: so the GEMM leaves it one, as it does where copies are kernels: on AMD GPUs what sets a
+flag is one, and between ranks that share a GPU the copy.
 """
 
 from __future__ import annotations

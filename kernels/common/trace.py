@@ -22,8 +22,8 @@ _HEAD_WORDS = tl.constexpr(2)
 
 MULTIPLY = tl.constexpr(0)
 STORE = tl.constexpr(1)  # what was computed, to this rank's memory and to peers'
-WAIT = tl.constexpr(2)  # for peers, or for those that share its tile, by a program that computes
-# Add partial sums of a tile: the peers', or those of the programs that share it; in the former case store it.
+WAIT = tl.constexpr(2)  # for peers, or for those that split its tile, by a program that computes
+# Add partial sums of a tile: the peers', or those of the programs that split it; in the former case store it.
 SUM = tl.constexpr(3)
 PUSH = tl.constexpr(4)  # to peers, by a program that only communicates
 PUSH_WAIT = tl.constexpr(5)  # such a program, for peers or for what it pushes

@@ -33,7 +33,7 @@ def library(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
 
 
 def one_shot(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
-    """A GEMM whose tiles programs share, and what its one kernel waits for: all SMs read, or multiply slowly."""
+    """A stream-K GEMM, and what its one kernel waits for: all SMs read, or multiply slowly."""
     rows = -(-m // ONE_SHOT_ROWS) * ONE_SHOT_ROWS
     tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
     tflops *= min(machine.tile_rates.values())

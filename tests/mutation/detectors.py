@@ -15,7 +15,7 @@ SCHEDULES = 2  # in order, and reversed
 # Of each variant a few of the cases that the tests have: one on each vendor's GPU, small problems, whose tiles programs
 # share, and Hopper's switches.
 COMPILED = ("sm_90-rank2-bfloat16-nk-8192]", "gfx942-rank2-bfloat16-nk-8192]", "sm_90-rank1-bfloat16-nk-1024]")
-COMPILED += ("sm_90-rank1-bfloat16-nk-6144]",)  # programs share tiles
+COMPILED += ("sm_90-rank1-bfloat16-nk-6144]",)  # programs split tiles
 COMPILED_FOR_HOPPER = ("sm_90-rank2-bfloat16-nk-8192-w4]", "team2-w4]", "pingpong-w4]")
 MOST_COMPILED = 6  # of the variants of a line that is in nearly all; the race checker runs them all
 EMULATED_FIRST = "301x318x160"

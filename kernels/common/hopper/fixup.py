@@ -7,7 +7,7 @@ for each tile with an exchange of partial sums through the L2 cache.
 
 A program stores its partial sums of the whole tile, in fp32. Then it adds those of all programs of the group, in their
 order, for the subtiles that it keeps, and sends them: the same bits in every run. Each wave of split tiles has a
-workspace of its own, so nobody overwrites what another still reads; the next call's kernel writes when this one is
+workspace of its own, so no program overwrites what another still reads; the next call's kernel writes when this one is
 done.
 
 Every program is resident, so they may wait for each other. Their flags hold the number of the call.

@@ -33,7 +33,7 @@ def make_pipeline(a, b, TILE: gl.constexpr):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
     sequence = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for group in gl.static_range(2 if TILE.PINGPONG else 0):  # else nobody uses them, and the compiler leaves them out
+    for group in gl.static_range(2 if TILE.PINGPONG else 0):  # else unused, and the compiler leaves them out
         mbarrier.init(sequence.index(group), count=1)
     return OperandPipeline(a_tiles, b_tiles, full, empty, sequence)
 

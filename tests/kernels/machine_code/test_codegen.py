@@ -42,7 +42,7 @@ def cases_of(variant: Variant) -> list[Case]:
 
 
 CASES = [case for variant in FUSED for case in cases_of(variant)]
-CASES.append(Case("one_shot", "sm_90", rank=1, size=6144))  # its programs share tiles, which those of the others do not
+CASES.append(Case("one_shot", "sm_90", rank=1, size=6144))  # its programs split tiles, which those of the others do not
 MATRIX_INSTRUCTION = {
     "sm_90": r"wgmma\.mma_async",
     "sm_100": r"tcgen05\.mma",
