@@ -219,17 +219,23 @@ def test_a_modifier_that_there_is_not_is_named(target: str, kernel: Any, which: 
 
 @pytest.mark.parametrize("operation", ["load, store", "get", "put", "copy"])
 def test_a_hint_widens_accesses(target: str, operation: str) -> None:
-    """By its bytes, up to what a thread may load at once."""
+    """All of them, up to what a thread can move at once, on the side that is translated."""
 
-    def widths(hint: int | None) -> set[int]:
+    def widths(hint: int | None) -> tuple[set[int], set[int]]:
         kernel = compiled(hinted_kernel, target, OPERATION=operation, HINT=hint)
-        load = r"\bld\.global(?:\.v(\d))?\.b(16|32) " if TARGETS[target].is_nvidia else r"global_load_(\w+) v.*, v.*off"
-        loads = {str(found) for found in re.findall(load, kernel.code)}
-        assert len(loads) == 1
-        return {*kernel.stores_by_file()["rma.py"]}
+        if TARGETS[target].is_nvidia:  # where the bases of the heaps are 64 bits wide
+            loads = {int(count or 1) * int(bits) // 8 for count, bits in re.findall(_LOAD, kernel.code)}
+        else:
+            loads = {16 if wide else 2 for wide in re.findall(_AMD_LOAD, kernel.code)}
+        return loads, set(kernel.stores_by_file()["rma.py"])
 
-    assert widths(None) == ({2} if operation != "get" else {16})
-    assert widths(16) == {16}
+    narrow = {"get": ({2}, {16}), "put": ({16}, {2})}.get(operation, ({2}, {2}))
+    assert widths(None) == narrow
+    assert widths(16) == ({16}, {16})
+
+
+_LOAD = r"\bld\.global(?:\.v(\d))?\.b(16|32)\b"
+_AMD_LOAD = r"\b(?:global|buffer)_load_(?:ushort|short_d16\w*|(dwordx4)) v"
 
 
 def test_a_tile_is_hinted_at_by_a_number_for_each_dimension(target: str) -> None:
