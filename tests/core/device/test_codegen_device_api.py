@@ -89,7 +89,7 @@ def hinted_kernel(
         source = tl.max_contiguous(tl.multiple_of(source, 16), 16)
         iris_core.put(source, destination, rank, peer, heap_bases, hint=HINT)
     else:
-        iris_core.copy(source, destination, rank, peer, rank, heap_bases, hint=HINT)
+        iris_core.copy(source, destination, peer, peer + 1, rank, heap_bases, hint=HINT)
 
 
 @triton.jit
