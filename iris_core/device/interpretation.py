@@ -25,6 +25,9 @@ class Hooks:
     def check_on_heap(self, pointers: Any, from_rank: Any, to_rank: Any, heap_bases: Any, mask: Any) -> None:
         """Raise ValueError unless pointers to be translated to `to_rank`'s heap are on `from_rank`'s."""
 
+    def check_hint(self, pointers: Any, hint: list[int]) -> None:
+        """Raise ValueError unless pointers are contiguous and aligned as a hint says, a number for each dimension."""
+
 
 class PollLimit(Protocol):
     """What bounds loops that poll with no limit of their own: a context's watchdog."""

@@ -138,6 +138,24 @@ def check_on_heap(
 
 
 @_builtin
+def hinted(pointers: Any, hint: Any, _semantic: Any = None) -> Any:
+    """Return pointers of which so many in a row are contiguous, from a multiple of so many bytes on; None: who knows.
+
+    `hint` is a number, or a tuple with one for each dimension; also one that a kernel takes as a ``tl.constexpr``. In
+    the interpreter it is an error if they are not.
+    """
+    hint = _unwrap_if_constexpr(hint)
+    if hint is None:
+        return pointers
+    values = [_unwrap_if_constexpr(value) for value in (hint if isinstance(hint, (tuple, tl.tuple)) else (hint,))]
+    if _semantic is None:
+        interpretation.hooks.check_hint(pointers, values)
+        return pointers
+    pointers = _semantic.multiple_of(pointers, values)
+    return _semantic.max_contiguous(pointers, values) if pointers.type.is_block() else pointers
+
+
+@_builtin
 def check_flags(flag_ptrs: Any, _semantic: Any = None) -> None:
     """Raise, as the kernel is compiled, unless these point to int64 words, the only ones that `load_acquire` loads."""
     element = getattr(flag_ptrs.dtype.scalar, "element_ty", None)

@@ -1,10 +1,14 @@
 """The device API: remote memory access by rank, callable from any Triton kernel.
 
-Every operation is one address translation and one Triton operation. Names, meaning and the order of arguments up to
-`mask`, `sem` and `scope` are those of the Iris documentation ("Device API"); of its later arguments `other`, the cache
-modifiers, `volatile` and `hint` are missing. A kernel that does without them ports by changing the import. A pointer is
-given as it is on the rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is
-``Context.get_heap_bases()``.
+Every operation is one address translation and one Triton operation. Names, meaning and the order of arguments are
+those of the Iris documentation ("Device API"): a kernel ports by changing the import. A pointer is given as it is on
+the rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is ``Context.get_heap_bases()``.
+
+`mask`, `other`, `volatile`, `cache_modifier`, `sem` and `scope` are those of `tl.load`, `tl.store` and the atomics.
+`hint` is for wide accesses where the compiler cannot see that they are possible: a number, or a tuple with one for each
+dimension, for `tl.max_contiguous` and `tl.multiple_of` of the translated pointer. So many elements are contiguous, and
+the address of the first is a multiple of the number, in bytes. A wrong hint gives wrong data; in the interpreter it is
+an error.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .intrinsics import check_on_heap
+from .intrinsics import check_on_heap, hinted
 
 _UNKNOWN = tl.constexpr("unknown")  # a mask that the caller of `translate` has, and does not give
 
@@ -29,11 +33,11 @@ def translate(pointer, from_rank, to_rank, heap_bases):
 
 
 @triton.jit
-def _moved(pointer, from_rank, to_rank, heap_bases, mask):
+def _moved(pointer, from_rank, to_rank, heap_bases, mask, hint: tl.constexpr = None):
     """Translate for an access under `mask`, which is None where all lanes are used.
 
-    The hint says that alignment survives. It must stand here: applied by a caller to this function's result it is lost
-    when the call is inlined (Triton 3.6).
+    The first hint says that alignment survives, the second is the caller's. Both must stand here: applied by a caller
+    to this function's result they are lost when the call is inlined (Triton 3.6).
     """
     check_on_heap(pointer, from_rank, to_rank, heap_bases, mask)
     from_base = tl.load(heap_bases + from_rank)
@@ -41,40 +45,95 @@ def _moved(pointer, from_rank, to_rank, heap_bases, mask):
     itemsize: tl.constexpr = (pointer.dtype.scalar.element_ty.primitive_bitwidth + 7) // 8  # a bool has a bit
     distance = tl.cast(to_base - from_base, tl.int64) // itemsize
     # backends.base.STRIDE_ALIGNMENT: heaps are a multiple of 2 MiB apart.
-    return pointer + tl.multiple_of(distance, 4096)
+    return hinted(pointer + tl.multiple_of(distance, 4096), hint)
 
 
 @triton.jit
-def load(pointer, to_rank, from_rank, heap_bases, mask=None):
+def load(
+    pointer,
+    to_rank,
+    from_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    cache_modifier: tl.constexpr = None,
+    volatile: tl.constexpr = False,
+    hint: tl.constexpr = None,
+):
     """Load from `from_rank`'s heap, on rank `to_rank`. Unordered: see `wait` for reading what a peer has signalled."""
-    return tl.load(_moved(pointer, to_rank, from_rank, heap_bases, mask), mask=mask)
+    moved = _moved(pointer, to_rank, from_rank, heap_bases, mask, hint)
+    return tl.load(moved, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
 
 
 @triton.jit
-def store(pointer, value, from_rank, to_rank, heap_bases, mask=None):
+def store(
+    pointer,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    hint: tl.constexpr = None,
+    cache_modifier: tl.constexpr = None,
+):
     """Store `value` into `to_rank`'s heap, from rank `from_rank`. Unordered: see `signal` for announcing it."""
-    tl.store(_moved(pointer, from_rank, to_rank, heap_bases, mask), value, mask=mask)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    tl.store(moved, value, mask=mask, cache_modifier=cache_modifier)
 
 
 @triton.jit
-def get(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
+def get(
+    from_ptr,
+    to_ptr,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = None,
+    store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None,
+):
     """Copy from `from_rank`'s heap at `from_ptr` to local memory of `to_rank` at `to_ptr`."""
-    value = tl.load(_moved(from_ptr, to_rank, from_rank, heap_bases, mask), mask=mask)
-    tl.store(to_ptr, value, mask=mask)
+    value = load(from_ptr, to_rank, from_rank, heap_bases, mask, other, load_cache_modifier, hint=hint)
+    tl.store(to_ptr, value, mask=mask, cache_modifier=store_cache_modifier)
 
 
 @triton.jit
-def put(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
+def put(
+    from_ptr,
+    to_ptr,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = None,
+    store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None,
+):
     """Copy from local memory of `from_rank` at `from_ptr` to `to_rank`'s heap at `to_ptr`."""
-    value = tl.load(from_ptr, mask=mask)
-    tl.store(_moved(to_ptr, from_rank, to_rank, heap_bases, mask), value, mask=mask)
+    value = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
+    store(to_ptr, value, from_rank, to_rank, heap_bases, mask, hint, store_cache_modifier)
 
 
 @triton.jit
-def copy(src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None):
+def copy(
+    src_ptr,
+    dst_ptr,
+    from_rank,
+    to_rank,
+    cur_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = None,
+    store_cache_modifier: tl.constexpr = None,
+    hint: tl.constexpr = None,
+):
     """Copy from `from_rank`'s heap to `to_rank`'s heap; `cur_rank`, which runs this, may be either or neither."""
-    value = tl.load(_moved(src_ptr, cur_rank, from_rank, heap_bases, mask), mask=mask)
-    tl.store(_moved(dst_ptr, cur_rank, to_rank, heap_bases, mask), value, mask=mask)
+    value = load(src_ptr, cur_rank, from_rank, heap_bases, mask, other, load_cache_modifier, hint=hint)
+    store(dst_ptr, value, cur_rank, to_rank, heap_bases, mask, hint, store_cache_modifier)
 
 
 # Atomics on `to_rank`'s heap from rank `from_rank`; each returns the old value. `sem` and `scope` default to the
@@ -91,9 +150,11 @@ def atomic_add(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Add atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_add(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_add(moved, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -106,10 +167,12 @@ def atomic_sub(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Subtract atomically on `to_rank`'s heap; return the old value."""
     less = -tl.cast(val, pointer.dtype.scalar.element_ty)  # which may be wider, or signed
-    return tl.atomic_add(_moved(pointer, from_rank, to_rank, heap_bases, mask), less, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_add(moved, less, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -122,11 +185,13 @@ def atomic_cas(
     heap_bases,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
     cmp = tl.cast(cmp, pointer.dtype.scalar.element_ty)  # Triton casts neither
     val = tl.cast(val, pointer.dtype.scalar.element_ty)
-    return tl.atomic_cas(_moved(pointer, from_rank, to_rank, heap_bases, None), cmp, val, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, None, hint)
+    return tl.atomic_cas(moved, cmp, val, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -139,9 +204,11 @@ def atomic_xchg(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Exchange on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xchg(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_xchg(moved, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -154,9 +221,11 @@ def atomic_and(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_and(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_and(moved, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -169,9 +238,11 @@ def atomic_or(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_or(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_or(moved, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -184,9 +255,11 @@ def atomic_xor(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_xor(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_xor(moved, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -199,9 +272,11 @@ def atomic_min(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Take the minimum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_min(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_min(moved, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
@@ -214,6 +289,8 @@ def atomic_max(
     mask=None,
     sem: tl.constexpr = tl.constexpr("acq_rel"),
     scope: tl.constexpr = tl.constexpr("sys"),
+    hint: tl.constexpr = None,
 ):
     """Take the maximum atomically on `to_rank`'s heap; return the old value."""
-    return tl.atomic_max(_moved(pointer, from_rank, to_rank, heap_bases, mask), val, mask=mask, sem=sem, scope=scope)
+    moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
+    return tl.atomic_max(moved, val, mask=mask, sem=sem, scope=scope)

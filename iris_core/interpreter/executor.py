@@ -18,7 +18,7 @@ from ..device.interpretation import Hooks
 from ..utils.user_lines import describe_error, place_of, user_lines
 from .cache import patched_language
 from .grid import Grid
-from .memory_bounds import MemoryBounds
+from .memory_bounds import MemoryBounds, check_hint
 
 
 class Executor(Hooks, ABC):
@@ -40,6 +40,9 @@ class Executor(Hooks, ABC):
         if (bounds := self.bounds) is not None:
             lanes = mask if mask is None or isinstance(mask, str) else _values(mask)
             bounds.check_on_heap(pointers.handle, _values(from_rank), _values(to_rank), heap_bases.handle, lanes)
+
+    def check_hint(self, pointers: Any, hint: list[int]) -> None:
+        check_hint(pointers.handle, hint)
 
 
 class ProcessExecutor(Executor):

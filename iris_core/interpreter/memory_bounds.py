@@ -157,6 +157,29 @@ class MemoryBounds:
         return "far from all that it was given; pointers are to be those of its arguments, plus offsets"
 
 
+def check_hint(pointers: Any, hint: list[int]) -> None:
+    """Raise unless the interpreter's pointers are as a hint says, which has a number for each dimension.
+
+    Raises:
+        ValueError: so many are not contiguous, or do not begin at a multiple of so many bytes.
+    """
+    itemsize = itemsize_of(pointers)
+    if len(hint) != pointers.data.ndim:
+        raise ValueError(f"a hint of {len(hint)} numbers, {hint}, for pointers of shape {pointers.data.shape}")
+    for axis, number in enumerate(hint):
+        addresses = np.moveaxis(pointers.data.astype(np.int64), axis, 0)
+        first = np.arange(len(addresses)) // number * number
+        if (
+            addresses - addresses[first]
+            != (np.arange(len(addresses)) - first).reshape(-1, *[1] * (addresses.ndim - 1)) * itemsize
+        ).any():
+            raise ValueError(f"hint={number}, but {number} elements in a row are not contiguous")
+        if (addresses[first] % number).any():
+            raise ValueError(
+                f"hint={number}, but {number} elements in a row do not begin at a multiple of {number} bytes"
+            )
+
+
 def selected(pointers: Any, mask: Any) -> np.ndarray:
     """Return the addresses that the interpreter's pointers and a mask, or none, name."""
     return pointers.data[lanes_of(pointers, mask)].reshape(-1)

@@ -25,6 +25,92 @@ def copy_kernel(source_ptr, destination_ptr, rank, peer, heap_bases, BLOCK: tl.c
 
 
 @triton.jit
+def load_store_kernel(
+    source_ptr, destination_ptr, rank, peer, heap_bases, BLOCK: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK)
+    value = iris_core.load(source_ptr + offsets, rank, peer, heap_bases, cache_modifier=LOAD)
+    iris_core.store(destination_ptr + offsets, value, rank, peer, heap_bases, cache_modifier=STORE)
+
+
+@triton.jit
+def volatile_kernel(source_ptr, destination_ptr, rank, peer, heap_bases, VOLATILE: tl.constexpr):
+    tl.store(destination_ptr, iris_core.load(source_ptr, rank, peer, heap_bases, volatile=VOLATILE))
+
+
+@triton.jit
+def modified_get_kernel(
+    source_ptr, destination_ptr, rank, peer, heap_bases, BLOCK: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK)
+    source, destination = source_ptr + offsets, destination_ptr + offsets
+    iris_core.get(
+        source, destination, peer, rank, heap_bases, load_cache_modifier=LOAD, store_cache_modifier=STORE, hint=16
+    )
+
+
+@triton.jit
+def modified_put_kernel(
+    source_ptr, destination_ptr, rank, peer, heap_bases, BLOCK: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK)
+    source, destination = source_ptr + offsets, destination_ptr + offsets
+    iris_core.put(source, destination, rank, peer, heap_bases, load_cache_modifier=LOAD, store_cache_modifier=STORE)
+
+
+@triton.jit
+def modified_copy_kernel(
+    source_ptr, destination_ptr, rank, peer, heap_bases, BLOCK: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK)
+    source, destination = source_ptr + offsets, destination_ptr + offsets
+    iris_core.copy(
+        source, destination, rank, peer, rank, heap_bases, load_cache_modifier=LOAD, store_cache_modifier=STORE
+    )
+
+
+MODIFIED = (load_store_kernel, modified_get_kernel, modified_put_kernel, modified_copy_kernel)
+
+
+@triton.jit
+def hinted_kernel(
+    source_ptr, destination_ptr, row_stride, rank, peer, heap_bases, OPERATION: tl.constexpr, HINT: tl.constexpr
+):
+    """Copy a row, of which the compiler cannot know where it begins."""
+    offsets = row_stride * tl.program_id(0) + tl.arange(0, 4096)
+    source, destination = source_ptr + offsets, destination_ptr + offsets
+    if OPERATION == "load, store":
+        value = iris_core.load(source, rank, peer, heap_bases, hint=HINT)
+        iris_core.store(destination, value, rank, peer, heap_bases, hint=HINT)
+    elif OPERATION == "get":  # of which the store is the caller's to hint at
+        destination = tl.max_contiguous(tl.multiple_of(destination, 16), 16)
+        iris_core.get(source, destination, peer, rank, heap_bases, hint=HINT)
+    elif OPERATION == "put":
+        source = tl.max_contiguous(tl.multiple_of(source, 16), 16)
+        iris_core.put(source, destination, rank, peer, heap_bases, hint=HINT)
+    else:
+        iris_core.copy(source, destination, peer, peer + 1, rank, heap_bases, hint=HINT)
+
+
+@triton.jit
+def hinted_tile_kernel(destination_ptr, row_stride, rank, peer, heap_bases, HINT: tl.constexpr):
+    offsets = tl.arange(0, 64)[:, None] * row_stride + tl.arange(0, 64)[None, :]
+    value = tl.zeros((64, 64), tl.bfloat16)
+    iris_core.store(destination_ptr + offsets, value, rank, peer, heap_bases, hint=HINT)
+
+
+@triton.jit
+def hinted_atomic_kernel(pointer, rank, peer, heap_bases, OPERATION: tl.constexpr):
+    offsets = tl.arange(0, 64)
+    tl.store(pointer + offsets, OPERATION(pointer + offsets, 1, rank, peer, heap_bases, hint=32))
+
+
+@triton.jit
+def hinted_cas_kernel(pointer, rank, peer, heap_bases):
+    tl.store(pointer + 1, iris_core.atomic_cas(pointer, 3, 4, rank, peer, heap_bases, hint=32))
+
+
+@triton.jit
 def atomic_kernel(pointer, rank, peer, heap_bases, OPERATION: tl.constexpr):
     tl.store(pointer + 1, OPERATION(pointer, 1, rank, peer, heap_bases))
 
@@ -76,6 +162,7 @@ def compiled(kernel: Any, target: str, rank: int = 2, heap_size: int = HEAP_SIZE
         "world_size": 4,
         "source_ptr": ctx.zeros(1 << 20, dtype=torch.bfloat16),
         "destination_ptr": ctx.zeros(1 << 20, dtype=torch.bfloat16),
+        "row_stride": 1001,
     }
     wanted = {name: known[name] for name in kernel.arg_names if name in known}
     return compile_kernel(kernel, wanted | arguments, target)
@@ -95,6 +182,76 @@ def test_the_distance_to_a_peer_is_never_cut_to_32_bits(target: str) -> None:
     kernel = compiled(copy_kernel, target, heap_size=64 << 20, BLOCK=1024)
     assert "to i32" not in kernel.ttgir
     assert kernel.count(r"buffer_(load|store)_") == 0
+
+
+@pytest.mark.parametrize("kernel", MODIFIED, ids=lambda kernel: kernel.fn.__name__)
+def test_modifiers_arrive_in_the_instructions(target: str, kernel: Any) -> None:
+    def modifiers(load: str | None, store: str | None) -> list[str]:
+        """What the instructions say that load and store a thread's elements, the only two of so many bytes."""
+        code = compiled(kernel, target, BLOCK=512, LOAD=load, STORE=store).code
+        if TARGETS[target].is_nvidia:
+            return re.findall(r"\b(?:ld|st)\.global(?:\.(\w+))?\.v2\.b32", code)
+        moves = re.findall(r"\b(?:global|buffer)_(?:load|store)_dword v(.*)", code)
+        return [" ".join(re.findall(r"\b(?:sc0|sc1|nt)\b", move)) for move in moves]
+
+    assert modifiers(None, None) == ["", ""]
+    if TARGETS[target].is_nvidia:
+        assert modifiers(".cg", ".wt") == ["cg", "wt"]
+        assert modifiers(".ca", ".cs") == ["ca", "cs"]
+    else:
+        assert modifiers(".cg", ".wt") in (["nt", "sc0 sc1"], ["sc0 nt", "sc0 sc1"])  # the latter from this rank's own
+        assert modifiers(".cv", ".cs") in (["sc0 sc1", "nt"], ["sc0 sc1", "sc0 nt"])
+
+
+def test_a_volatile_load_is_one(target: str) -> None:
+    """On NVIDIA GPUs: for AMD's Triton 3.6 takes no notice."""
+    volatile = [compiled(volatile_kernel, target, VOLATILE=is_volatile) for is_volatile in (False, True)]
+    expected = [0, 1] if TARGETS[target].is_nvidia else [0, 0]
+    assert [kernel.count(r"\bld\.volatile\.global") for kernel in volatile] == expected
+
+
+@pytest.mark.parametrize("kernel", MODIFIED, ids=lambda kernel: kernel.fn.__name__)
+@pytest.mark.parametrize("which", ["LOAD", "STORE"])
+def test_a_modifier_that_there_is_not_is_named(target: str, kernel: Any, which: str) -> None:
+    given = {"LOAD": None, "STORE": None, which: ".nonsense"}
+    assert "Cache modifier .nonsense not supported" in refusal(kernel, target, BLOCK=512, **given)
+
+
+@pytest.mark.parametrize("operation", ["load, store", "get", "put", "copy"])
+def test_a_hint_widens_accesses(target: str, operation: str) -> None:
+    """All of them, up to what a thread can move at once, on the side that is translated."""
+
+    def widths(hint: int | None) -> tuple[set[int], set[int]]:
+        kernel = compiled(hinted_kernel, target, OPERATION=operation, HINT=hint)
+        if TARGETS[target].is_nvidia:  # where the bases of the heaps are 64 bits wide
+            loads = {int(count or 1) * int(bits) // 8 for count, bits in re.findall(_LOAD, kernel.code)}
+        else:
+            loads = {16 if wide else 2 for wide in re.findall(_AMD_LOAD, kernel.code)}
+        return loads, set(kernel.stores_by_file()["rma.py"])
+
+    narrow = {"get": ({2}, {16}), "put": ({16}, {2})}.get(operation, ({2}, {2}))
+    assert widths(None) == narrow
+    assert widths(16) == ({16}, {16})
+
+
+_LOAD = r"\bld\.global(?:\.v(\d))?\.b(16|32)\b"
+_AMD_LOAD = r"\b(?:global|buffer)_load_(?:ushort|short_d16\w*|(dwordx4)) v"
+
+
+def test_a_tile_is_hinted_at_by_a_number_for_each_dimension(target: str) -> None:
+    widths = [
+        set(compiled(hinted_tile_kernel, target, HINT=hint).stores_by_file()["rma.py"]) for hint in (None, (1, 16))
+    ]
+    assert widths == [{2}, {16}]
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "xchg", "and", "or", "xor", "min", "max", "cas"])
+def test_atomics_hand_on_their_hint(target: str, name: str) -> None:
+    if name == "cas":
+        kernel = compiled(hinted_cas_kernel, target)
+    else:
+        kernel = compiled(hinted_atomic_kernel, target, OPERATION=getattr(iris_core, f"atomic_{name}"))
+    assert re.search(r"tt\.addptr .*tt\.divisibility = (dense<)?32", kernel.ttgir)
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "xchg", "and", "or", "xor", "min", "max"])
@@ -162,13 +319,19 @@ def test_a_wait_for_a_block_of_flags_has_a_barrier_of_its_own(target: str) -> No
 def test_flags_that_are_no_int64_words_are_refused(target: str, kernel: Any) -> None:
     """A wait loads 64 bits on NVIDIA GPUs, and so the neighbour of a narrower word, too."""
     flags = "state_ptr" if kernel is barrier_kernel else "flag_ptr"
+    message = refusal(kernel, target, **{flags: torch.zeros(8, dtype=torch.int32)})
+    assert "a flag is an int64 word; this one is given as pointer<int32>" in message
+    assert "dtype=torch.int64" in message
+
+
+def refusal(kernel: Any, target: str, **arguments: Any) -> str:
+    """Compile what must be refused, and return what is said of it."""
     with pytest.raises(CompilationError) as refused:
-        compiled(kernel, target, **{flags: torch.zeros(8, dtype=torch.int32)})
+        compiled(kernel, target, **arguments)
     causes: list[BaseException | None] = [refused.value]
     while causes[-1] is not None:
         causes.append(causes[-1].__cause__)
-    assert "a flag is an int64 word; this one is given as pointer<int32>" in "".join(map(str, causes))
-    assert "dtype=torch.int64" in "".join(map(str, causes))
+    return "".join(map(str, causes))
 
 
 @pytest.mark.parametrize("kernel", [message_kernel, clear_each_kernel], ids=lambda kernel: kernel.fn.__name__)

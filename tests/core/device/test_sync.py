@@ -281,7 +281,7 @@ def test_an_operator_that_a_rank_does_not_call_names_it(ranks: Callable[[int], R
         assert kind == "TimeoutError"
         awaited = "rank 1 to be ready (its call has not started), flag ready[1], in call 1"
         if variant.sync is Sync.SHARD_FLAG:  # not numbered
-            awaited = "part 0 of rank 1's shard"
+            awaited = "chunk 0 of rank 1's shard"
         for part in (
             f"{variant.family}/{variant.name} of 8x8x8: {awaited}: expected at least 1, saw 0",
             "rank 0: program",

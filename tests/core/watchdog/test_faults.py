@@ -118,7 +118,7 @@ def test_nobody_runs_ahead_of_a_rank_that_sleeps(ranks: Callable[[int], Ranks], 
 AWAITED = {
     ("gemm_all_scatter", "fused_sequential"): "rank 1 to be done",
     ("all_gather_gemm", "workgroup_specialized"): "rank 1 to be done",
-    ("all_gather_gemm", "copy_engine"): "part 0 of rank 1's shard",
+    ("all_gather_gemm", "copy_engine"): "chunk 0 of rank 1's shard",
     ("gemm_reduce_scatter", "fused_sequential"): "of rank 1's partial sum",
     ("gemm_reduce_scatter", "copy_engine"): "rank 1 to be done",
     ("gemm_all_reduce", "fused_sequential"): "of rank 1's partial sum",
