@@ -14,7 +14,7 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 ¹ Or, where data comes in chunks, how many chunks have arrived over all calls.
 
 The call's number is read from the device, so a captured graph can be replayed. A rank that finishes call e has seen
-every peer's done[e]: no rank is ever two calls ahead.
+every peer's done[e], or data of call e from every peer: no rank is ever two calls ahead.
 
 Where the programs of one kernel are all of a call, and each awaits what it needs, no program has to end it: they
 count calls by themselves (`begin_own_call`), and epoch and arrivals stay zero.

@@ -22,7 +22,8 @@ class Operator(ABC, Generic[P]):
     """Call it with this rank's A and B; it queues the work on the current stream and returns this rank's output.
 
     Making one is collective: all ranks must ask for the same thing. The output belongs to the operator and is
-    overwritten by its next call, which peers start without asking: read it, in stream order, before calling again.
+    overwritten by its next call. Peers may store into it as soon as this rank's stream reaches that call, which is when
+    the rank signals *ready*: read the output, in stream order, before calling again.
 
     Args:
         ctx: the context; the output and the flags are allocated on its heap.
