@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from .backends.base import Stream
 from .backends.select import ranks_on_one_device
+from .device.context import encode
 from .device.interpretation import polls_limited
 from .heap.heap import SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
@@ -127,6 +128,8 @@ class Context(TensorFactories):
         self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
         self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
         opened.enter_context(polls_limited(self.watchdog))
+        words = encode(self.get_rank(), self.heap.bases.tolist(), self.watchdog.words.data_ptr())
+        self._device_context = torch.tensor(words, dtype=torch.int64, device=self.get_device())
         self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
         self.barrier()
@@ -166,6 +169,15 @@ class Context(TensorFactories):
         """
         self.check()
         return self.watchdog.words
+
+    def get_device_context(self) -> torch.Tensor:
+        """Return what `DeviceContext.initialize` takes in a kernel: the ranks, their heaps, the watchdog. Int64 words.
+
+        Raises:
+            TimeoutError, PeerError: see `check`.
+        """
+        self.check()
+        return self._device_context
 
     def is_interpreted(self) -> bool:
         """Return whether kernels run in Triton's interpreter, as they do without a GPU."""
