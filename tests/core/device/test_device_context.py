@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from compiling import TARGETS, Case, Compiled, StubContext, compile_kernel
-from ranks import Ranks, context
+from limits import short_limit
+from ranks import Ranks, context, raised
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -25,8 +26,9 @@ HEAP_BYTES = 1 << 20
 
 
 @triton.jit
-def use_object(ctx, data_ptr, words_ptr, state_ptr, offsets, mask, peer):
+def use_object(ctx, data_ptr, words_ptr, state_ptr, lanes, mask, peer):
     """Call every method, with arguments other than their defaults."""
+    offsets = tl.program_id(0) * peer + lanes  # which are not known to be aligned
     value = ctx.load(data_ptr + offsets, peer, mask, 0.0, ".cg", False, 16)
     ctx.store(data_ptr + offsets, value + 1, peer, mask, ".wt", 16)
     ctx.get(data_ptr + offsets, data_ptr + 1024 + offsets, peer, mask, 0.0, ".cg", ".wt", 16)
@@ -50,8 +52,9 @@ def use_object(ctx, data_ptr, words_ptr, state_ptr, offsets, mask, peer):
 
 
 @triton.jit
-def use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, offsets, mask, peer):
+def use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, lanes, mask, peer):
     """The same by the loose functions."""
+    offsets = tl.program_id(0) * peer + lanes
     value = iris_core.load(data_ptr + offsets, rank, peer, bases, mask, 0.0, ".cg", False, 16)
     iris_core.store(data_ptr + offsets, value + 1, rank, peer, bases, mask, 16, ".wt")
     other_ptr = data_ptr + 1024 + offsets
@@ -78,16 +81,16 @@ def use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_
 @triton.jit
 def object_kernel(context_tensor, data_ptr, words_ptr, state_ptr, size, peer, rank, world_size):
     ctx = iris_core.DeviceContext.initialize(context_tensor, rank, world_size)
-    offsets = tl.arange(0, 1024)
-    use_object(ctx, data_ptr, words_ptr, state_ptr, offsets, offsets < size, peer)
+    lanes = tl.arange(0, 1024)
+    use_object(ctx, data_ptr, words_ptr, state_ptr, lanes, lanes < size, peer)
 
 
 @triton.jit
 def loose_kernel(context_tensor, data_ptr, words_ptr, state_ptr, size, peer, rank, world_size):
     watchdog = tl.load(context_tensor + 2 + world_size).to(tl.pointer_type(tl.int64))
-    offsets = tl.arange(0, 1024)
+    lanes = tl.arange(0, 1024)
     bases = context_tensor + 2
-    use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, offsets, offsets < size, peer)
+    use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, lanes, lanes < size, peer)
 
 
 @triton.jit
@@ -95,8 +98,8 @@ def constant_object_kernel(
     context_tensor, data_ptr, words_ptr, state_ptr, size, peer, rank: tl.constexpr, world_size: tl.constexpr
 ):
     ctx = iris_core.DeviceContext.initialize(context_tensor, rank, world_size)
-    offsets = tl.arange(0, 1024)
-    use_object(ctx, data_ptr, words_ptr, state_ptr, offsets, offsets < size, peer)
+    lanes = tl.arange(0, 1024)
+    use_object(ctx, data_ptr, words_ptr, state_ptr, lanes, lanes < size, peer)
 
 
 @triton.jit
@@ -104,9 +107,9 @@ def constant_loose_kernel(
     context_tensor, data_ptr, words_ptr, state_ptr, size, peer, rank: tl.constexpr, world_size: tl.constexpr
 ):
     watchdog = tl.load(context_tensor + 2 + world_size).to(tl.pointer_type(tl.int64))
-    offsets = tl.arange(0, 1024)
+    lanes = tl.arange(0, 1024)
     bases = context_tensor + 2
-    use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, offsets, offsets < size, peer)
+    use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, lanes, lanes < size, peer)
 
 
 @gluon.jit
@@ -114,8 +117,8 @@ def gluon_object_kernel(
     context_tensor, data_ptr, words_ptr, state_ptr, size, peer, LAYOUT: gl.constexpr, IrisDeviceCtx: gl.constexpr
 ):
     ctx = IrisDeviceCtx.initialize(context_tensor)
-    offsets = gl.arange(0, 1024, LAYOUT)
-    use_object(ctx, data_ptr, words_ptr, state_ptr, offsets, offsets < size, peer)
+    lanes = gl.arange(0, 1024, LAYOUT)
+    use_object(ctx, data_ptr, words_ptr, state_ptr, lanes, lanes < size, peer)
 
 
 @gluon.jit
@@ -123,9 +126,9 @@ def gluon_loose_kernel(context_tensor, data_ptr, words_ptr, state_ptr, size, pee
     rank = gl.load(context_tensor).to(gl.int32)
     world_size = gl.load(context_tensor + 1).to(gl.int32)
     watchdog = gl.load(context_tensor + 2 + world_size).to(gl.pointer_type(gl.int64))
-    offsets = gl.arange(0, 1024, LAYOUT)
+    lanes = gl.arange(0, 1024, LAYOUT)
     bases = context_tensor + 2
-    use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, offsets, offsets < size, peer)
+    use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_ptr, lanes, lanes < size, peer)
 
 
 PAIRS = {
@@ -307,6 +310,29 @@ def poll_kernel(context_tensor, flag_ptr, rank, world_size):
             pass
     else:
         ctx.atomic_xchg(flag_ptr, 1, rank)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def lonely_kernel(context_tensor, flag_ptr, rank, world_size):
+    ctx = iris_core.DeviceContext.initialize(context_tensor, rank, world_size)
+    while ctx.load(flag_ptr + 1, rank, volatile=True) < 1:
+        pass
+
+
+def poll_for_nobody(rank: int, world_size: int) -> str:
+    ctx = context()
+    flags = ctx.zeros(2, dtype=torch.int64)
+    with short_limit(ctx, 0.05):
+        _, message = raised(lonely_kernel[(1,)], ctx.get_device_context(), flags, rank, world_size)
+    ctx.free(flags)
+    return message
+
+
+@ON_CPU
+def test_a_poll_for_nothing_names_the_flag(ranks: Callable[[int], Ranks]) -> None:
+    """And not where the object reads the addresses of the heaps, which the loop finds unchanged as well."""
+    (message,) = ranks(1).call(poll_for_nobody)
+    assert "a loop polled byte 8 of (2,) of torch.int64, on rank 0's heap, for 0.05 s" in message
 
 
 def poll(rank: int, world_size: int) -> int:
