@@ -148,6 +148,10 @@ class Context(TensorFactories):
         """Return the device the heap is on."""
         return self.backend.device
 
+    def get_device_id(self) -> int:
+        """Return the number of this rank's GPU on its host, as torch counts; 0 without a GPU."""
+        return self.get_device().index or 0
+
     def get_cu_count(self) -> int:
         """Return the number of SMs (compute units on AMD); without a GPU, the number of programs to emulate."""
         return self.backend.compute_units()

@@ -67,6 +67,7 @@ def identify(rank: int, world_size: int) -> tuple[int, int, str]:
     ctx = context()
     assert ctx.get_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert ctx.get_cu_count() > 1
+    assert ctx.get_device_id() == (ctx.get_device().index or 0)
     return ctx.get_rank(), ctx.get_num_ranks(), ctx.get_arch()
 
 
