@@ -292,15 +292,17 @@ class Context(TensorFactories):
         """Return `source_rank`'s value on every rank; collective.
 
         Args:
-            value: a tensor of any shape, dtype and device of the source (others may pass None), or anything JSON holds.
+            value: a tensor of any shape, dtype and device, an array or a number of numpy's, or anything JSON holds; of
+                the source, others may pass None.
             source_rank: the rank whose value is taken.
 
         Returns:
-            A new tensor on the context's device, not on the heap; or the value.
+            A new tensor on the context's device, not on the heap; a new array; or the value.
 
         Raises:
             ValueError: there is no such rank; or the tensor is none that copies element by element, such as a sparse
                 one; on every rank.
+            TypeError: torch has no dtype such as the array's; on every rank.
         """
         return self.collectives.broadcast(value, source_rank)
 
