@@ -5,6 +5,7 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 """
 
 from .context import Context, iris
+from .device.context import DeviceContext
 from .device.intrinsics import (
     clock_ns,
     fence_before_descriptor_loads,
@@ -38,6 +39,7 @@ from .rendezvous.rank_info import RankInfo
 __all__ = [
     "AllocationMismatch",
     "Context",
+    "DeviceContext",
     "HeapExhausted",
     "PeerError",
     "RankError",

@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from .backends.base import Stream
 from .backends.select import ranks_on_one_device
+from .device.context import encode
 from .device.interpretation import polls_limited
 from .heap.heap import SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
@@ -127,6 +128,8 @@ class Context(TensorFactories):
         self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
         self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
         opened.enter_context(polls_limited(self.watchdog))
+        words = encode(self.get_rank(), self.heap.bases.tolist(), self.watchdog.words.data_ptr())
+        self._device_context = torch.tensor(words, dtype=torch.int64, device=self.get_device())
         self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
         self.barrier()
@@ -144,6 +147,10 @@ class Context(TensorFactories):
     def get_device(self) -> torch.device:
         """Return the device the heap is on."""
         return self.backend.device
+
+    def get_device_id(self) -> int:
+        """Return the number of this rank's GPU on its host, as torch counts; 0 without a GPU."""
+        return self.get_device().index or 0
 
     def get_cu_count(self) -> int:
         """Return the number of SMs (compute units on AMD); without a GPU, the number of programs to emulate."""
@@ -166,6 +173,15 @@ class Context(TensorFactories):
         """
         self.check()
         return self.watchdog.words
+
+    def get_device_context(self) -> torch.Tensor:
+        """Return what `DeviceContext.initialize` takes in a kernel: the ranks, their heaps, the watchdog. Int64 words.
+
+        Raises:
+            TimeoutError, PeerError: see `check`.
+        """
+        self.check()
+        return self._device_context
 
     def is_interpreted(self) -> bool:
         """Return whether kernels run in Triton's interpreter, as they do without a GPU."""
@@ -276,15 +292,17 @@ class Context(TensorFactories):
         """Return `source_rank`'s value on every rank; collective.
 
         Args:
-            value: a tensor of any shape, dtype and device of the source (others may pass None), or anything JSON holds.
+            value: a tensor of any shape, dtype and device, an array or a number of numpy's, or anything JSON holds; of
+                the source, others may pass None.
             source_rank: the rank whose value is taken.
 
         Returns:
-            A new tensor on the context's device, not on the heap; or the value.
+            A new tensor on the context's device, not on the heap; a new array; or the value.
 
         Raises:
             ValueError: there is no such rank; or the tensor is none that copies element by element, such as a sparse
                 one; on every rank.
+            TypeError: torch has no dtype such as the array's; on every rank.
         """
         return self.collectives.broadcast(value, source_rank)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
@@ -54,8 +55,13 @@ class HostCollectives:
             raise ValueError(f"source_rank {source_rank!r} is not one of the {world_size} ranks")
         self._recovery.check()
         is_source = self._control_plane.rank == source_rank
-        is_tensor = is_source and isinstance(value, torch.Tensor)
+        is_array = is_source and isinstance(value, np.ndarray)
         with self._recovery.collective_section("broadcast a tensor"):
+            if is_array:
+                value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+            elif isinstance(value, np.generic):
+                value = value.item()
+            is_tensor = is_source and isinstance(value, torch.Tensor)
             if is_tensor and (value.layout is not torch.strided or value.is_quantized or value.is_meta):
                 raise ValueError(
                     f"a tensor of layout {value.layout} and dtype {value.dtype} on {value.device} cannot be broadcast; "
@@ -63,7 +69,7 @@ class HostCollectives:
                 )
         header = [list(value.shape), str(value.dtype).removeprefix("torch.")] if is_tensor else value
         with self._recovery.raising_root_cause():
-            is_tensor, header = self._control_plane.broadcast([is_tensor, header], source_rank)
+            is_tensor, is_array, header = self._control_plane.broadcast([is_tensor, is_array, header], source_rank)
         if not is_tensor:
             return header
         staging = self._heap.allocate(header[0], getattr(torch, header[1]))
@@ -74,4 +80,4 @@ class HostCollectives:
         self._recovery.barrier()
         self._recovery.check()
         self._heap.free(staging)
-        return result
+        return result.cpu().numpy() if is_array else result

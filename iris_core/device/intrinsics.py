@@ -20,8 +20,6 @@ from triton.language.core import _unwrap_if_constexpr, inline_asm_elementwise
 from . import interpretation
 from .cache_key import in_cache_key
 
-_LANES_OF_A_WARP = 32  # on NVIDIA GPUs, for which there are kernels in Gluon
-
 
 def _builtin(fn: Any) -> Any:
     """Make a function a Triton builtin, in the cache key of what calls it, that the interpreter, too, may call.
@@ -121,7 +119,8 @@ def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
         return tl.arange(0, count)
     if isinstance(_semantic, GluonSemantic):
         warps = _semantic.num_warps(_generator)
-        return _semantic.arange(0, count, BlockedLayout([1], [_LANES_OF_A_WARP], [warps], [0]))
+        lanes_of_a_warp = _semantic.builder.options.warp_size
+        return _semantic.arange(0, count, BlockedLayout([1], [lanes_of_a_warp], [warps], [0]))
     return _semantic.arange(0, count)
 
 

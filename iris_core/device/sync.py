@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .intrinsics import check_flags, clock_ns, load_acquire, loads_acquire, pause, store_by_each_thread
+from .intrinsics import check_flags, clock_ns, lanes, load_acquire, loads_acquire, pause, store_by_each_thread
 from .rma import translate
 
 # Layout of a watchdog block (int64 words on the device); watchdog/watchdog.py has the host's half.
@@ -99,7 +99,8 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
         if _any_below(_load_anew(flag_ptrs, mask), expected, mask, True):
             _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
         # The result must be used, as in `wait`.
-        seen = tl.atomic_add(flag_ptrs, 0, mask=mask, sem="acquire", scope="sys")
+        nothing = tl.where(mask, 0, 0)  # a block, too, for Gluon
+        seen = tl.atomic_add(flag_ptrs, nothing, mask=mask, sem="acquire", scope="sys")
         tl.debug_barrier()
         _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr)
 
@@ -189,11 +190,11 @@ def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
     """
     epoch = tl.load(state_ptr + world_size) + 1
     for first in range(0, world_size, _PEERS_AT_ONCE):
-        peers = first + tl.arange(0, _PEERS_AT_ONCE)
+        peers = first + lanes(_PEERS_AT_ONCE)
         is_peer = (peers < world_size) & (peers != rank)
         flag_ptrs = translate(state_ptr, rank, tl.minimum(peers, world_size - 1), heap_bases) + rank
         signal_each(flag_ptrs, epoch, is_peer)
     for first in range(0, world_size, _PEERS_AT_ONCE):
-        peers = first + tl.arange(0, _PEERS_AT_ONCE)
+        peers = first + lanes(_PEERS_AT_ONCE)
         wait_each(state_ptr + peers, epoch, (peers < world_size) & (peers != rank), watchdog_ptr)
     tl.store(state_ptr + world_size, epoch)

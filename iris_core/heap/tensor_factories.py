@@ -104,15 +104,26 @@ class TensorFactories(ABC):
 
     def randint(
         self,
-        low: int,
-        high: int,
-        size: Size,
+        low: int | None = None,
+        high: Any = None,
+        size: Size | None = None,
         *,
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.int64,
         device: Device = None,
     ) -> torch.Tensor:
-        """Return integers uniform in [low, high)."""
+        """Return integers uniform in [low, high): ``randint(high, size)``, from 0, or ``randint(low, high, size)``.
+
+        Raises:
+            TypeError: there is no `high`, or no `size`.
+        """
+        if size is None:
+            high, size = None, high
+        if high is None:
+            low, high = 0, low
+        if high is None or size is None:
+            raise TypeError("randint takes (high, size) or (low, high, size)")
+        low = low or 0
         return self._filled((size,), dtype, device, lambda buffer: buffer.random_(low, high, generator=generator))
 
     def _filled(

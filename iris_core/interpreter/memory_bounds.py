@@ -25,7 +25,7 @@ class MemoryBounds:
     def __init__(self) -> None:
         self._spans: list[Span] = []  # none lies in another: starts and stops both grow
         self._starts: list[int] = []
-        self._heap_bases: set[int] = set()  # where these tensors begin
+        self._heap_bases: set[int] = set()  # where the tensors begin that hold them
 
     @classmethod
     def of_process(cls) -> MemoryBounds:
@@ -94,10 +94,12 @@ class MemoryBounds:
             ValueError: names what they point to, or the rank that there is not.
         """
         self.check(bases, None, "reads")
+        words = self.find(int(bases.data.min()))
+        assert words is not None
         heaps = self.find(ctypes.c_uint64.from_address(int(bases.data.min())).value)
         if heaps is None or not heaps.heaps:
             raise ValueError("a kernel reaches for a peer by heap_bases that are not those of ctx.get_heap_bases()")
-        self._heap_bases.add(int(bases.data.min()))
+        self._heap_bases.add(words.start)
         for rank in (*from_ranks.flat, *to_ranks.flat):
             if not 0 <= rank < heaps.heaps:
                 raise ValueError(f"a kernel names rank {rank}; there are {heaps.heaps} ranks, 0 to {heaps.heaps - 1}")

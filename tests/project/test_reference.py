@@ -8,12 +8,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
+from triton.runtime.jit import KernelInterface
 
 import iris_core
 import iris_tensor_parallel
 from iris_bench.cli import app
 from iris_core import Context
+from iris_core.gluon import IrisDeviceCtx
 from iris_tensor_parallel import styles
 from overlap_taxonomy import list_families
 
@@ -59,6 +62,15 @@ def test_context() -> None:
     for name, arguments in given.items():
         if arguments:
             assert ["self", *arguments_in(arguments)] == signature_of(getattr(Context, name)), name
+
+
+@pytest.mark.parametrize("made", [iris_core.DeviceContext, IrisDeviceCtx], ids=lambda made: made.__name__)
+def test_context_objects(made: Any) -> None:
+    given = names_of("Context objects")
+    methods = {name for name in dir(made) if isinstance(getattr(made, name), KernelInterface)}
+    assert given.keys() == methods - {"initialize"}
+    for name, arguments in given.items():
+        assert ["self", *arguments_in(arguments)] == signature_of(getattr(made, name)), name
 
 
 def test_operators() -> None:

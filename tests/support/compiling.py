@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core.backends.hip import HipBackend
+from iris_core.device.context import encode
 from iris_core.device.sync import WATCHDOG_WORDS
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensor_factories import TensorFactories
@@ -228,6 +229,10 @@ class StubContext(TensorFactories):
 
     def get_watchdog(self) -> torch.Tensor:
         return self.watchdog.words
+
+    def get_device_context(self) -> torch.Tensor:
+        words = encode(self.get_rank(), self.heap.bases.tolist(), self.watchdog.words.data_ptr())
+        return torch.tensor(words, dtype=torch.int64)
 
     def is_interpreted(self) -> bool:
         return False

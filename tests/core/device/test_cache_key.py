@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 import shutil
 import sys
@@ -15,6 +16,7 @@ from unittest import mock
 
 import pytest
 import triton
+from triton.compiler import ASTSource
 from triton.experimental import gluon
 from triton.runtime.jit import DependenciesFinder, JITFunction
 
@@ -23,7 +25,7 @@ import iris_core
 import iris_kernels
 from iris_core.device import intrinsics
 
-OF_THE_DEVICE = ("cache_key", "interpretation", "intrinsics", "rma", "sync")
+OF_THE_DEVICE = ("cache_key", "context", "interpretation", "intrinsics", "rma", "sync")
 BUILTINS = sorted(
     name
     for name, value in vars(intrinsics).items()
@@ -56,23 +58,28 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copied]:
 
     Without either, too: what Triton makes a key of includes which keys it has made before.
     """
-    names: list[str] = []
-    monkeypatch.syspath_prepend(str(tmp_path))
+    package = "copy_of_iris_core"  # one name for all: keys have it in them
+    copies = itertools.count()
+
+    def forget() -> None:
+        for module in [module for module in sys.modules if module.partition(".")[0] == package]:
+            del sys.modules[module]
 
     def copy(old: str = "", new: str = "") -> ModuleType:
-        names.append(f"copy_{len(names)}_of_iris_core")
-        folder = tmp_path / names[-1]
-        folder.mkdir()
+        forget()
+        place = tmp_path / str(next(copies))
+        folder = place / package
+        folder.mkdir(parents=True)
         for name in OF_THE_DEVICE:
             shutil.copy(Path(intrinsics.__file__).parent / f"{name}.py", folder)
         file = folder / "intrinsics.py"
         assert old in file.read_text()
         file.write_text(file.read_text().replace(old, new))
-        return importlib.import_module(f"{names[-1]}.sync")
+        monkeypatch.syspath_prepend(str(place))
+        return importlib.import_module(f"{package}.sync")
 
     yield copy
-    for module in [module for module in sys.modules if module.partition(".")[0] in names]:
-        del sys.modules[module]
+    forget()
 
 
 @pytest.mark.parametrize("name", ["wait", "wait_each", "signal", "signal_each", "barrier"])
@@ -81,6 +88,29 @@ def test_device_functions_are_compiled_again_when_a_builtin_changes(copied: Copi
     key = getattr(copied(), name).cache_key
     assert getattr(copied(), name).cache_key == key
     assert getattr(copied("ld.acquire", "ld.relaxed"), name).cache_key != key
+
+
+@pytest.mark.parametrize("name", ["DeviceContext", "IrisDeviceCtx"])
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_kernels_are_compiled_again_when_a_context_object_changes(copied: Copied, name: str, is_argument: bool) -> None:
+    """What its methods call, too; whether a kernel names the class or takes it as a constant."""
+
+    def key_with(sync: ModuleType) -> str:
+        made = getattr(importlib.import_module(f"{sync.__package__}.context"), name)
+
+        def kernel(context_tensor):
+            made.initialize(context_tensor)
+
+        def taking(made, context_tensor):
+            made.initialize(context_tensor)
+
+        if is_argument:
+            return ASTSource(triton.jit(taking), {}, {"made": made}).hash()
+        return triton.jit(kernel).cache_key
+
+    key = key_with(copied())
+    assert key_with(copied()) == key
+    assert key_with(copied("ld.acquire", "ld.relaxed")) != key
 
 
 @pytest.mark.parametrize("jit", [triton.jit, gluon.jit], ids=["triton", "gluon"])
@@ -118,7 +148,9 @@ def jit_functions() -> list[JITFunction]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
                 members = vars(importlib.import_module(module.name)).values()
-                found |= {id(member): member for member in members if isinstance(member, JITFunction)}
+                for member in members:  # classes that kernels make have methods
+                    functions = (member, *getattr(member, "hash_attrs", ()))
+                    found |= {id(one): one for one in functions if isinstance(one, JITFunction)}
     return list(found.values())
 
 

@@ -37,6 +37,10 @@ CREATED: dict[str, Callable[[Any, dict[str, Any]], torch.Tensor]] = {
     "rand of a dtype": lambda make, kw: make.rand((50,), dtype=torch.float64, **kw),
     "randn": lambda make, kw: make.randn(40, 3, **kw),
     "randint": lambda make, kw: make.randint(-3, 9, (50,), **kw),
+    "randint from 0": lambda make, kw: make.randint(9, (50,), **kw),
+    "randint from 0 of a named size": lambda make, kw: make.randint(9, size=(50,), **kw),
+    "randint by names": lambda make, kw: make.randint(low=-3, high=9, size=(50,), **kw),
+    "randint by names from 0": lambda make, kw: make.randint(high=9, size=(50,), **kw),
     "randint of a dtype": lambda make, kw: make.randint(0, 2, (50,), dtype=torch.int32, **kw),
 }
 
@@ -152,3 +156,14 @@ def test_mistakes_are_refused_on_every_rank(ranks: Callable[[int], Ranks]) -> No
             assert errors[what][0] == kind, what
             for part in parts:
                 assert part in errors[what][1], what
+
+
+def randint_without(rank: int, world_size: int) -> list[tuple[str, str]]:
+    ctx = context()
+    return [raised(ctx.randint, *given) for given in ((), (5,), (None, (3,)))]
+
+
+def test_randint_needs_an_end_and_a_size(ranks: Callable[[int], Ranks]) -> None:
+    """As torch's does: without an end, values would be of the dtype's whole range."""
+    wanted = ("TypeError", "randint takes (high, size) or (low, high, size)")
+    assert ranks(2).call(randint_without) == [[wanted] * 3] * 2

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks import Ranks, close_context, context, raised
@@ -67,6 +68,7 @@ def identify(rank: int, world_size: int) -> tuple[int, int, str]:
     ctx = context()
     assert ctx.get_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert ctx.get_cu_count() > 1
+    assert ctx.get_device_id() == (ctx.get_device().index or 0)
     return ctx.get_rank(), ctx.get_num_ranks(), ctx.get_arch()
 
 
@@ -216,3 +218,23 @@ def use_as_any_other(rank: int, world_size: int) -> None:
 
 def test_a_tensor_has_a_storage_of_its_own(ranks: Callable[[int], Ranks]) -> None:
     ranks(2).call(use_as_any_other)
+
+
+def broadcast_numpy(rank: int, world_size: int) -> None:
+    ctx = context()
+    for dtype in ("float32", "int64", "bool", "complex64"):
+        for shape in ((3, 2), (), (0, 4)):
+            array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+            got = ctx.broadcast(array if rank == 1 else None, 1)
+            assert isinstance(got, np.ndarray)
+            assert (got.dtype, got.shape, got.tolist()) == (array.dtype, shape, array.tolist())
+    assert ctx.broadcast(np.arange(6)[::2] if rank == 0 else None, 0).tolist() == [0, 2, 4]
+    assert ctx.broadcast(np.float32(1.5) if rank == 0 else None, 0) == 1.5
+    assert ctx.broadcast(np.int64(3) if rank == 1 else "mine", 1) == 3
+    kind, message = raised(ctx.broadcast, np.array(["text"]) if rank == 0 else None, 0)
+    assert (kind, "numpy.str_" in message) == ("TypeError", True), (kind, message)
+    assert ctx.broadcast(rank, 1) == 1  # and the ranks go on
+
+
+def test_broadcast_takes_arrays_and_numbers_of_numpys(ranks: Callable[[int], Ranks]) -> None:
+    ranks(2).call(broadcast_numpy)

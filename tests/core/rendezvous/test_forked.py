@@ -23,7 +23,7 @@ from iris_kernels.gemm_all_scatter import gemm_all_scatter
 
 # What a child may know as well as its parent does.
 KNOWN_TO_ALL = {
-    *("get_rank", "get_num_ranks", "get_device", "get_cu_count", "get_arch", "is_interpreted"),
+    *("get_rank", "get_num_ranks", "get_device", "get_device_id", "get_cu_count", "get_arch", "is_interpreted"),
     "close",  # does nothing
 }
 

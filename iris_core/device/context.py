@@ -1,0 +1,320 @@
+"""Context objects for kernels: the device API without the arguments that are the same in every call.
+
+`DeviceContext` is for kernels in Triton, `IrisDeviceCtx` for kernels in Gluon; names and arguments are those of the
+Iris documentation. Each method is one call of the loose function of its name, compiled to the same code.
+"""
+
+# Triton reads the annotations of an aggregate as classes: no `from __future__ import annotations` here.
+
+import functools
+import hashlib
+import inspect
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import KernelInterface
+
+from . import interpretation, rma, sync
+
+# Layout of a context tensor (int64 words on the device), which `Context.get_device_context` returns.
+_RANK = tl.constexpr(0)
+_WORLD_SIZE = tl.constexpr(1)
+_HEAP_BASES = tl.constexpr(2)  # world_size of them; behind these the address of the watchdog's words
+
+_ACQ_REL = tl.constexpr("acq_rel")
+_SYS = tl.constexpr("sys")
+
+
+def encode(rank: int, heap_bases: list[int], watchdog_address: int) -> list[int]:
+    """Return the words of a context tensor."""
+    return [rank, len(heap_bases), *heap_bases, watchdog_address]
+
+
+class _Method:
+    """A jit method of an aggregate. The compiler binds it to its object; in the interpreter this does."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None or not interpretation.is_enabled():
+            return self._function
+        return functools.partial(self._function, instance)
+
+
+class _CacheKey:
+    """A digest of a class's methods, and of all they call.
+
+    Triton puts it into the key of a kernel that takes the class as an argument.
+    """
+
+    def __get__(self, instance: Any, owner: Any) -> str:
+        keys = [member.cache_key for member in owner.hash_attrs]
+        return hashlib.sha256("".join(keys).encode()).hexdigest()
+
+
+def _aggregate(cls: Any) -> Any:
+    """Make a class one that kernels can make instances of and call methods of, compiled or interpreted."""
+    made = tl.core._aggregate(cls)
+    for name, member in inspect.getmembers(cls):
+        if isinstance(member, KernelInterface):
+            setattr(made, name, _Method(member))
+    made.cache_key = _CacheKey()
+    return made
+
+
+@triton.jit
+def _watchdog_in(context_tensor, world_size):
+    """Return what `wait` takes as `watchdog_ptr`."""
+    return tl.load(context_tensor + _HEAP_BASES + world_size).to(tl.pointer_type(tl.int64))
+
+
+class _Operations:
+    """The methods of both, on what they hold."""
+
+    rank: Any
+    world_size: Any
+    heap_bases: Any
+    watchdog_ptr: Any
+
+    @triton.jit
+    def translate(self, pointer, to_rank):
+        """Return where `pointer`, into this rank's heap, lies in `to_rank`'s heap; see `translate`."""
+        return rma.translate(pointer, self.rank, to_rank, self.heap_bases)
+
+    @triton.jit
+    def load(
+        self, pointer, from_rank, mask=None, other=None, cache_modifier=None, volatile: tl.constexpr = False, hint=None
+    ):
+        """Load from `from_rank`'s heap; see `load`."""
+        return rma.load(pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint)
+
+    @triton.jit
+    def store(self, pointer, value, to_rank, mask=None, cache_modifier=None, hint=None):
+        """Store `value` into `to_rank`'s heap; see `store`."""
+        rma.store(pointer, value, self.rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
+
+    @triton.jit
+    def get(
+        self,
+        from_ptr,
+        to_ptr,
+        from_rank,
+        mask=None,
+        other=None,
+        load_cache_modifier=None,
+        store_cache_modifier=None,
+        hint=None,
+    ):
+        """Copy from `from_rank`'s heap to local memory; see `get`."""
+        rma.get(
+            from_ptr,
+            to_ptr,
+            from_rank,
+            self.rank,
+            self.heap_bases,
+            mask,
+            other,
+            load_cache_modifier,
+            store_cache_modifier,
+            hint,
+        )
+
+    @triton.jit
+    def put(
+        self,
+        from_ptr,
+        to_ptr,
+        to_rank,
+        mask=None,
+        other=None,
+        load_cache_modifier=None,
+        store_cache_modifier=None,
+        hint=None,
+    ):
+        """Copy from local memory to `to_rank`'s heap; see `put`."""
+        rma.put(
+            from_ptr,
+            to_ptr,
+            self.rank,
+            to_rank,
+            self.heap_bases,
+            mask,
+            other,
+            load_cache_modifier,
+            store_cache_modifier,
+            hint,
+        )
+
+    @triton.jit
+    def copy(
+        self,
+        src_ptr,
+        dst_ptr,
+        from_rank,
+        to_rank,
+        mask=None,
+        other=None,
+        load_cache_modifier=None,
+        store_cache_modifier=None,
+        hint=None,
+    ):
+        """Copy from `from_rank`'s heap to `to_rank`'s heap; see `copy`."""
+        rma.copy(
+            src_ptr,
+            dst_ptr,
+            from_rank,
+            to_rank,
+            self.rank,
+            self.heap_bases,
+            mask,
+            other,
+            load_cache_modifier,
+            store_cache_modifier,
+            hint,
+        )
+
+    @triton.jit
+    def atomic_add(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Add atomically on `to_rank`'s heap; return the old value."""
+        return rma.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def atomic_sub(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Subtract atomically on `to_rank`'s heap; return the old value."""
+        return rma.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def atomic_cas(
+        self, pointer, cmp, val, to_rank, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
+        return rma.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
+
+    @triton.jit
+    def atomic_xchg(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Exchange on `to_rank`'s heap; return the old value."""
+        return rma.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def atomic_and(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
+        return rma.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def atomic_or(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
+        return rma.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def atomic_xor(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
+        return rma.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def atomic_min(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Take the minimum atomically on `to_rank`'s heap; return the old value."""
+        return rma.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def atomic_max(
+        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
+    ):
+        """Take the maximum atomically on `to_rank`'s heap; return the old value."""
+        return rma.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+
+    @triton.jit
+    def signal(self, flag_ptr, value, to_rank, scope: tl.constexpr = _SYS):
+        """Write `value` to the flag on `to_rank`'s heap with release; see `signal`."""
+        sync.signal(rma.translate(flag_ptr, self.rank, to_rank, self.heap_bases), value, scope)
+
+    @triton.jit
+    def wait(self, flag_ptr, expected, scope: tl.constexpr = _SYS):
+        """Wait until this rank's flag is at least `expected`, with acquire; see `wait`."""
+        sync.wait(flag_ptr, expected, self.watchdog_ptr, scope)
+
+    @triton.jit
+    def barrier(self, state_ptr):
+        """Meet the same program of every rank; see `barrier`."""
+        sync.barrier(state_ptr, self.rank, self.world_size, self.heap_bases, self.watchdog_ptr)
+
+
+@_aggregate
+class DeviceContext(_Operations):
+    """A rank's handle on the heap and its peers in a kernel in Triton. Make it with `initialize`.
+
+    A pointer is given as it is on the rank that runs the kernel, for memory on the symmetric heap.
+
+    Attributes:
+        rank, world_size: as they were given, at run time or as constants.
+        heap_bases, watchdog_ptr: what the loose functions take by these names.
+    """
+
+    rank: tl.core.base_value
+    world_size: tl.core.base_value
+    heap_bases: tl.tensor
+    watchdog_ptr: tl.tensor
+
+    @triton.constexpr_function
+    def __init__(self, rank, world_size, heap_bases, watchdog_ptr):
+        self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
+        self.world_size = world_size if isinstance(world_size, tl.tensor) else tl.constexpr(world_size)
+        self.heap_bases = heap_bases
+        self.watchdog_ptr = watchdog_ptr
+
+    @staticmethod
+    @triton.jit
+    def initialize(context_tensor, rank, world_size):
+        """Return the object, of ``Context.get_device_context()``, this rank and the number of ranks."""
+        return DeviceContext(rank, world_size, context_tensor + _HEAP_BASES, _watchdog_in(context_tensor, world_size))
+
+
+@_aggregate
+class IrisDeviceCtx(_Operations):
+    """A rank's handle on the heap and its peers in a kernel in Gluon. Make it with `initialize`.
+
+    A kernel takes the class as a ``gl.constexpr``, or names it.
+
+    Attributes:
+        rank, world_size: read from the context tensor; `cur_rank` and `num_ranks` are the same.
+        heap_bases, watchdog_ptr: what the loose functions take by these names.
+    """
+
+    rank: tl.tensor
+    world_size: tl.tensor
+    cur_rank: tl.tensor
+    num_ranks: tl.tensor
+    heap_bases: tl.tensor
+    watchdog_ptr: tl.tensor
+
+    @triton.constexpr_function
+    def __init__(self, rank, world_size, heap_bases, watchdog_ptr):
+        self.rank = rank
+        self.world_size = world_size
+        self.cur_rank = rank
+        self.num_ranks = world_size
+        self.heap_bases = heap_bases
+        self.watchdog_ptr = watchdog_ptr
+
+    @staticmethod
+    @triton.jit
+    def initialize(context_tensor):
+        """Return the object, of ``Context.get_device_context()``."""
+        rank = tl.load(context_tensor + _RANK).to(tl.int32)
+        world_size = tl.load(context_tensor + _WORLD_SIZE).to(tl.int32)
+        return IrisDeviceCtx(rank, world_size, context_tensor + _HEAP_BASES, _watchdog_in(context_tensor, world_size))
