@@ -4,8 +4,11 @@ Names and arguments are those of the Iris documentation, and after them flags: w
 does, with none it is the caller who has barriers around it.
 """
 
-from .all_reduce import all_reduce_one_shot
-from .moves import all_gather
+from .all_reduce import all_reduce_atomic, all_reduce_one_shot, all_reduce_ring, all_reduce_spinlock, all_reduce_two_shot
+from .messages import recv, send
+from .moves import all_gather, all_to_all, broadcast, gather, scatter
+from .reductions import reduce, reduce_scatter
+from .values import all_reduce_value, reduce_scatter_value
 from .views import RankContext, TensorView, Tile, TileView, make_tensor_view, offset_ptr, tile_layout, tile_ptr
 
 __all__ = [
@@ -14,9 +17,23 @@ __all__ = [
     "Tile",
     "TileView",
     "all_gather",
+    "all_reduce_atomic",
     "all_reduce_one_shot",
+    "all_reduce_ring",
+    "all_reduce_spinlock",
+    "all_reduce_two_shot",
+    "all_reduce_value",
+    "all_to_all",
+    "broadcast",
+    "gather",
     "make_tensor_view",
     "offset_ptr",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_value",
+    "scatter",
+    "send",
     "tile_layout",
     "tile_ptr",
 ]

@@ -46,3 +46,10 @@ def sum_tiles(view, tile, ctx):
     for peer in range(1, ctx.world_size):
         total += accumulator(load_tile(on_rank(view, peer, ctx), tile))
     return total
+
+
+@triton.jit
+def store_to_all(view, tile, value, ctx):
+    """Store a tile on all ranks, first this one: ranks that begin with different peers do not crowd one link."""
+    for step in range(ctx.world_size):
+        store_tile(on_rank(view, (ctx.rank + step) % ctx.world_size, ctx), tile, value)

@@ -35,14 +35,21 @@ def flags_of(flags_ptr, tile_id, ctx):
 
 @triton.jit
 def begin_call(flags_ptr, epoch, ctx):
-    """Return the number of this call: the caller's, or one more than the tile's count, which it becomes."""
+    """Return the number of this call with a tile's words; 0 where the caller orders."""
     if flags_ptr is None:
         return 0
-    elif epoch is None:
+    else:
+        return count_call(flags_ptr + ctx.world_size, epoch)
+
+
+@triton.jit
+def count_call(count_ptr, epoch):
+    """Return the caller's number, or if that is None one more than the count, which it becomes."""
+    if epoch is None:
         tl.debug_barrier()  # an earlier call may have stored the count, by one thread
-        number = tl.load(flags_ptr + ctx.world_size) + 1
-        tl.debug_barrier()
-        tl.store(flags_ptr + ctx.world_size, number)
+        number = tl.load(count_ptr) + 1
+        tl.debug_barrier()  # every thread has loaded it
+        tl.store(count_ptr, number)
         return number
     else:
         return tl.cast(epoch, tl.int64)
