@@ -4,7 +4,13 @@ Names and arguments are those of the Iris documentation, and after them flags: w
 does, with none it is the caller who has barriers around it.
 """
 
-from .all_reduce import all_reduce_atomic, all_reduce_one_shot, all_reduce_ring, all_reduce_spinlock, all_reduce_two_shot
+from .all_reduce import (
+    all_reduce_atomic,
+    all_reduce_one_shot,
+    all_reduce_ring,
+    all_reduce_spinlock,
+    all_reduce_two_shot,
+)
 from .messages import recv, send
 from .moves import all_gather, all_to_all, broadcast, gather, scatter
 from .reductions import reduce, reduce_scatter

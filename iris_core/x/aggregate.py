@@ -16,8 +16,8 @@ def aggregate(cls: type) -> Any:
     """Make a class one that kernels can use.
 
     Args:
-        cls: fields as annotations, which must be types and not strings; ``__init__`` is a ``triton.constexpr_function``,
-            the methods are jit functions.
+        cls: has its fields as annotations, which must be types and not strings, a ``triton.constexpr_function`` as
+            ``__init__``, and jit functions as methods.
 
     Returns:
         Triton's aggregate of it, whose methods can be called in the interpreter, too. Triton binds them only as it

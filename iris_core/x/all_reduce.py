@@ -149,7 +149,7 @@ def all_reduce_atomic(tile, src_view, dst_view, ctx, flags_ptr=None, epoch=None)
 
 @triton.jit
 def all_reduce_spinlock(tile, src_view, dst_view, locks_ptr, ctx, flags_ptr=None, epoch=None):
-    """Add this rank's tile to all outputs, each under a lock; outputs must be zero before, or as of `all_reduce_atomic`.
+    """Add this rank's tile to all outputs, each under a lock; outputs must be zero before, as of `all_reduce_atomic`.
 
     Order and rounding are those of `all_reduce_atomic`, for any dtype. A lock is a pair of counters, tickets given and
     tickets done, and serves in the order of tickets; waits for it are bounded.

@@ -65,32 +65,33 @@ def reduce_scatter_value(value, op: tl.constexpr, axis: tl.constexpr, ctx, works
     Returns:
         A block like `value`, shorter along `axis` by a factor of world_size.
     """
+    if len(value.shape) == 1:
+        part = _reduce_scatter(value[None, :], op, 1, ctx, workspace_ptr, flags_ptr, epoch)
+        return tl.reshape(part, (part.numel,))
+    else:
+        return _reduce_scatter(value, op, axis, ctx, workspace_ptr, flags_ptr, epoch)
+
+
+@triton.jit
+def _reduce_scatter(value, op: tl.constexpr, axis: tl.constexpr, ctx, workspace_ptr, flags_ptr, epoch):
+    """Run `reduce_scatter_value` for a block of two dimensions."""
     tl.static_assert(value.shape[axis] % ctx.world_size == 0, "world_size must divide the axis that is cut")
-    part: tl.constexpr = value.shape[axis] // ctx.world_size
-    size: tl.constexpr = value.numel // ctx.world_size
+    rows: tl.constexpr = value.shape[0] // (ctx.world_size if axis == 0 else 1)
+    columns: tl.constexpr = value.shape[1] // (ctx.world_size if axis == 1 else 1)
+    size: tl.constexpr = rows * columns
+    row, column = tl.arange(0, value.shape[0])[:, None], tl.arange(0, value.shape[1])[None, :]
     number = begin_call(flags_ptr, epoch, ctx)
     half_ptr = workspace_ptr + (number % 2) * value.numel
-    place = tl.arange(0, value.shape[axis])
-    if len(value.shape) == 1:
-        shape: tl.constexpr = (part,)
-        offsets = place
-        width: tl.constexpr = 1
-    elif axis == 0:
-        shape: tl.constexpr = (part, value.shape[1])
-        offsets = _offsets(value.shape)
-        width: tl.constexpr = value.shape[1]
-        place = place[:, None]
-    else:
-        shape: tl.constexpr = (value.shape[0], part)
-        offsets = tl.arange(0, value.shape[0])[:, None] * part + place[None, :]
-        width: tl.constexpr = 1
-        place = place[None, :]
     for step in range(ctx.world_size):
         peer = (ctx.rank + step) % ctx.world_size
         slot_ptr = translate(half_ptr, ctx.rank, peer, ctx.heap_bases) + ctx.rank * size
-        tl.store(slot_ptr + offsets - peer * part * width, value, mask=place // part == peer)
+        if axis == 0:
+            offsets, mask = (row - peer * rows) * columns + column, row // rows == peer
+        else:
+            offsets, mask = row * columns + column - peer * columns, column // columns == peer
+        tl.store(slot_ptr + offsets, value, mask=mask)
     barrier_all(flags_ptr, number, DONE, ctx)
-    return _combine(half_ptr, _offsets(shape), size, op, ctx).to(value.dtype)
+    return _combine(half_ptr, _offsets((rows, columns)), size, op, ctx).to(value.dtype)
 
 
 @triton.jit

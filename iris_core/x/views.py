@@ -4,17 +4,14 @@ Names and arguments are those of the Iris documentation. Masks are of the matrix
 """
 
 # Annotations must be types here: Triton's aggregates look at them.
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
-from ..device.cache_key import in_cache_key
 from .aggregate import aggregate
 
 
-@in_cache_key
-class RankContext(NamedTuple):
+@aggregate
+class RankContext:
     """What a collective must know of its rank.
 
     Args:
@@ -24,10 +21,18 @@ class RankContext(NamedTuple):
         watchdog_ptr: ``Context.get_watchdog()``.
     """
 
-    rank: Any
-    world_size: Any
-    heap_bases: Any
-    watchdog_ptr: Any
+    rank: tl.tensor | tl.constexpr
+    world_size: tl.tensor | tl.constexpr
+    heap_bases: tl.tensor
+    watchdog_ptr: tl.tensor
+
+    @triton.constexpr_function
+    def __init__(self, rank, world_size, heap_bases, watchdog_ptr):
+        # What is a constant comes as a number.
+        self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
+        self.world_size = world_size if isinstance(world_size, tl.tensor) else tl.constexpr(world_size)
+        self.heap_bases = heap_bases
+        self.watchdog_ptr = watchdog_ptr
 
 
 @triton.jit
@@ -57,6 +62,20 @@ def offsets_of(rm, rn, stride_m, stride_n):
     return rm.to(tl.int64)[:, None] * stride_m + rn.to(tl.int64)[None, :] * stride_n
 
 
+@triton.jit
+def _layout(self, M, N):
+    """Return the tile's rows, its columns, and the mask of what lies in an M × N matrix."""
+    return tile_layout(self.pid_m, self.pid_n, M, N, self.block_m, self.block_n)
+
+
+@triton.jit
+def _indices(self):
+    """Return the tile's rows and its columns."""
+    rm = self.pid_m * self.block_m + tl.arange(0, self.block_m)
+    rn = self.pid_n * self.block_n + tl.arange(0, self.block_n)
+    return rm, rn
+
+
 @aggregate
 class TileView:
     """A tile, by its place among the tiles of a matrix and its size.
@@ -78,17 +97,8 @@ class TileView:
         self.block_m = tl.constexpr(block_m)
         self.block_n = tl.constexpr(block_n)
 
-    @triton.jit
-    def layout(self, M, N):
-        """Return the tile's rows, its columns, and the mask of what lies in an M × N matrix."""
-        return tile_layout(self.pid_m, self.pid_n, M, N, self.block_m, self.block_n)
-
-    @triton.jit
-    def indices(self):
-        """Return the tile's rows and its columns."""
-        rm = self.pid_m * self.block_m + tl.arange(0, self.block_m)
-        rn = self.pid_n * self.block_n + tl.arange(0, self.block_n)
-        return rm, rn
+    layout = _layout
+    indices = _indices
 
 
 @aggregate
@@ -98,7 +108,7 @@ class Tile:
     Args:
         pid_m, pid_n: its row and column of tiles.
         block_m, block_n: rows and columns of a tile, constant powers of two.
-        data: values in registers, (block_m, block_n). A collective sends these in place of what `src_view` holds.
+        data: values in registers, (block_m, block_n), for the kernel. Collectives look at memory alone.
     """
 
     pid_m: tl.tensor
@@ -115,17 +125,8 @@ class Tile:
         self.block_n = tl.constexpr(block_n)
         self.data = data
 
-    @triton.jit
-    def layout(self, M, N):
-        """Return the tile's rows, its columns, and the mask of what lies in an M × N matrix."""
-        return tile_layout(self.pid_m, self.pid_n, M, N, self.block_m, self.block_n)
-
-    @triton.jit
-    def indices(self):
-        """Return the tile's rows and its columns."""
-        rm = self.pid_m * self.block_m + tl.arange(0, self.block_m)
-        rn = self.pid_n * self.block_n + tl.arange(0, self.block_n)
-        return rm, rn
+    layout = _layout
+    indices = _indices
 
 
 @aggregate
@@ -147,7 +148,7 @@ class TensorView:
     @triton.constexpr_function
     def __init__(self, ptr, M, N, stride_m, stride_n):
         self.ptr = ptr
-        # A size or stride that is a constant, as one that equals 1 is, comes as a number.
+        # What is a constant, as a size or stride that equals 1, comes as a number.
         self.M = M if isinstance(M, tl.tensor) else tl.constexpr(M)
         self.N = N if isinstance(N, tl.tensor) else tl.constexpr(N)
         self.stride_m = stride_m if isinstance(stride_m, tl.tensor) else tl.constexpr(stride_m)

@@ -24,7 +24,10 @@ def collective_kernel(
     PARAMETER: tl.constexpr, OF_DST: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     ctx = x.RankContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
-    src, dst = x.make_tensor_view(src_ptr, src_m, src_n, stride_src, 1), x.make_tensor_view(dst_ptr, dst_m, dst_n, stride_dst, 1)
+    src, dst = (
+        x.make_tensor_view(src_ptr, src_m, src_n, stride_src, 1),
+        x.make_tensor_view(dst_ptr, dst_m, dst_n, stride_dst, 1),
+    )
     tiles_n = tl.cdiv(dst_n if OF_DST else src_n, BLOCK_N)
     tile = x.TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK_M, BLOCK_N)
     CALL(tile, src, dst, ctx, flags_ptr, None if COUNTED else epoch, words_ptr, PARAMETER)

@@ -29,12 +29,12 @@ def compiled(name: str, target: str, rank: int = 2) -> Compiled:
     pointers = ("src_ptr", "dst_ptr", "input_ptr", "output_ptr", "workspace_ptr")
     known |= {name: ctx.zeros(1 << 22, dtype=torch.bfloat16) for name in pointers}
     if name in VALUES:
-        own = {"SIZE": 4096, "SCATTER": VALUES[name]}
+        own = {"SIZE": 1 << 14, "SCATTER": VALUES[name]}
         kernel = line_kernel
     else:
         one = COLLECTIVES[name]
         parameter = 256 if one.parameter == "columns" else one.parameter
-        known |= {size: 1024 for size in ("src_m", "src_n", "dst_m", "dst_n", "stride_src", "stride_dst")}
+        known |= dict.fromkeys(("src_m", "src_n", "dst_m", "dst_n", "stride_src", "stride_dst"), 1024)
         own = {"words_ptr": ctx.zeros(1 << 12, dtype=torch.int64), "epoch": 1, "BLOCK_M": 64, "BLOCK_N": 64}
         own |= {"CALL": one.call, "PARAMETER": parameter, "OF_DST": one.of_dst, "COUNTED": True}
         kernel = collective_kernel
@@ -75,4 +75,6 @@ def test_additions_to_peers_are_atomic_over_the_system(target: str) -> None:
         assert code.count(r"\b(?:red|atom)\.(?:relaxed\.)?global\.(?:relaxed\.)?sys\.(?:relaxed\.)?add")
         assert not code.count(r"\b(?:red|atom)\.\S*(?:gpu|cta)\S*add")
     else:
-        assert code.count(r"global_atomic_(?:pk_)?add_\w+ .*")
+        # Of bf16, compare-and-swap loops; sc1 is the scope of the system.
+        assert code.count(r"global_atomic_cmpswap .* sc1\n")
+        assert not code.count(r"global_atomic_cmpswap .*(?<! sc1)\n")

@@ -1,4 +1,4 @@
-"""The tile-level collectives under the race checker: none races, and each that lacks a wait or a signal is found out."""
+"""The tile-level collectives under the race checker: none races, and without a wait each does."""
 
 from __future__ import annotations
 
