@@ -1,8 +1,8 @@
 """An all-reduce inside the kernel that computes what is reduced: the mean of all ranks' gradients, a tile at a time.
 
-Each rank has a batch of its own. The gradient of a linear layer's weight is ``x.T @ dy`` of the batch, and data-parallel
-training wants the mean over the ranks. A program computes a tile of this rank's gradient, and the all-reduce of a tile
-sums it with the peers': no second kernel, and while some tiles travel others are computed.
+Each rank has a batch of its own. The gradient of a linear layer's weight is ``x.T @ dy`` of the batch, and training in
+data parallelism wants the mean over the ranks. A program computes a tile of this rank's gradient, and the all-reduce of
+a tile sums it with the peers': no second kernel, and while some tiles travel others are computed.
 
 - python examples/all_reduce_in_kernel.py --ranks 4
 """

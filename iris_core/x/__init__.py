@@ -11,8 +11,8 @@ from .all_reduce import (
     all_reduce_spinlock,
     all_reduce_two_shot,
 )
-from .messages import recv, send
 from .moves import all_gather, all_to_all, broadcast, gather, scatter
+from .point_to_point import recv, send
 from .reductions import reduce, reduce_scatter
 from .values import all_reduce_value, reduce_scatter_value
 from .views import RankContext, TensorView, Tile, TileView, make_tensor_view, offset_ptr, tile_layout, tile_ptr

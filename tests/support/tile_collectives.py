@@ -228,5 +228,6 @@ class Run:
     def free(self) -> None:
         self.ctx.barrier()
         for buffer in (self.src, self.dst, self.flags, self.words):
-            self.ctx.free(buffer)
+            if buffer is not None:
+                self.ctx.free(buffer)
         self.ctx.barrier()

@@ -16,7 +16,7 @@ from tile_collectives import COLLECTIVES, Run
 import iris_core
 from iris_core.checker import check
 from iris_core.device import sync
-from iris_core.x import epochs, messages
+from iris_core.x import epochs, point_to_point
 
 PART = (8, 21)  # of one row of tiles, the last with columns to spare
 STAGES = tl.constexpr(4)  # of a call, in the values of its flags
@@ -87,7 +87,7 @@ def no_wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr):
 
 
 def test_a_message_needs_its_waits() -> None:
-    with mock.patch.object(messages, "wait", no_wait):
+    with mock.patch.object(point_to_point, "wait", no_wait):
         assert check(run, 2, args=("messages",), schedules=2).races
 
 
@@ -98,7 +98,7 @@ def no_signal(flag_ptr, value, scope: tl.constexpr):
 
 @pytest.mark.parametrize("name", ["all_reduce_two_shot", "all_reduce_ring", "messages"])
 def test_a_missing_signal_is_a_deadlock(name: str) -> None:
-    with mock.patch.object(epochs, "signal", no_signal), mock.patch.object(messages, "signal", no_signal):
+    with mock.patch.object(epochs, "signal", no_signal), mock.patch.object(point_to_point, "signal", no_signal):
         assert check(run, 2, args=(name,), schedules=2).deadlocks
 
 

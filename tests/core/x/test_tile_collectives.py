@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import Ranks, context
+from limits import short_limit
+from ranks import Ranks, context, raised
 from tile_collectives import COLLECTIVES, OUTSIDE, Run
 
 SHAPES = [(16, 32), (13, 21)]  # tiles divide the first, and nothing divides the second
@@ -59,3 +60,42 @@ def test_sums_are_fp32_in_the_order_of_ranks(
     found = ranks(3).call(sum_apart, name, dtype, values)
     assert set(found) <= {expected, OUTSIDE}
     assert expected in found
+
+
+def wait_in_vain(rank: int, world_size: int, name: str) -> tuple[str, str]:
+    """The last rank makes no call. Locks are taken for good, with no flags to be waited for first."""
+    ctx = context()
+    takes_lock = name == "all_reduce_spinlock"
+    collective = Run(ctx, name, (3, 4), torch.float32, flagged=not takes_lock)
+    watched = [collective.words] if collective.flags is None else [collective.words, collective.flags]
+    for words, what in zip(watched, ("word", "flag"), strict=False):
+        ctx.watchdog.watch(words, lambda word, _, what=what: f"{what} {word}")
+    collective.words[0, 0] = int(takes_lock)
+    ctx.barrier()
+    with short_limit(ctx):
+        if rank < world_size - 1:
+            collective(1, torch.ones(3, 4))
+            ctx.backend.synchronize()
+    error = raised(ctx.barrier)
+    for words in watched:
+        ctx.watchdog.unwatch(words)
+    ctx.reset()
+    collective.free()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("all_reduce_one_shot", "flag 1"),
+        ("all_reduce_two_shot", "flag 1"),
+        ("all_reduce_ring", "flag 1"),
+        ("all_reduce_spinlock", "word 1"),
+        ("messages", "word 0"),
+    ],
+)
+def test_every_wait_is_bounded(ranks: Callable[[int], Ranks], name: str, what: str) -> None:
+    for kind, message in ranks(2).call(wait_in_vain, name):
+        assert kind == "TimeoutError"
+        assert "rank 0: program 0 timed out" in message
+        assert f"waiting for {what}: expected at least" in message
