@@ -46,9 +46,8 @@ def begin_call(flags_ptr, epoch, ctx):
 def count_call(count_ptr, epoch):
     """Return the caller's number, or if that is None one more than the count, which it becomes."""
     if epoch is None:
-        tl.debug_barrier()  # an earlier call may have stored the count, by one thread
         number = tl.load(count_ptr) + 1
-        tl.debug_barrier()  # every thread has loaded it
+        tl.debug_barrier()  # every thread has loaded it; the call's signals are a barrier before the next one does
         tl.store(count_ptr, number)
         return number
     else:
