@@ -189,12 +189,27 @@ def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
     Edge: all memory operations of every rank's program before its call happen before everything after it on any rank.
     """
     epoch = tl.load(state_ptr + world_size) + 1
+    signal_peers(state_ptr, epoch, rank, world_size, heap_bases)
+    wait_peers(state_ptr, epoch, rank, world_size, watchdog_ptr)
+    tl.store(state_ptr + world_size, epoch)
+
+
+@triton.jit
+def signal_peers(flags_ptr, value, rank, world_size, heap_bases):
+    """Write `value` to this rank's flag on every peer: `flags_ptr` is of world_size words on the heap, one a rank.
+
+    Edge and precondition: those of `signal`, for each.
+    """
     for first in range(0, world_size, _PEERS_AT_ONCE):
         peers = first + lanes(_PEERS_AT_ONCE)
         is_peer = (peers < world_size) & (peers != rank)
-        flag_ptrs = translate(state_ptr, rank, tl.minimum(peers, world_size - 1), heap_bases) + rank
-        signal_each(flag_ptrs, epoch, is_peer)
+        flag_ptrs = translate(flags_ptr, rank, tl.minimum(peers, world_size - 1), heap_bases) + rank
+        signal_each(flag_ptrs, value, is_peer)
+
+
+@triton.jit
+def wait_peers(flags_ptr, expected, rank, world_size, watchdog_ptr):
+    """Wait until every peer's flag on this rank is at least `expected`. Edge and limit: those of `wait`, for each."""
     for first in range(0, world_size, _PEERS_AT_ONCE):
         peers = first + lanes(_PEERS_AT_ONCE)
-        wait_each(state_ptr + peers, epoch, (peers < world_size) & (peers != rank), watchdog_ptr)
-    tl.store(state_ptr + world_size, epoch)
+        wait_each(flags_ptr + peers, expected, (peers < world_size) & (peers != rank), watchdog_ptr)

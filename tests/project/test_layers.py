@@ -120,8 +120,8 @@ def test_no_files_import_each_other() -> None:
 # What iris_core is made of, in order: each imports what stands before it, and not what stands beside it.
 CORE = (("errors", "utils"), ("device", "rendezvous"), ("backends",), ("heap",), ("watchdog",), ("host",), ("context",))
 CORE += (("launcher", "gluon"),)
-# On top of that, what the core does without until a context is opened, or kernels are interpreted.
-BEYOND = (("collectives", "interpreter"), ("checker",))
+# On top of that, what the core does without until a context is opened, kernels are interpreted, or ask for it.
+BEYOND = (("collectives", "interpreter", "x"), ("checker",))
 LAYER_OF_PART = {part: layer for layer, parts in enumerate((*CORE, *BEYOND)) for part in parts}
 # Where the core reaches for these: in functions.
 HOOKS = {("iris_core.context", "collectives"), ("iris_core.device.interpretation", "interpreter")}
@@ -241,8 +241,8 @@ def public_things(module: ModuleType) -> Iterator[tuple[str, object]]:
         if inspect.isclass(function):
             for method_name, method in vars(function).items():
                 inner = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
-                is_ours = inspect.isfunction(inner) and inner.__module__ == module.__name__
-                if not method_name.startswith("_") and is_ours:
+                is_own = inspect.isfunction(inner) and inner.__module__ == module.__name__  # not of a decorator
+                if is_own and not method_name.startswith("_"):
                     yield f"{module.__name__}.{name}.{method_name}", method
 
 

@@ -15,7 +15,7 @@ from triton.runtime.jit import KernelInterface
 import iris_core
 import iris_tensor_parallel
 from iris_bench.cli import app
-from iris_core import Context
+from iris_core import Context, x
 from iris_core.gluon import IrisDeviceCtx
 from iris_tensor_parallel import styles
 from overlap_taxonomy import list_families
@@ -54,6 +54,12 @@ def test_iris_core() -> None:
     given = names_of("Host functions") | names_of("Device functions")
     assert given.keys() == set(iris_core.__all__)
     check_arguments(given, iris_core)
+
+
+def test_tile_level_collectives() -> None:
+    given = names_of("Tile-level collectives")
+    assert given.keys() == set(x.__all__)
+    check_arguments(given, x)
 
 
 def test_context() -> None:
