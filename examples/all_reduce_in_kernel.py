@@ -7,11 +7,10 @@ a tile sums it with the peers': no second kernel, and while some tiles travel ot
 - python examples/all_reduce_in_kernel.py --ranks 4
 """
 
-import argparse
-
 import torch
 import triton
 import triton.language as tl
+from _command_line import command_line, run
 
 import iris_core
 from iris_core import x
@@ -47,7 +46,7 @@ def mean_gradient_kernel(
         a = tl.load(x_ptr + tokens[None, :] * INPUTS + rows[:, None], mask=rows[:, None] < INPUTS, other=0)
         b = tl.load(dy_ptr + tokens[:, None] * OUTPUTS + columns[None, :], mask=columns[None, :] < OUTPUTS, other=0)
         total = tl.dot(a, b, total)
-    ctx = x.RankContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
+    ctx = iris_core.DeviceContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
     partial = x.make_tensor_view(partial_ptr, INPUTS, OUTPUTS, OUTPUTS, 1)
     gradient = x.make_tensor_view(gradient_ptr, INPUTS, OUTPUTS, OUTPUTS, 1)
     pointers, mask = partial.tile_ptr(tile)
@@ -94,8 +93,4 @@ def body(rank, world_size):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    arguments = parser.parse_args()
-    iris_core.launch(body, arguments.ranks, device=arguments.device)
+    run(body, command_line(__doc__, ranks=4).parse_args())

@@ -6,16 +6,13 @@ Iris documentation. Each method is one call of the loose function of its name, c
 
 # Triton reads the annotations of an aggregate as classes: no `from __future__ import annotations` here.
 
-import functools
-import hashlib
-import inspect
 from typing import Any
 
 import triton
 import triton.language as tl
-from triton.runtime.jit import KernelInterface
 
-from . import interpretation, rma, sync
+from . import rma, sync
+from .aggregate import aggregate
 
 # Layout of a context tensor (int64 words on the device), which `Context.get_device_context` returns.
 _RANK = tl.constexpr(0)
@@ -29,39 +26,6 @@ _SYS = tl.constexpr("sys")
 def encode(rank: int, heap_bases: list[int], watchdog_address: int) -> list[int]:
     """Return the words of a context tensor."""
     return [rank, len(heap_bases), *heap_bases, watchdog_address]
-
-
-class _Method:
-    """A jit method of an aggregate. The compiler binds it to its object; in the interpreter this does."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None or not interpretation.is_enabled():
-            return self._function
-        return functools.partial(self._function, instance)
-
-
-class _CacheKey:
-    """A digest of a class's methods, and of all they call.
-
-    Triton puts it into the key of a kernel that takes the class as an argument.
-    """
-
-    def __get__(self, instance: Any, owner: Any) -> str:
-        keys = [member.cache_key for member in owner.hash_attrs]
-        return hashlib.sha256("".join(keys).encode()).hexdigest()
-
-
-def _aggregate(cls: Any) -> Any:
-    """Make a class one that kernels can make instances of and call methods of, compiled or interpreted."""
-    made = tl.core._aggregate(cls)
-    for name, member in inspect.getmembers(cls):
-        if isinstance(member, KernelInterface):
-            setattr(made, name, _Method(member))
-    made.cache_key = _CacheKey()
-    return made
 
 
 @triton.jit
@@ -254,7 +218,7 @@ class _Operations:
         sync.barrier(state_ptr, self.rank, self.world_size, self.heap_bases, self.watchdog_ptr)
 
 
-@_aggregate
+@aggregate
 class DeviceContext(_Operations):
     """A rank's handle on the heap and its peers in a kernel in Triton. Make it with `initialize`.
 
@@ -284,7 +248,7 @@ class DeviceContext(_Operations):
         return DeviceContext(rank, world_size, context_tensor + _HEAP_BASES, _watchdog_in(context_tensor, world_size))
 
 
-@_aggregate
+@aggregate
 class IrisDeviceCtx(_Operations):
     """A rank's handle on the heap and its peers in a kernel in Gluon. Make it with `initialize`.
 

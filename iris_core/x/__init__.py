@@ -15,10 +15,9 @@ from .moves import all_gather, all_to_all, broadcast, gather, scatter
 from .point_to_point import recv, send
 from .reductions import reduce, reduce_scatter
 from .values import all_reduce_value, reduce_scatter_value
-from .views import RankContext, TensorView, Tile, TileView, make_tensor_view, offset_ptr, tile_layout, tile_ptr
+from .views import TensorView, Tile, TileView, make_tensor_view, offset_ptr, tile_layout, tile_ptr
 
 __all__ = [
-    "RankContext",
     "TensorView",
     "Tile",
     "TileView",

@@ -45,7 +45,7 @@ def all_reduce_one_shot(tile, src_view, dst_view, ctx, flags_ptr=None, epoch=Non
         tile: a `TileView`.
         src_view: the ranks' summands, on the heap.
         dst_view: the output, in memory of this rank; not `src_view`.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         flags_ptr: int64 words on the heap, (number of tiles of `src_view`, world_size + 1), zeroed once. None: nothing
             is ordered, the caller has barriers before and after.
         epoch: the number of this call with these flags, from 1 and the same on all ranks; None: calls are counted on

@@ -21,7 +21,7 @@ def all_gather(tile, src_view, dst_view, dim: tl.constexpr, ctx, flags_ptr=None,
         src_view: this rank's part, (M, N), in any memory of this rank.
         dst_view: the output, on the heap: (world_size * M, N) for `dim` 0, (M, world_size * N) for 1.
         dim: the dimension along which parts are put together, in the order of the ranks.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         flags_ptr, epoch: as of `all_reduce_one_shot`.
     """
     flags = flags_of(flags_ptr, src_view.tile_id(tile), ctx)
@@ -53,7 +53,7 @@ def all_to_all(tile, src_view, dst_view, N_per_rank: tl.constexpr, ctx, flags_pt
         src_view: the inputs, (M, world_size * N_per_rank), on the heap.
         dst_view: the output, of the same size, in memory of this rank; not `src_view`.
         N_per_rank: columns of a block.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         flags_ptr, epoch: as of `all_reduce_one_shot`.
     """
     flags = flags_of(flags_ptr, dst_view.tile_id(tile), ctx)
@@ -81,7 +81,7 @@ def gather(tile, src_view, source_rank, ctx):
         tile: a `TileView`.
         src_view: the matrix, on the heap.
         source_rank: the rank to load from; it may be the calling one.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
     """
     return load_tile(on_rank(src_view, source_rank, ctx), tile)
 
@@ -98,7 +98,7 @@ def broadcast(tile, src_view, dst_view, source_rank, ctx, flags_ptr=None, epoch=
         src_view: the tile's matrix on `source_rank`, in any memory of it; others give a matrix of the same size.
         dst_view: the output, on the heap.
         source_rank: the rank whose tile it is.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         flags_ptr, epoch: as of `all_reduce_one_shot`.
     """
     flags = flags_of(flags_ptr, dst_view.tile_id(tile), ctx)
@@ -122,7 +122,7 @@ def scatter(tile, src_view, dst_view, dim: tl.constexpr, source_rank, ctx, flags
         dst_view: the output, (M, N), on the heap.
         dim: the dimension that is cut, in the order of the ranks.
         source_rank: the rank whose matrix it is.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         flags_ptr, epoch: as of `all_reduce_one_shot`.
     """
     flags = flags_of(flags_ptr, dst_view.tile_id(tile), ctx)

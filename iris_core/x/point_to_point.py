@@ -40,7 +40,7 @@ def send(tile, src_view, dst_view, to_rank, ctx, channels_ptr, epoch=None):
         src_view: the tile's matrix, in any memory of this rank.
         dst_view: the receiver's output, on the heap.
         to_rank: the receiver, another rank.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         channels_ptr: int64 words on the heap, (number of tiles of `dst_view`, 4), zeroed once.
         epoch: the number of this message on its channel, from 1; None: messages are counted on the device.
     """

@@ -28,7 +28,7 @@ def all_reduce_value(value, op: tl.constexpr, ctx, workspace_ptr, flags_ptr, epo
     Args:
         value: a block of one or two dimensions, of the same shape and dtype on all ranks.
         op: "sum", "max" or "min".
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         workspace_ptr: memory on the heap of the values' dtype: 2 * world_size times as many elements as `value` has.
         flags_ptr: world_size + 1 int64 words on the heap, zeroed once.
         epoch: the number of this call with these flags, from 1 and growing by 1; None: calls are counted on the device,
@@ -58,7 +58,7 @@ def reduce_scatter_value(value, op: tl.constexpr, axis: tl.constexpr, ctx, works
         value: a block of one or two dimensions, of the same shape and dtype on all ranks.
         op: "sum", "max" or "min".
         axis: the dimension that is cut, in the order of the ranks; world_size must divide it, and be a constant.
-        ctx: a `RankContext`.
+        ctx: a `DeviceContext`.
         workspace_ptr: memory on the heap of the values' dtype: twice as many elements as `value` has.
         flags_ptr, epoch: as of `all_reduce_value`.
 

@@ -1,4 +1,4 @@
-"""Where a tile lies: `TileView` and `Tile` (which tile), `TensorView` (of which matrix), `RankContext` (on which rank).
+"""Where a tile lies: `TileView` and `Tile` (which tile), `TensorView` (of which matrix).
 
 Names and arguments are those of the Iris documentation. Masks are of the matrix's bounds, offsets are 64 bits wide.
 """
@@ -7,32 +7,7 @@ Names and arguments are those of the Iris documentation. Masks are of the matrix
 import triton
 import triton.language as tl
 
-from .aggregate import aggregate
-
-
-@aggregate
-class RankContext:
-    """What a collective must know of its rank.
-
-    Args:
-        rank: the rank that runs the kernel.
-        world_size: the number of ranks.
-        heap_bases: ``Context.get_heap_bases()``.
-        watchdog_ptr: ``Context.get_watchdog()``.
-    """
-
-    rank: tl.tensor | tl.constexpr
-    world_size: tl.tensor | tl.constexpr
-    heap_bases: tl.tensor
-    watchdog_ptr: tl.tensor
-
-    @triton.constexpr_function
-    def __init__(self, rank, world_size, heap_bases, watchdog_ptr):
-        # What is a constant comes as a number.
-        self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
-        self.world_size = world_size if isinstance(world_size, tl.tensor) else tl.constexpr(world_size)
-        self.heap_bases = heap_bases
-        self.watchdog_ptr = watchdog_ptr
+from ..device.aggregate import aggregate
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+import iris_core
 from iris_core import Context, x
 
 BLOCK_M, BLOCK_N = 8, 16
@@ -23,7 +24,7 @@ def collective_kernel(
     watchdog_ptr, WORLD_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CALL: tl.constexpr,
     PARAMETER: tl.constexpr, OF_DST: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    ctx = x.RankContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
+    ctx = iris_core.DeviceContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
     src, dst = (
         x.make_tensor_view(src_ptr, src_m, src_n, stride_src, 1),
         x.make_tensor_view(dst_ptr, dst_m, dst_n, stride_dst, 1),

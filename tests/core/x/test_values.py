@@ -28,7 +28,7 @@ def values_kernel(
     COUNTED: tl.constexpr,
 ):  # fmt: skip
     """Combine one value after the other, with nothing between; an axis of -1 stands for all-reduce."""
-    ctx = x.RankContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
+    ctx = iris_core.DeviceContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     for call in range(CALLS):
         value = tl.load(inputs_ptr + call * ROWS * COLUMNS + rows * COLUMNS + columns)
@@ -51,7 +51,7 @@ def line_kernel(
     SIZE: tl.constexpr, SCATTER: tl.constexpr,
 ):  # fmt: skip
     """The same of a block of one dimension."""
-    ctx = x.RankContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
+    ctx = iris_core.DeviceContext(rank, WORLD_SIZE, heap_bases, watchdog_ptr)
     value = tl.load(input_ptr + tl.arange(0, SIZE))
     if SCATTER:
         result = x.reduce_scatter_value(value, "sum", 0, ctx, workspace_ptr, flags_ptr)

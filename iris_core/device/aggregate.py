@@ -1,0 +1,55 @@
+"""Classes whose instances kernels make and call methods of, compiled and interpreted alike."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from typing import Any
+
+import triton.language as tl
+from triton.runtime.jit import KernelInterface
+
+from . import interpretation
+
+
+class _Method:
+    """A jit method of an aggregate. The compiler binds it to its object; in the interpreter this does."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None or not interpretation.is_enabled():
+            return self._function
+        return functools.partial(self._function, instance)
+
+
+class _CacheKey:
+    """A digest of a class's methods, and of all they call.
+
+    Triton puts it into the key of a kernel that takes the class as an argument.
+    """
+
+    def __get__(self, instance: Any, owner: Any) -> str:
+        keys = [member.cache_key for member in owner.hash_attrs]
+        return hashlib.sha256("".join(keys).encode()).hexdigest()
+
+
+def aggregate(cls: Any) -> Any:
+    """Make a class one that kernels can make instances of and call methods of, compiled or interpreted.
+
+    Args:
+        cls: has its fields as annotations, which must be types and not strings, a ``triton.constexpr_function`` as
+            ``__init__``, and jit functions as methods.
+
+    Returns:
+        Triton's aggregate of it, whose methods can be called in the interpreter, too. Triton binds them only as it
+        compiles, and drops those that were decorated for the interpreter.
+    """
+    made = tl.core._aggregate(cls)
+    for name, member in inspect.getmembers(cls):
+        if isinstance(member, KernelInterface):
+            setattr(made, name, _Method(member))
+    made.cache_key = _CacheKey()
+    return made
