@@ -12,11 +12,10 @@ The flag holds the number of the round and is never reset.
 - python examples/context_object.py --ranks 4
 """
 
-import argparse
-
 import torch
 import triton
 import triton.language as tl
+from _command_line import command_line, run
 
 import iris_core
 
@@ -61,8 +60,4 @@ def body(rank, world_size):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    arguments = parser.parse_args()
-    iris_core.launch(body, arguments.ranks, device=arguments.device)
+    run(body, command_line(__doc__, ranks=4).parse_args())
