@@ -8,6 +8,7 @@ Iris documentation. Each method is one call of the loose function of its name, c
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
@@ -23,9 +24,14 @@ _ACQ_REL = tl.constexpr("acq_rel")
 _SYS = tl.constexpr("sys")
 
 
-def encode(rank: int, heap_bases: list[int], watchdog_address: int) -> list[int]:
-    """Return the words of a context tensor."""
-    return [rank, len(heap_bases), *heap_bases, watchdog_address]
+def encode(rank: int, heap_bases: torch.Tensor, watchdog_address: int) -> torch.Tensor:
+    """Return a context tensor, on the device of the heap bases."""
+    words = torch.empty(len(heap_bases) + 3, dtype=torch.int64, device=heap_bases.device)
+    words[_RANK.value] = rank
+    words[_WORLD_SIZE.value] = len(heap_bases)
+    words[_HEAP_BASES.value : -1] = heap_bases.view(torch.int64)
+    words[-1] = watchdog_address
+    return words
 
 
 @triton.jit

@@ -231,8 +231,7 @@ class StubContext(TensorFactories):
         return self.watchdog.words
 
     def get_device_context(self) -> torch.Tensor:
-        words = encode(self.get_rank(), self.heap.bases.tolist(), self.watchdog.words.data_ptr())
-        return torch.tensor(words, dtype=torch.int64)
+        return encode(self.get_rank(), self.heap.bases, self.watchdog.words.data_ptr())
 
     def is_interpreted(self) -> bool:
         return False
