@@ -23,6 +23,7 @@ class Variant:
         build: ``build(ctx, problem, config=None)`` returns an operator; collective over all ranks.
         unsupported_reason: ``unsupported_reason(problem, config)`` returns None, or why this variant cannot do it.
         is_baseline: True for what others made: the library's calls, and other projects' fused operators.
+        can_trace: whether its kernels write down what they do, and when.
         delegates: True where `build` makes another variant's operator: there are no kernels of its own to check.
     """
 
@@ -35,6 +36,7 @@ class Variant:
     build: Callable[..., Any] = field(repr=False, compare=False)
     unsupported_reason: Callable[..., str | None] = field(repr=False, compare=False)
     is_baseline: bool = False
+    can_trace: bool = False
     delegates: bool = False
 
     @property

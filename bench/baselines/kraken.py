@@ -9,65 +9,92 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from iris_core import Context
 from iris_core.device import interpretation
+from iris_kernels.common.call import Call
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.library import LibraryOperator
+from iris_kernels.common.implementation import Outputs
+from iris_kernels.common.library import library_variant
 from iris_kernels.common.operands import ROW_BYTES
 from iris_kernels.common.problem import Problem
-from overlap_taxonomy import Agent, Arrangement, Sync
-
-P = TypeVar("P", bound=Problem)
+from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 HOW_TO_INSTALL = "pip install git+https://github.com/meta-pytorch/kraken"
 
 
-class KrakenOperator(LibraryOperator[P]):
-    """An operator that calls a function of ``kraken.fused``.
+@dataclass(frozen=True)
+class Kraken:
+    """What calls of a function of ``kraken.fused`` need.
 
-    A family gives the module that the function is in, the compute capability that it needs, and what sizes it takes.
+    Args:
+        module: that the function is in.
+        commit: of kraken.
+        group: the ranks.
+        buffers: what the family's calls need beside.
     """
 
-    variant = "kraken"
-    place = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)
-    keeps_outputs = False
-    module: str
-    capability: tuple[int, int]
-    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
+    module: Any
+    commit: str
+    group: Any
+    buffers: tuple[torch.Tensor, ...] = ()
 
-    @classmethod
-    def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
-        if problem.dtype not in cls.dtypes:
-            return f"kraken's {cls.module} takes {' and '.join(map(str, cls.dtypes))}, not {problem.dtype}"
-        return (
-            machine_reason(cls.capability)
-            or installation_reason()
-            or cls.size_reason(problem)
-            or super().unsupported_reason(problem, config)
-        )
-
-    @classmethod
-    def size_reason(cls, problem: P) -> str | None:
-        """Return why kraken's function does not take a problem's sizes, or None."""
-        raise NotImplementedError
-
-    def _open(self) -> None:
-        self._kraken: Any = importlib.import_module(f"kraken.fused.{self.module}")
-        self._commit = installed_commit()
-        self._group = self.ctx.process_group()
-
-    def _forget_descriptors(self) -> None:
+    def forget_descriptors(self) -> None:
         """Empty kraken's cache of descriptors, which would keep every call's outputs in memory for good."""
-        getattr(self._kraken, "_tma_desc_cache", {}).clear()
+        getattr(self.module, "_tma_desc_cache", {}).clear()
 
-    def describe_config(self) -> str:
-        """Return the commit of kraken."""
-        return f"kraken {self._commit}"
+
+def kraken_variant(
+    family: str,
+    module: str,
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs],
+    buffers: Callable[[Context, Any, Any], tuple[torch.Tensor, ...]],
+    size_reason: Callable[[Any], str | None],
+    *,
+    capability: tuple[int, int],
+    summary: str,
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,),
+    **more: Any,
+) -> Variant:
+    """Return the registry's entry of one of kraken's functions.
+
+    Args:
+        family, launch, summary, more: as `library_variant`'s.
+        module: that the function is in.
+        buffers: makes, of a context, a problem and a group, what calls need; collective.
+        size_reason: returns why kraken's function does not take a problem's sizes, or None.
+        capability: the compute capability that it needs.
+        dtypes: that it takes.
+    """
+
+    def supports(problem: Problem, config: GemmConfig | None) -> str | None:
+        if problem.dtype not in dtypes:
+            return f"kraken's {module} takes {' and '.join(map(str, dtypes))}, not {problem.dtype}"
+        return machine_reason(capability) or installation_reason() or size_reason(problem)
+
+    def open(ctx: Context, problem: Problem) -> Kraken:
+        group = ctx.process_group()
+        imported = importlib.import_module(f"kraken.fused.{module}")
+        return Kraken(imported, installed_commit(), group, buffers(ctx, problem, group))
+
+    return library_variant(
+        family,
+        "kraken",
+        launch,
+        supports=supports,
+        open=open,
+        describe=lambda opened: f"kraken {opened.commit}",
+        place=(Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS),
+        summary=summary,
+        **more,
+    )
 
 
 def machine_reason(capability: tuple[int, int]) -> str | None:

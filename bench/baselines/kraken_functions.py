@@ -11,147 +11,166 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from iris_core import Context
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
-from iris_kernels.all_gather_gemm.operator import Gathers
 from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
+from iris_kernels.common.call import Call
 from iris_kernels.common.operands import fill_rows
 from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 
-from .kraken import KrakenOperator, rows_on_16_bytes
+from .kraken import kraken_variant, rows_on_16_bytes
 
 _BLOCK_M, _GROUP_M = 128, 4  # of all-gather's kernel; a shard of fewer rows than both give is taken without groups
 _TILE = 64  # rows and columns of a tile of all-reduce's kernel
 _FLAG_BYTES = 4
 
 
-class KrakenAllGather(Gathers, KrakenOperator[AllGatherGemmProblem]):
-    """See the module. `gathered` is the whole A after every call."""
-
-    family = all_gather_gemm.FAMILY
-    module = "all_gather_matmul"
-    capability = (9, 0)
-
-    def __init__(
-        self, ctx: Context, problem: AllGatherGemmProblem, config: None = None, *, keep_gathered: bool = False
-    ) -> None:
-        super().__init__(ctx, problem, config)
-
-    @classmethod
-    def size_reason(cls, problem: AllGatherGemmProblem) -> str | None:
-        rows, left_over = divmod(problem.m, problem.world_size)
-        step = _BLOCK_M * _GROUP_M if rows >= _BLOCK_M * _GROUP_M else _BLOCK_M
-        if left_over or rows % step:
-            return f"kraken's kernel needs {step} rows of A or a multiple on each rank; M is {problem.m}"
-        columns, left_over = divmod(problem.n, problem.world_size)
-        for name, size in (("K", problem.k), ("N on each rank", columns)):
-            if left_over or not fill_rows(size, problem.dtype):
-                return f"kraken's kernel reads and writes rows on 16 bytes; {name} is not so long"
-        return None
-
-    def _open(self) -> None:
-        import torch.distributed._symmetric_memory as symm_mem
-
-        super()._open()
-        is_default = self._group is dist.group.WORLD
-        if not is_default:
-            raise ValueError(f"{self}: kraken's function runs on torch.distributed's default group alone")
-        problem, device = self.problem, self.ctx.get_device()
-        self._shard = symm_mem.empty(problem.a_shape(self.rank), dtype=problem.dtype, device=device)
-        symm_mem.rendezvous(self._shard, self._group)
-        self._progress = torch.zeros(problem.world_size, dtype=torch.uint32, device=device)
-        self.gathered = torch.empty(problem.m, problem.k, dtype=problem.dtype, device=device)
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._shard.copy_(a)
-        b = rows_on_16_bytes(b.t()).t()
-        _, output = self._kraken.all_gather_matmul(self._shard, b, a_out=self.gathered, progress=self._progress)
-        self._forget_descriptors()
-        return output
+def gather_size_reason(problem: AllGatherGemmProblem) -> str | None:
+    """Return why kraken's function does not take a problem's sizes, or None."""
+    rows, left_over = divmod(problem.m, problem.world_size)
+    step = _BLOCK_M * _GROUP_M if rows >= _BLOCK_M * _GROUP_M else _BLOCK_M
+    if left_over or rows % step:
+        return f"kraken's kernel needs {step} rows of A or a multiple on each rank; M is {problem.m}"
+    columns, left_over = divmod(problem.n, problem.world_size)
+    for name, size in (("K", problem.k), ("N on each rank", columns)):
+        if left_over or not fill_rows(size, problem.dtype):
+            return f"kraken's kernel reads and writes rows on 16 bytes; {name} is not so long"
+    return None
 
 
-class KrakenReduceScatter(KrakenOperator[GemmReduceScatterProblem]):
-    """See the module."""
+def gather_buffers(ctx: Context, problem: AllGatherGemmProblem, group: Any) -> tuple[torch.Tensor, ...]:
+    """Return the symmetric buffer of this rank's shard, the peers' progress, and the gathered A."""
+    import torch.distributed._symmetric_memory as symm_mem
 
-    family = gemm_reduce_scatter.FAMILY
-    module = "gemm_reduce_scatter_ce_persistent"
-    capability = (9, 0)
-
-    @classmethod
-    def size_reason(cls, problem: GemmReduceScatterProblem) -> str | None:
-        if problem.m % problem.world_size:
-            return f"kraken needs M ({problem.m}) to be a multiple of the ranks ({problem.world_size})"
-        slices = {problem.a_shape(rank)[1] for rank in range(problem.world_size)}
-        for name, sizes in (("K on each rank", slices), ("N", {problem.n})):
-            if not all(fill_rows(size, problem.dtype) for size in sizes):
-                return f"kraken's kernels read and write rows on 16 bytes; {name} is not so long"
-        return None
-
-    def _open(self) -> None:
-        import torch.distributed._symmetric_memory as symm_mem
-
-        super()._open()
-        partial_bytes = self.problem.m * self.problem.n * self.problem.dtype.itemsize
-        symm_mem.get_symm_mem_workspace(self._group.group_name, min_size=partial_bytes)  # that kraken uses
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a, b = rows_on_16_bytes(a), rows_on_16_bytes(b.t()).t()
-        self._zero_flags_to_be()
-        output = self._kraken.gemm_reduce_scatter_ce_persistent(a, b, group=self._group)
-        self._forget_descriptors()
-        return output
-
-    def _zero_flags_to_be(self) -> None:
-        """Zero the memory that kraken's flags are about to be allocated in.
-
-        Its copies may look at their flags before it has zeroed them, and find those of the call before, all set: the
-        allocator gives the same requests the same memory.
-        """
-        problem, device = self.problem, self.ctx.get_device()
-        rows = problem.m // problem.world_size
-        _ = (
-            *(torch.empty(m, problem.n, dtype=problem.dtype, device=device) for m in (problem.m, rows)),
-            *(torch.zeros(problem.world_size, dtype=torch.uint32, device=device) for _ in range(2)),
+    if group is not dist.group.WORLD:
+        raise ValueError(
+            f"{all_gather_gemm.FAMILY}/kraken: kraken's function runs on torch.distributed's default group alone"
         )
+    device = ctx.get_device()
+    shard = symm_mem.empty(problem.a_shape(ctx.get_rank()), dtype=problem.dtype, device=device)
+    symm_mem.rendezvous(shard, ctx.process_group())
+    progress = torch.zeros(problem.world_size, dtype=torch.uint32, device=device)
+    return shard, progress, torch.empty(problem.m, problem.k, dtype=problem.dtype, device=device)
 
 
-class KrakenAllReduce(KrakenOperator[GemmAllReduceProblem]):
-    """See the module."""
+def gather(call: Call[AllGatherGemmProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Gather and multiply; the output is new memory."""
+    kraken = call.channel.opened
+    shard, progress, whole = kraken.buffers
+    if a.shape != shard.shape:
+        raise ValueError(f"kraken's function takes the {len(shard)} rows that it was made for, not {len(a)}")
+    shard.copy_(a)
+    b = rows_on_16_bytes(b.t()).t()
+    _, output = kraken.module.all_gather_matmul(shard, b, a_out=whole, progress=progress)
+    kraken.forget_descriptors()
+    return (output, whole) if call.options["keep_gathered"] else (output,)
 
-    family = gemm_all_reduce.FAMILY
-    module = "gemm_one_shot_all_reduce_fused"
-    capability = (8, 0)
-    dtypes = (torch.bfloat16, torch.float16)  # fp32 is multiplied as TF32
 
-    @classmethod
-    def size_reason(cls, problem: GemmAllReduceProblem) -> str | None:
-        import torch.distributed._symmetric_memory as symm_mem
+def scatter_size_reason(problem: GemmReduceScatterProblem) -> str | None:
+    """Return why kraken's function does not take a problem's sizes, or None."""
+    if problem.m % problem.world_size:
+        return f"kraken needs M ({problem.m}) to be a multiple of the ranks ({problem.world_size})"
+    slices = {problem.a_shape(rank)[1] for rank in range(problem.world_size)}
+    for name, sizes in (("K on each rank", slices), ("N", {problem.n})):
+        if not all(fill_rows(size, problem.dtype) for size in sizes):
+            return f"kraken's kernels read and write rows on 16 bytes; {name} is not so long"
+    return None
 
-        if problem.world_size & (problem.world_size - 1):
-            return f"kraken's kernel needs a power of two of ranks, not {problem.world_size}"
-        tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)
-        room = symm_mem.get_signal_pad_size() // (_FLAG_BYTES * problem.world_size)
-        if tiles > room:
-            return f"torch's signal pad has flags for {room} tiles of kraken's kernel; this would take {tiles}"
-        return None
 
-    def _open(self) -> None:
-        import torch.distributed._symmetric_memory as symm_mem
+def scatter_buffers(ctx: Context, problem: GemmReduceScatterProblem, group: Any) -> tuple[torch.Tensor, ...]:
+    """Make the workspace that kraken uses."""
+    import torch.distributed._symmetric_memory as symm_mem
 
-        super()._open()
-        partial_bytes = self.problem.m * self.problem.n * torch.float32.itemsize
-        symm_mem.get_symm_mem_workspace(self._group.group_name, min_size=partial_bytes)  # that kraken uses
+    partial_bytes = problem.m * problem.n * problem.dtype.itemsize
+    symm_mem.get_symm_mem_workspace(group.group_name, min_size=partial_bytes)
+    return ()
 
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return self._kraken.gemm_one_shot_all_reduce(a, b, group=self._group).to(self.problem.dtype)
+
+def scatter(call: Call[GemmReduceScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Multiply, reduce and scatter; the output is new memory."""
+    kraken = call.channel.opened
+    a, b = rows_on_16_bytes(a), rows_on_16_bytes(b.t()).t()
+    _zero_flags_to_be(call.problem, a.device)
+    output = kraken.module.gemm_reduce_scatter_ce_persistent(a, b, group=kraken.group)
+    kraken.forget_descriptors()
+    return (output,)
+
+
+def _zero_flags_to_be(problem: GemmReduceScatterProblem, device: torch.device) -> None:
+    """Zero the memory that kraken's flags are about to be allocated in.
+
+    Its copies may look at their flags before it has zeroed them, and find those of the call before, all set: the
+    allocator gives the same requests the same memory.
+    """
+    rows = problem.m // problem.world_size
+    _ = (
+        *(torch.empty(m, problem.n, dtype=problem.dtype, device=device) for m in (problem.m, rows)),
+        *(torch.zeros(problem.world_size, dtype=torch.uint32, device=device) for _ in range(2)),
+    )
+
+
+def reduce_size_reason(problem: GemmAllReduceProblem) -> str | None:
+    """Return why kraken's function does not take a problem's sizes, or None."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    if problem.world_size & (problem.world_size - 1):
+        return f"kraken's kernel needs a power of two of ranks, not {problem.world_size}"
+    tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)
+    room = symm_mem.get_signal_pad_size() // (_FLAG_BYTES * problem.world_size)
+    if tiles > room:
+        return f"torch's signal pad has flags for {room} tiles of kraken's kernel; this would take {tiles}"
+    return None
+
+
+def reduce_buffers(ctx: Context, problem: GemmAllReduceProblem, group: Any) -> tuple[torch.Tensor, ...]:
+    """Make the workspace that kraken uses."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    partial_bytes = problem.m * problem.n * torch.float32.itemsize
+    symm_mem.get_symm_mem_workspace(group.group_name, min_size=partial_bytes)
+    return ()
+
+
+def reduce(call: Call[GemmAllReduceProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Multiply and reduce; the output is new memory."""
+    kraken = call.channel.opened
+    return (kraken.module.gemm_one_shot_all_reduce(a, b, group=kraken.group).to(call.problem.dtype),)
 
 
 VARIANTS = (
-    KrakenAllGather.as_variant("meta-pytorch/kraken's all_gather_matmul, where it is installed"),
-    KrakenReduceScatter.as_variant("meta-pytorch/kraken's gemm_reduce_scatter_ce_persistent, where it is installed"),
-    KrakenAllReduce.as_variant("meta-pytorch/kraken's gemm_one_shot_all_reduce_fused, where it is installed"),
+    kraken_variant(
+        all_gather_gemm.FAMILY,
+        "all_gather_matmul",
+        gather,
+        gather_buffers,
+        gather_size_reason,
+        capability=(9, 0),
+        options={"keep_gathered": False},
+        summary="meta-pytorch/kraken's all_gather_matmul, where it is installed",
+    ),
+    kraken_variant(
+        gemm_reduce_scatter.FAMILY,
+        "gemm_reduce_scatter_ce_persistent",
+        scatter,
+        scatter_buffers,
+        scatter_size_reason,
+        capability=(9, 0),
+        summary="meta-pytorch/kraken's gemm_reduce_scatter_ce_persistent, where it is installed",
+    ),
+    kraken_variant(
+        gemm_all_reduce.FAMILY,
+        "gemm_one_shot_all_reduce_fused",
+        reduce,
+        reduce_buffers,
+        reduce_size_reason,
+        capability=(8, 0),
+        dtypes=(torch.bfloat16, torch.float16),  # fp32 is multiplied as TF32
+        summary="meta-pytorch/kraken's gemm_one_shot_all_reduce_fused, where it is installed",
+    ),
 )

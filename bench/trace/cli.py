@@ -118,7 +118,7 @@ def _variants(job: Job, text: str) -> list[str]:
     Raises:
         ValueError: one cannot do the problem, or writes no trace.
     """
-    able = [one.name for one in list_variants(job.family) if getattr(one.build, "can_trace", False)]
+    able = [one.name for one in list_variants(job.family) if one.can_trace]
     if text == "all":
         return [name for name in able if not get_variant(job.family, name).unsupported_reason(job.problem(), None)]
     names = list(sweep.select_variants([job.family], text)[job.family])

@@ -23,7 +23,7 @@ from . import (
     warp_specialized_copies,
     workgroup_specialized,
 )
-from .operator import FAMILY
+from .host import FAMILY
 from .problem import AllGatherGemmProblem
 from .reference import reference
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..common.auto import auto_variant
-from .operator import FAMILY
+from .host import FAMILY
 
 
 def _gather_nothing(options: Mapping[str, Any]) -> Collection[str]:

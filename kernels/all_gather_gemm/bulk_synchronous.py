@@ -15,7 +15,9 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_call, wait_ready
-from .operator import AllGatherGemm
+from ..common.variants import variant_of
+from . import host
+from .host import GatherCall
 from .shards import MULTIPLIES, PUSHES, multiply_shards, push_shard
 
 
@@ -39,23 +41,18 @@ def all_gather_gemm_bulk_synchronous(
     multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, None, WORLD_SIZE, TILE)
 
 
-class BulkSynchronous(AllGatherGemm):
-    """See the module."""
-
-    variant = "bulk_synchronous"
-
-    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        config = self.config
-        self._run(
-            all_gather_gemm_bulk_synchronous_push,
-            config.num_sms,
-            num_warps=config.comm_warps,
-            **self._push_arguments(a),
-        )
-        self._run(all_gather_gemm_bulk_synchronous, config.num_sms, **self._multiply_arguments(a, b))
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the kernel that pushes, then the one that multiplies."""
+    config = call.config
+    a, b = host.prepare(call, a, b)
+    push = host.push_arguments(call, a)
+    call.run(all_gather_gemm_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **push)
+    call.run(all_gather_gemm_bulk_synchronous, config.num_sms, **host.multiply_arguments(call, a, b))
+    return host.outputs(call)
 
 
-VARIANT = BulkSynchronous.as_variant(
+VARIANT = variant_of(
+    host.implementation("bulk_synchronous", host.plan, host.workspace, launch),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

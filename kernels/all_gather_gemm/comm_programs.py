@@ -3,7 +3,7 @@
 The shard is cut into row chunks, and each of these into k chunks: such a chunk is what peers wait for. Chunks are sent
 in order, each by all comm programs at once, which take its tiles in turn; a tile is loaded once and stored to every
 peer. Then each program counts its tiles of the chunk at the peers, at ``counts[rank, chunk]``: a chunk has come when so
-many tiles have been counted over all calls. Counts are never reset.
+many tiles have been counted. The last program of a call zeroes the counts.
 
 The engine that moves tiles takes requests in order, and stores to peers wait for the link. Programs that multiply would
 wait for their operands behind them, so a comm program does nothing else (results/notebook.md).
@@ -161,17 +161,15 @@ def count_tiles(shard, peers, peer, chunk, tiles):
 
 
 @gluon.jit
-def load_gate(shard, peers, epoch, peer, row_chunk, is_open, TILE: gl.constexpr):
+def load_gate(shard, peers, peer, row_chunk, is_open, TILE: gl.constexpr):
     """Return the gate before the loads from a row chunk of a peer's shard."""
     counts_ptr = shard.counts_ptr + peer * shard.chunks + row_chunk * shard.k_chunks
-    return LoadGate(
-        counts_ptr, epoch * shard.chunk_tiles, shard.chunk_columns // TILE.BLOCK_K, 0, is_open, peers.watchdog_ptr
-    )
+    return LoadGate(counts_ptr, shard.chunk_tiles, shard.chunk_columns // TILE.BLOCK_K, 0, is_open, peers.watchdog_ptr)
 
 
 @gluon.jit
-def wait_all_chunks(shard, peers, epoch, WORLD_SIZE: gl.constexpr):
+def wait_all_chunks(shard, peers, WORLD_SIZE: gl.constexpr):
     """Wait until all chunks of all peers' shards have come."""
     for index in range(WORLD_SIZE * shard.chunks):
         if index // shard.chunks != peers.rank:
-            wait(shard.counts_ptr + index, epoch * shard.chunk_tiles, peers.watchdog_ptr)
+            wait(shard.counts_ptr + index, shard.chunk_tiles, peers.watchdog_ptr)

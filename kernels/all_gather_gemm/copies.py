@@ -18,7 +18,6 @@ flag is one, and between ranks that share a GPU the copy.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -26,10 +25,13 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.call import Device
 from ..common.config import programs_beside_another
 from ..common.handshake import begin_call, wait_ready
 from ..common.operands import rows_lie_apart
-from .operator import AllGatherGemm
+from ..common.workspace import Buffer, flags_by_source
+from . import host
+from .host import GatherCall
 from .schedule import k_chunks_of, row_chunks_of
 
 
@@ -51,82 +53,97 @@ class Copy(NamedTuple):
     flag: torch.Tensor
 
 
-class PushedByCopyEngines(AllGatherGemm):
-    """An operator whose shards the copy engines push.
+class ShardChunks(NamedTuple):
+    """How a shard is cut: `row_chunks` of `chunk_rows` rows, and each of these into `k_chunks` of `chunk_steps` steps.
 
-    Each is cut into row chunks. Or, where there are k chunks of each of these, the last shard to come is cut, and the
-    others have one flag, their first.
+    Where there are k chunks, it is the last shard to come that is cut, and the others have one flag, their first.
     """
 
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        rank, world_size, config = self.rank, self.problem.world_size, self.config
-        shard_rows, k = self.problem.a_shape(0)
-        row_tiles, steps = -(-shard_rows // config.block_m), -(-k // config.block_k)
-        chunk_row_tiles, self._row_chunks = row_chunks_of(row_tiles, config.group_m, self._most_row_chunks())
-        self._chunk_rows = chunk_row_tiles * config.block_m
-        self._chunk_steps, self._k_chunks = k_chunks_of(steps, self._most_k_chunks())
-        self._chunk_flags = self._flags_by_source(self._row_chunks * self._k_chunks, "chunk", "shard", a_call=None)
-        shards = self.ctx.peer_view(self.gathered)[:, self._own_rows]
-        flags = self.ctx.peer_view(self._chunk_flags)[:, rank]
-        self._copies = []  # the rank below needs this shard first
-        for distance in range(1, world_size):
-            peer = (rank - distance) % world_size
-            is_cut = self._k_chunks == 1 or distance == world_size - 1
-            for flag, (rows, columns) in enumerate(self._chunks() if is_cut else [(slice(None), slice(None))]):
-                self._copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag]))
-        self._copy_stream = self._side_stream()
+    chunk_rows: int
+    row_chunks: int
+    chunk_steps: int
+    k_chunks: int
 
-    def _chunks(self) -> list[tuple[slice, slice]]:
-        """Return the rows and columns of a shard's chunks, of one row chunk after the other."""
-        height, width = self._chunk_rows, self._chunk_steps * self.config.block_k
-        row_chunks = [slice(chunk * height, (chunk + 1) * height) for chunk in range(self._row_chunks)]
-        k_chunks = [slice(chunk * width, (chunk + 1) * width) for chunk in range(self._k_chunks)]
-        return list(product(row_chunks, k_chunks))
 
-    def _most_row_chunks(self) -> int:
-        """Return into how many row chunks a shard is cut at most."""
-        return 1
+def shard_chunks(call: GatherCall, most_row_chunks: int = 1, most_k_chunks: int = 1) -> ShardChunks:
+    """Return how a shard is cut into so many chunks at most; the same on all ranks."""
+    config, (shard_rows, k) = call.config, call.problem.a_shape(0)
+    row_tiles, steps = -(-shard_rows // config.block_m), -(-k // config.block_k)
+    chunk_row_tiles, row_chunks = row_chunks_of(row_tiles, config.group_m, most_row_chunks)
+    chunk_steps, k_chunks = k_chunks_of(steps, most_k_chunks)
+    return ShardChunks(chunk_row_tiles * config.block_m, row_chunks, chunk_steps, k_chunks)
 
-    def _most_k_chunks(self) -> int:
-        """Return into how many k chunks a row chunk is cut at most."""
-        return 1
 
-    @property
-    def _has_barrier(self) -> bool:
-        """Whether the copies begin with a barrier of all ranks."""
-        return self.keep_gathered and self.problem.world_size > 1
+def flags_buffer(call: GatherCall, chunks: ShardChunks) -> dict[str, Buffer]:
+    """Return the buffer of the chunks' flags."""
+    count = chunks.row_chunks * chunks.k_chunks
+    return {"flags": flags_by_source(call.world_size, count, "chunk", "shard", are_numbered=False)}
 
-    def _num_programs(self, num_sms: int) -> int:
-        """Return how many programs multiply: one an SM, unless other kernels need one."""
-        needs_one = self._has_barrier or self.ctx.ranks_on_device > 1 or self.ctx.backend.streams_need_a_unit
-        return programs_beside_another(num_sms) if needs_one else num_sms
 
-    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        kernel, multiply = self._multiplication(a, b)
-        num_programs = self._num_programs(self.config.num_sms)
-        handshake: dict[str, Any] = {"peers": self._peers(), "WORLD_SIZE": self.problem.world_size}
-        source = a
-        if not rows_lie_apart(a):  # as a copy engine needs them
-            source = self.gathered[self._own_rows]
-            if not self.keep_gathered:
-                self._calls.copy(source, a)
-        stream = self._copy_stream
-        stream.wait_for_current()
-        if self._has_barrier:
-            with stream.as_current():
-                self._run(all_gather_gemm_copy_engine_barrier, 1, num_warps=1, **handshake)
-        for copy in self._copies:
-            if len(copy.destination):
-                stream.copy_2d(copy.destination, source[copy.rows, copy.columns])
-            stream.write_value(copy.flag, 1)
-        flags: dict[str, Any] = {"flags_ptr": self._chunk_flags, "ROW_CHUNKS": self._row_chunks}
-        self._run(kernel, num_programs, **{**multiply, **handshake, **flags})
-        stream.current_waits()
+def _copies(call: GatherCall, chunks: ShardChunks) -> list[Copy]:
+    """Return the copies in their order: the rank below needs this shard first."""
+    rank, world_size = call.rank, call.world_size
+    shards = call.peer_view(host.gathered(call))[:, host.own_rows(call)]
+    flags = call.peer_view(call.memory["flags"])[:, rank]
+    height, width = chunks.chunk_rows, chunks.chunk_steps * call.config.block_k
+    row_chunks = [slice(chunk * height, (chunk + 1) * height) for chunk in range(chunks.row_chunks)]
+    k_chunks = [slice(chunk * width, (chunk + 1) * width) for chunk in range(chunks.k_chunks)]
+    copies = []
+    for distance in range(1, world_size):
+        peer = (rank - distance) % world_size
+        is_cut = chunks.k_chunks == 1 or distance == world_size - 1
+        found = product(row_chunks, k_chunks) if is_cut else [(slice(None), slice(None))]
+        for flag, (rows, columns) in enumerate(found):
+            copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag]))
+    return copies
 
-    @abstractmethod
-    def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that multiplies, and its arguments, but those that all these kernels share.
 
-        It waits for the flags at `flags_ptr`, one a rank for each chunk of ROW_CHUNKS row chunks, and ends the call.
-        """
+def begins_with_barrier(call: GatherCall) -> bool:
+    """Return whether the copies begin with a barrier of all ranks."""
+    return host.keeps_gathered(call) and call.world_size > 1
+
+
+def num_programs(num_sms: int, device: Device, *, has_barrier: bool) -> int:
+    """Return how many programs multiply: one an SM, unless other kernels need one."""
+    needs_one = has_barrier or device.ranks > 1 or device.streams_need_a_unit
+    return programs_beside_another(num_sms) if needs_one else num_sms
+
+
+def queue(
+    call: GatherCall,
+    a: torch.Tensor,
+    chunks: ShardChunks,
+    kernel: Any,
+    arguments: dict[str, Any],
+    num_warps: int | None = None,
+) -> None:
+    """Queue the copies, and beside them the kernel that multiplies.
+
+    Args:
+        call: the call.
+        a: this rank's shard.
+        chunks: how it is cut.
+        kernel: waits for the flags at `flags_ptr`, one a rank for each chunk of ROW_CHUNKS row chunks, and ends the
+            call.
+        arguments: what it takes, but what all these kernels share.
+        num_warps: it is launched with; None for the configuration's.
+    """
+    handshake: dict[str, Any] = {"peers": call.peers(), "WORLD_SIZE": call.world_size}
+    source = a
+    if not rows_lie_apart(a):  # as a copy engine needs them
+        source = host.gathered(call)[host.own_rows(call)]
+        if not host.keeps_gathered(call):
+            call.copy(source, a)
+    has_barrier, copies = begins_with_barrier(call), call.stream("copies")
+    copies.wait_for_current()
+    if has_barrier:
+        with copies.as_current():
+            call.run(all_gather_gemm_copy_engine_barrier, 1, num_warps=1, **handshake)
+    for copy in call.kept("copies", lambda: _copies(call, chunks)):
+        if len(copy.destination):
+            copies.copy_2d(copy.destination, source[copy.rows, copy.columns])
+        copies.write_value(copy.flag, 1)
+    flags: dict[str, Any] = {"flags_ptr": call.memory["flags"], "ROW_CHUNKS": chunks.row_chunks}
+    programs = num_programs(call.config.num_sms, call.device, has_barrier=has_barrier)
+    call.run(kernel, programs, num_warps=num_warps, **{**arguments, **handshake, **flags})
+    copies.current_waits()

@@ -18,11 +18,16 @@ import triton.language as tl
 from iris_core import translate
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready_of
+from ..common.implementation import Implementation, valid_config
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
-from .operator import AllGatherGemm
+from ..common.variants import variant_of
+from ..common.workspace import Buffer
+from . import host
+from .host import FAMILY, OPTIONS, GatherCall
 from .problem import AllGatherGemmProblem
 from .shards import MULTIPLIES, rows_of_shard
 
@@ -51,42 +56,49 @@ def all_gather_gemm_fused_sequential(
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class FusedSequential(AllGatherGemm):
-    """See the module."""
-
-    variant = "fused_sequential"
-
-    @classmethod
-    def unsupported_reason(cls, problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
-        if config and config.descriptors:
-            return "a peer's shard is read through pointers; the configuration must say descriptors=False"
-        return super().unsupported_reason(problem, config)
-
-    def default_config(self) -> GemmConfig:
-        return replace(super().default_config(), descriptors=False)
-
-    def _open_buffers(self) -> None:
-        if self.keep_gathered:
-            raise ValueError(f"{self} never gathers A; any other variant keeps it")
-        super()._open_buffers()
-        self._staged = self._on_heap((self.problem.a_shape(0)[0], self.problem.k), self.problem.dtype)
-
-    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self._calls.copy(self._staged[: a.shape[0]], a)
-        arguments: dict[str, Any] = self._main_loop(self._staged, b)
-        arguments["own_ptr"] = arguments.pop("a")
-        self._run(
-            all_gather_gemm_fused_sequential,
-            self.config.num_sms,
-            **arguments,
-            block=self._block,
-            shard_rows=self._staged.shape[0],
-            peers=self._peers(),
-            WORLD_SIZE=self.problem.world_size,
-        )
+def supports(problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
+    """Return why this variant cannot do a problem with a configuration, or None."""
+    if config and config.descriptors:
+        return "a peer's shard is read through pointers; the configuration must say descriptors=False"
+    return valid_config(problem, config)
 
 
-VARIANT = FusedSequential.as_variant(
+def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
+    """Return the family's plan without descriptors."""
+    return replace(host.plan(problem, device), descriptors=False)
+
+
+def workspace(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffers of this rank's shard, as peers read it, and of C."""
+    if host.keeps_gathered(call):
+        raise ValueError(f"{FAMILY}/fused_sequential never gathers A; any other variant keeps it")
+    problem = call.problem
+    staged = Buffer((problem.a_shape(0)[0], problem.k), problem.dtype, is_symmetric=True)
+    return {"staged": staged, **host.output_buffer(call)}
+
+
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the copy of this rank's shard, and the kernel."""
+    staged = call.memory["staged"]
+    call.copy(staged[: a.shape[0]], a)
+    arguments: dict[str, Any] = call.main_loop(staged, b)
+    arguments["own_ptr"] = arguments.pop("a")
+    call.run(
+        all_gather_gemm_fused_sequential,
+        call.config.num_sms,
+        **arguments,
+        block=host.block_of(call),
+        shard_rows=staged.shape[0],
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(
+        FAMILY, "fused_sequential", plan, workspace, launch, host.outputs, supports=supports, options=OPTIONS
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

@@ -7,40 +7,47 @@ from __future__ import annotations
 
 import torch
 
-from iris_core import Context
-
-from ..common.library import LibraryOperator, all_gather_single
-from .operator import FAMILY, Gathers
-from .problem import AllGatherGemmProblem
-
-
-class Library(Gathers, LibraryOperator[AllGatherGemmProblem]):
-    """See the module. `gathered` is the whole A after every call."""
-
-    family = FAMILY
-    variant = "library"
-
-    def __init__(
-        self, ctx: Context, problem: AllGatherGemmProblem, config: None = None, *, keep_gathered: bool = False
-    ) -> None:
-        self.keep_gathered = keep_gathered
-        super().__init__(ctx, problem, config)
-
-    def _open(self) -> None:
-        problem, device = self.problem, self.ctx.get_device()
-        self._group = self.ctx.process_group()
-        rows = problem.a_shape(0)[0]  # every rank's shard is padded to the largest
-        self._padded = torch.zeros(rows, problem.k, dtype=problem.dtype, device=device)
-        self._all = torch.empty(problem.world_size * rows, problem.k, dtype=problem.dtype, device=device)
-        self.gathered = self._all[: problem.m]  # shards but the last ones are full, so padding comes last
-        self.output = torch.empty(problem.c_shape(self.rank), dtype=problem.dtype, device=device)
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if len(a) < len(self._padded) or not a.is_contiguous():
-            self._padded[: len(a)].copy_(a)
-            a = self._padded
-        all_gather_single(self._all, a, group=self._group)
-        return torch.mm(self.gathered, b, out=self.output)
+from ..common.library import all_gather_single, library_variant
+from ..common.workspace import Buffer
+from . import host
+from .host import FAMILY, OPTIONS, GatherCall
 
 
-VARIANT = Library.as_variant("all_gather_into_tensor, then torch.mm")
+def workspace(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffers of this rank's shard and of the gathered A, each padded to the most rows, and of C."""
+    problem = call.problem
+    rows, dtype = problem.a_shape(0)[0], problem.dtype
+    return {
+        "shard": Buffer((rows, problem.k), dtype),
+        "gathered": Buffer((problem.world_size * rows, problem.k), dtype),
+        "output": Buffer(problem.c_shape(call.rank), dtype),
+    }
+
+
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Gather, and multiply."""
+    shard, output = call.memory["shard"], call.memory["output"]
+    if len(a) < len(shard) or not a.is_contiguous():
+        shard[: len(a)].copy_(a)
+        a = shard
+    all_gather_single(call.memory["gathered"], a, group=call.channel.opened)
+    # Shards but the last ones are full, so padding comes last.
+    torch.mm(host.gathered(call), b, out=output)
+    return outputs(call)
+
+
+def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
+    """Return C, and A if it is kept."""
+    return host.with_gathered(call, call.memory["output"])
+
+
+VARIANT = library_variant(
+    FAMILY,
+    "library",
+    launch,
+    workspace=workspace,
+    outputs=outputs,
+    options=OPTIONS,
+    gathered=host.gathered,
+    summary="all_gather_into_tensor, then torch.mm",
+)

@@ -11,6 +11,7 @@ reset.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,9 +22,14 @@ from iris_core import fence_before_descriptor_loads, gdc_wait, translate
 from iris_core.backends.base import round_up
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common import stream_k_host
+from ..common.call import Device
+from ..common.config import GemmConfig
 from ..common.gemm import store_tile
 from ..common.handshake import (
+    COUNTS_OF_A_CALL,
     begin_own_call,
+    count_of_chunk,
     end_own_call,
     signal_all_ready,
     signal_chunk_to_all,
@@ -31,9 +37,12 @@ from ..common.handshake import (
     wait_all_ready,
 )
 from ..common.stream_k import buffer_of_call, compute_tiles, with_columns
-from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import PUSH, STORE, WAIT, trace_span, trace_time
-from .operator import AllGatherGemm
+from ..common.variants import variant_of
+from ..common.workspace import Buffer
+from . import host
+from .host import GatherCall
+from .problem import AllGatherGemmProblem
 from .shards import PUSHES_AND_MULTIPLIES, chunk_offsets, num_chunks_of
 
 COLS = 1024  # of a chunk of the shard: what a program of 128 threads loads at once from a row
@@ -76,7 +85,7 @@ def all_gather_gemm_one_shot(
     push_programs,
     buffer_rows,
     stream_k,
-    calls_ptr,
+    own,
     peers,
     BUFFERS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -94,7 +103,7 @@ def all_gather_gemm_one_shot(
     gdc_wait()
     # Under way while the call's number is.
     value = tl.load(shard.src_ptr + src, mask=mask & (pid < push_programs))
-    epoch = begin_own_call(calls_ptr)
+    epoch = begin_own_call(own)
     if BUFFERS == 1:
         signal_all_ready(peers, epoch, WORLD_SIZE)
         buffer_row = 0
@@ -110,9 +119,9 @@ def all_gather_gemm_one_shot(
             src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
             value = tl.load(shard.src_ptr + src, mask=mask)
             push_chunk(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
-        signal_chunk_to_all(peers, WORLD_SIZE)
+        signal_chunk_to_all(peers, count_of_chunk(pid == 0, push_programs), WORLD_SIZE)
         began = trace_span(peers, PUSH, pid, began)
-    wait_all_chunks(peers, epoch * push_programs, WORLD_SIZE)
+    wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, WORLD_SIZE)
     fence_before_descriptor_loads()
     trace_span(peers, WAIT, pid, began)
     compute_tiles(
@@ -132,48 +141,55 @@ def all_gather_gemm_one_shot(
         WORLD_SIZE,
         TILE,
     )
-    end_own_call(calls_ptr, epoch)
+    end_own_call(own, epoch)
 
 
-class OneShot(StreamKOperator, AllGatherGemm):
-    """See the module. Without `keep_gathered`, `gathered` is the whole A of every other call."""
-
-    variant = "one_shot"
-
-    def _open_buffers(self) -> None:
-        problem, config = self.problem, self.config
-        self._buffers_of_a = 1 if self.keep_gathered else 2
-        # Whole tiles: one that reaches past the end of A reads nothing that a peer one call later may be storing.
-        self._buffer_rows = round_up(problem.m, config.block_m)
-        self._all = self._gathered_on_heap(self._buffers_of_a * self._buffer_rows)
-        self.gathered = self._all[: problem.m]
-        self._own_rows = slice(*problem.rows(self.rank))
-        chunks = -(-problem.a_shape(0)[0] // config.comm_rows) * -(-problem.k // COLS)
-        self._push_programs = min(chunks, self._num_programs)  # the same on all ranks, also where one has no rows
-        self._open_output()
-        self._open_stream_k()
-
-    def _chunks_a_call(self) -> int:
-        return self._push_programs
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        push: dict[str, Any] = {**self._push_arguments(a), "COLS": COLS}
-        arguments = {**self._main_loop(self._all, b), **push, **self._tiles_arguments()}
-        self._run(
-            all_gather_gemm_one_shot,
-            self._num_programs,
-            early=self._is_short,
-            **arguments,
-            block=self._block,
-            columns=self._columns,
-            push_programs=self._push_programs,
-            buffer_rows=self._buffer_rows,
-            BUFFERS=self._buffers_of_a,
-        )
-        return self.output
+def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
+    """Return what to start from for the largest block of columns."""
+    k, n = problem.b_shape(0)
+    return stream_k_host.plan(problem.m, n, k, device, problem.dtype)
 
 
-VARIANT = OneShot.as_variant(
+def _buffer_rows(call: GatherCall) -> int:
+    """Return whole tiles: one that reaches past the end of A reads nothing that a peer one call later may store."""
+    return round_up(call.problem.m, call.config.block_m)
+
+
+def workspace(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffers of the gathered A, in two halves unless the caller reads it, of C, and of split tiles."""
+    buffer = host.gathered_buffer(call, _buffer_rows(call))
+    # A half begins with a row of A: there is room for one more.
+    rows, distance = buffer.shape
+    halves = buffer if host.keeps_gathered(call) else replace(buffer, shape=(rows + 1, distance), halves=2)
+    return {"gathered": halves, **host.output_buffer(call), **stream_k_host.workspace(call)}
+
+
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the kernel."""
+    problem, rows, room = call.problem, _buffer_rows(call), call.memory["gathered"]
+    buffers = 1 if host.keeps_gathered(call) else 2
+    distance = room.stride(0)
+    apart = call.half_size("gathered") // distance  # rows between the halves
+    both = room.as_strided((rows + (buffers - 1) * apart, problem.k), (distance, 1))
+    programs = stream_k_host.stream_k_plan(call).programs
+    chunks = -(-problem.a_shape(0)[0] // call.config.comm_rows) * -(-problem.k // COLS)
+    push: dict[str, Any] = {**host.push_arguments(call, a), "COLS": COLS}
+    call.run(
+        all_gather_gemm_one_shot,
+        programs,
+        early=stream_k_host.is_short(call),
+        **{**call.main_loop(both, b), **push, **stream_k_host.arguments(call)},
+        block=host.block_of(call),
+        columns=stream_k_host.columns(call),
+        push_programs=min(chunks, programs),  # the same on all ranks, also where one has no rows
+        buffer_rows=apart,
+        BUFFERS=buffers,
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    host.implementation("one_shot", plan, workspace, launch, counts_chunks=True),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,

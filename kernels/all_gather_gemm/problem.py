@@ -22,6 +22,10 @@ class AllGatherGemmProblem(Problem):
         m, n = sum(rows for rows, _ in a_shapes), sum(columns for _, columns in b_shapes)
         return cls(m, n, a_shapes[0][1], len(a_shapes), dtype)
 
+    def m_of(self, a_rows: int, rank: int) -> int | None:
+        """See `Problem.m_of`: by its own 3 rows a rank on four cannot tell 9 of all ranks from 12."""
+        return self.m if a_rows == self.a_shape(rank)[0] else None
+
     def rows(self, rank: int) -> tuple[int, int]:
         """Return which rows of A, from and without, a rank holds."""
         return shard_bounds(self.m, self.world_size, rank)

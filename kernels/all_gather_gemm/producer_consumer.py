@@ -20,9 +20,13 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.handshake import begin_call, current_call, finish_after_arrivals, wait_ready
-from .operator import AllGatherGemm
+from ..common.handshake import COUNTS_OF_A_CALL, begin_call, current_call, finish_after_arrivals, wait_ready
+from ..common.variants import variant_of
+from . import host
+from .host import GatherCall
+from .problem import AllGatherGemmProblem
 from .shards import MULTIPLIES, PUSHES, Arrivals, multiply_shards, push_shard
 
 
@@ -48,62 +52,48 @@ def all_gather_gemm_producer_consumer(
     shard_rows,
     peers,
     total_programs,
-    COMM_PROGRAMS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Multiply each shard when it has come."""
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * COMM_PROGRAMS)
+    arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * COUNTS_OF_A_CALL)
     multiply_shards(
         pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
     )
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
-class ProducerConsumer(AllGatherGemm):
-    """See the module."""
+def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
+    """Return the family's plan with chunks of 64 rows, and 12 of an H200's SMs to send them."""
+    # 0.510 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.523.
+    config = host.plan(problem, device, comm_share=12 / 132)
+    return config if config.block_m < 64 else replace(config, comm_rows=64)
 
-    variant = "producer_consumer"
-    comm_share = 12 / 132
 
-    def default_config(self) -> GemmConfig:
-        # 0.510 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.523.
-        config = super().default_config()
-        return config if config.block_m < 64 else replace(config, comm_rows=64)
-
-    def _chunks_a_call(self) -> int:
-        return self.config.comm_sms
-
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._push_stream = self._side_stream()
-
-    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        config = self.config
-        shared: dict[str, Any] = {"total_programs": config.num_sms}
-        self._push_stream.wait_for_current()
-        with self._push_stream.as_current():
-            self._run(
-                all_gather_gemm_producer_consumer_push,
-                config.comm_sms,
-                num_warps=config.comm_warps,
-                **self._push_arguments(a),
-                **shared,
-            )
-        arguments = self._multiply_arguments(a, b)
-        self._run(
-            all_gather_gemm_producer_consumer,
-            config.num_sms - config.comm_sms,
-            **arguments,
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the kernel that pushes, beside it the one that multiplies."""
+    config, pushes = call.config, call.stream("pushes")
+    shared: dict[str, Any] = {"total_programs": config.num_sms}
+    a, b = host.prepare(call, a, b)
+    pushes.wait_for_current()
+    with pushes.as_current():
+        call.run(
+            all_gather_gemm_producer_consumer_push,
+            config.comm_sms,
+            num_warps=config.comm_warps,
+            **host.push_arguments(call, a),
             **shared,
-            COMM_PROGRAMS=config.comm_sms,
         )
-        self._push_stream.current_waits()
+    compute_sms = config.num_sms - config.comm_sms
+    call.run(all_gather_gemm_producer_consumer, compute_sms, **host.multiply_arguments(call, a, b), **shared)
+    pushes.current_waits()
+    return host.outputs(call)
 
 
-VARIANT = ProducerConsumer.as_variant(
+VARIANT = variant_of(
+    host.implementation("producer_consumer", plan, host.workspace, launch, counts_chunks=True),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.SHARD_COUNTER,

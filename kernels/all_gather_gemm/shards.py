@@ -3,8 +3,8 @@
 Rank r multiplies its own shard first, read where the caller has it, then those of r+1, r+2, …. So a shard is needed
 first by the rank below, and is pushed in that order: to r-1, then r-2, …; all ranks push to different peers at once.
 
-A pushing program adds 1 to ``done[r]`` of a peer when its chunk of the shard is there. Over all calls that makes
-``calls * programs``, so nothing is reset. Copy engines set flags instead: copies.py.
+A pushing program counts at ``done[r]`` of a peer when its chunks of the shard are there (../common/handshake.py), and
+nothing is reset. Copy engines set flags instead: copies.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from iris_core import fence_before_descriptor_loads, translate, wait
 from iris_core.device.cache_key import in_cache_key
 
 from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
-from ..common.handshake import signal_chunk
+from ..common.handshake import count_of_chunk, signal_chunk
 from ..common.launch_metadata import Arguments, block_product, launch_metadata, peers_of
 from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 
@@ -84,7 +84,7 @@ def push_shard(
             src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
             tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
         if SIGNAL:
-            signal_chunk(peers, peer, WORLD_SIZE)
+            signal_chunk(peers, peer, count_of_chunk(first == 0, step), WORLD_SIZE)
         trace_span(peers, PUSH, peer, began)
 
 

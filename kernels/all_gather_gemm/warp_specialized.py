@@ -23,13 +23,16 @@ from dataclasses import replace
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import gdc_launch_dependents, gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
-from ..common.handshake import begin_call, finish_after_arrivals
+from ..common.handshake import begin_call, finish_after_counts
+from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore, Sizes
 from ..common.hopper.epilogue_store import (
     load_and_send,
@@ -38,14 +41,17 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.operator import STAGES, WarpSpecializedOperator
+from ..common.hopper.host import STAGES
 from ..common.hopper.pipeline import make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.signal_pipeline import make_signal_pipeline
 from ..common.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.operands import padded
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, flags_by_source
+from . import host
 from .comm_programs import ShardChunks, load_gate, send_shard, signal_chunks, wait_all_chunks
-from .operator import AllGatherGemm
+from .host import GatherCall
 from .problem import AllGatherGemmProblem
 
 # A chunk is counted and awaited at once: a shard's bytes over so many, within bounds.
@@ -157,7 +163,7 @@ def _load_shards_and_store(
         if tile < own_tiles:
             owner = peers.rank
             row, col = tile_origin(tile, sizes, TILE)
-            here = with_gate(pipeline, load_gate(shard, peers, epoch, owner, 0, True, TILE))
+            here = with_gate(pipeline, load_gate(shard, peers, owner, 0, True, TILE))
             step, start = load_prologue(a, b, here, step, row, col, 0, num_steps, store, wave > 1, TILE)
             step = load_and_send(
                 a, b, here, step, row, col, start, num_steps, out, store, pending, wave, 1, WORLD_SIZE, TILE
@@ -167,7 +173,7 @@ def _load_shards_and_store(
             owner = (peers.rank + 1 + index % PEERS) % WORLD_SIZE
             row, col = tile_origin((tile - own_tiles) % row_chunk_tiles, row_chunk, TILE)
             row += index // PEERS * row_chunk.m
-            coming = with_gate(pipeline, load_gate(shard, peers, epoch, owner, index // PEERS, index < opened, TILE))
+            coming = with_gate(pipeline, load_gate(shard, peers, owner, index // PEERS, index < opened, TILE))
             a_row = owner * sizes.m + row
             step, start = load_prologue(gathered, b, coming, step, a_row, col, 0, num_steps, store, wave > 1, TILE)
             step = load_and_send(
@@ -187,99 +193,115 @@ def _load_shards_and_store(
     )
     wait_stores_arrived()
     if (own_tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
-        wait_all_chunks(shard, peers, epoch, WORLD_SIZE)
-    finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+        wait_all_chunks(shard, peers, WORLD_SIZE)
+    finish_after_counts(peers, epoch, gl.num_programs(0), shard.counts_ptr, WORLD_SIZE * shard.chunks, WORLD_SIZE)
 
 
-class StoresShards(WarpSpecializedOperator[AllGatherGemmProblem], AllGatherGemm):
-    """An operator whose tiles are stored by TMA: one at the end of a shard stops there."""
-
-    def _open_output(self) -> None:
-        problem = self.problem
-        shard_rows = problem.a_shape(0)[0]
-        m, n = problem.c_shape(self.rank)
-        # The rows of each shard are a matrix of their own.
-        shape = (problem.world_size, shard_rows, padded(n, problem.dtype))
-        room = torch.zeros(shape, dtype=problem.dtype, device=self.ctx.get_device())
-        self.output = room.flatten(0, 1)[:m, :n]
-        self._out = self._subtiles_of(room)
-        self._sizes = Sizes(shard_rows, n, problem.k)
+def output_buffer(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffer of C: the rows of each shard are a matrix of their own, where TMA stops at its end."""
+    problem = call.problem
+    columns = max(1, padded(problem.c_shape(call.rank)[1], problem.dtype))
+    return {"output": Buffer((problem.world_size, problem.a_shape(0)[0], columns), problem.dtype)}
 
 
-class WarpSpecialized(StoresShards):
-    """See the module. The rows of its output may lie further apart than they are long."""
+def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
+    """Return C, and A if it is kept."""
+    m, n = call.problem.c_shape(call.rank)
+    return host.with_gathered(call, call.memory["output"].flatten(0, 1)[:m, :n])
 
-    @property
-    def _operands_arrive(self) -> bool:
-        return True
 
-    @classmethod
-    def _config_reason(cls, problem: AllGatherGemmProblem, config: GemmConfig) -> str | None:
-        if reason := super()._config_reason(problem, config):
-            return reason
-        return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
+def sizes_of(call: GatherCall) -> Sizes:
+    """Return the sizes of a shard's product."""
+    problem = call.problem
+    return Sizes(problem.a_shape(0)[0], problem.c_shape(call.rank)[1], problem.k)
 
-    def default_config(self) -> GemmConfig:
-        # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
-        # Half the comm programs, and row chunks twice as large, take 109 us in place of 132 for 4096x4096x4096.
-        config = super().default_config()
-        if self.problem.world_size == 1:
-            return config
-        if config.block_n == 256:
-            config = replace(config, block_n=128, num_stages=STAGES[128])
-        shard_bytes = self.problem.wire_bytes // (self.problem.world_size - 1)
-        is_small = shard_bytes < _SMALL_SHARD_BYTES
-        return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=16)
 
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        shard = self._chunks_of_shards()
-        counts = self._flags_by_source(shard.chunks, "tiles of chunk", "shard", a_call=shard.chunk_tiles)
-        self._shard = shard._replace(counts_ptr=counts)
-        # Where this rank has no rows, nothing is sent, but a descriptor needs some.
-        own = self._own_rows if shard.rows else slice(0, 1)
-        block = (1, self.config.block_m, self.config.block_k)
-        self._everywhere = self._descriptor(self.ctx.peer_view(self.gathered)[:, own], block)
+def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
+    """Return the descriptor of the gathered A."""
+    return hopper.descriptor(host.gathered(call), (call.config.block_m, call.config.block_k))
 
-    def _chunks_of_shards(self) -> ShardChunks:
-        """Return how the shards are cut into row chunks and k chunks; the same on all ranks."""
-        problem, config = self.problem, self.config
-        itemsize, rows = problem.dtype.itemsize, problem.a_shape(0)[0]
-        row_tiles = -(-rows // config.block_m)
-        row_chunks = fewest_empty(row_tiles, config.row_chunks)
-        chunk_rows = -(-row_tiles // row_chunks) * config.block_m
-        least, most = _CHUNK_BYTES
-        chunk_bytes = max(least, min(rows * problem.k * itemsize // _CHUNKS, most))
-        steps = max(1, chunk_bytes // (chunk_rows * itemsize) // config.block_k)
-        steps = min(steps, -(-problem.k // config.block_k))
-        k_chunks = -(-problem.k // (steps * config.block_k))
-        return ShardChunks(
-            None,
-            rows=problem.a_shape(self.rank)[0],
-            k=problem.k,
-            chunk_rows=chunk_rows,
-            chunk_columns=steps * config.block_k,
-            k_chunks=k_chunks,
-            chunks=row_chunks * k_chunks,
-            chunk_tiles=chunk_rows // config.block_m * steps,
-            comm_programs=config.comm_sms if problem.world_size > 1 else 0,
-        )
 
-    def _overlap(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self._run(
-            all_gather_gemm_warp_specialized,
-            self.config.num_sms,
-            early=True,
-            **self._operands(a if a.shape[0] else self.gathered, b),
-            gathered=self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
-            out=self._out,
-            everywhere=self._everywhere,
-            shard=self._shard,
-            sizes=self._sizes,
-            row_chunk=self._sizes._replace(m=self._shard.chunk_rows),
-            peers=self._peers(),
-            WORLD_SIZE=self.problem.world_size,
-        )
+def supports(problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
+    """Return why this variant cannot do a problem here, or None."""
+    return hopper.supports(problem, config, config_reason_of=_config_reason)
+
+
+def _config_reason(problem: AllGatherGemmProblem, config: GemmConfig) -> str | None:
+    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
+
+
+def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
+    """Return the tiling that is predicted to be fastest, but narrow tiles, and comm programs by the shard's size."""
+    # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
+    # Half the comm programs, and row chunks twice as large, take 109 us in place of 132 for 4096x4096x4096.
+    k, n = problem.b_shape(0)
+    config = hopper.plan(problem.m, n, k, device, peers=0, shards=problem.world_size)
+    if problem.world_size == 1:
+        return config
+    if config.block_n == 256:
+        config = replace(config, block_n=128, num_stages=STAGES[128])
+    shard_bytes = problem.wire_bytes // (problem.world_size - 1)
+    is_small = shard_bytes < _SMALL_SHARD_BYTES
+    return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=16)
+
+
+def chunks_of_shards(call: GatherCall) -> ShardChunks:
+    """Return how the shards are cut into row chunks and k chunks; the same on all ranks."""
+    problem, config = call.problem, call.config
+    itemsize, rows = problem.dtype.itemsize, problem.a_shape(0)[0]
+    row_tiles = -(-rows // config.block_m)
+    row_chunks = fewest_empty(row_tiles, config.row_chunks)
+    chunk_rows = -(-row_tiles // row_chunks) * config.block_m
+    least, most = _CHUNK_BYTES
+    chunk_bytes = max(least, min(rows * problem.k * itemsize // _CHUNKS, most))
+    steps = max(1, chunk_bytes // (chunk_rows * itemsize) // config.block_k)
+    steps = min(steps, -(-problem.k // config.block_k))
+    k_chunks = -(-problem.k // (steps * config.block_k))
+    return ShardChunks(
+        None,
+        rows=problem.a_shape(call.rank)[0],
+        k=problem.k,
+        chunk_rows=chunk_rows,
+        chunk_columns=steps * config.block_k,
+        k_chunks=k_chunks,
+        chunks=row_chunks * k_chunks,
+        chunk_tiles=chunk_rows // config.block_m * steps,
+        comm_programs=config.comm_sms if problem.world_size > 1 else 0,
+    )
+
+
+def workspace(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffers of the gathered A, of C, and of the chunks' counts."""
+    counts = flags_by_source(
+        call.world_size, chunks_of_shards(call).chunks, "tiles of chunk", "shard", are_numbered=False
+    )
+    return {"gathered": host.gathered_buffer(call, call.problem.m), **output_buffer(call), "counts": counts}
+
+
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the kernel."""
+    config, sizes = call.config, sizes_of(call)
+    a, b = host.prepare(call, a, b)
+    shard = chunks_of_shards(call)._replace(counts_ptr=call.memory["counts"])
+    # Where this rank has no rows, nothing is sent, but a descriptor needs some.
+    own = host.own_rows(call) if shard.rows else slice(0, 1)
+    everywhere = call.peer_view(host.gathered(call))[:, own]
+    call.run(
+        all_gather_gemm_warp_specialized,
+        config.num_sms,
+        num_warps=hopper.num_warps(config),
+        early=True,
+        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, are_gated=True),
+        gathered=gathered_descriptor(call),
+        out=hopper.subtiles_of(call, call.memory["output"]),
+        everywhere=hopper.descriptor(everywhere, (1, config.block_m, config.block_k)),
+        shard=shard,
+        sizes=sizes,
+        row_chunk=sizes._replace(m=shard.chunk_rows),
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+    )
+    return outputs(call)
 
 
 def fewest_empty(row_tiles: int, most: int) -> int:
@@ -288,7 +310,8 @@ def fewest_empty(row_tiles: int, most: int) -> int:
     return max(count for count in counts if -(-row_tiles // count) * count <= 1.1 * row_tiles)
 
 
-VARIANT = WarpSpecialized.as_variant(
+VARIANT = variant_of(
+    host.implementation("warp_specialized", plan, workspace, launch, outputs, supports=supports),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,

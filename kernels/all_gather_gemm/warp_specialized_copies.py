@@ -17,7 +17,6 @@ Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leav
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -26,9 +25,11 @@ from triton.experimental.gluon import language as gl
 from iris_core import fence_before_descriptor_loads, wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import current_call, finish_and_clear
+from ..common.hopper import host as hopper
 from ..common.hopper.arguments import LoadGate, PendingStore
 from ..common.hopper.epilogue_store import (
     load_and_send,
@@ -41,9 +42,14 @@ from ..common.hopper.pipeline import make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
 from ..common.launch_metadata import launch_metadata
-from .copies import PushedByCopyEngines
+from ..common.variants import variant_of
+from ..common.workspace import Buffer
+from . import host
+from .copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks
+from .host import GatherCall
+from .problem import AllGatherGemmProblem
 from .schedule import Gathering
-from .warp_specialized import StoresShards, product_of_shards
+from .warp_specialized import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=product_of_shards))
@@ -191,52 +197,57 @@ def _load_shards_and_store(
     finish_and_clear(peers, epoch, gl.num_programs(0), flags_ptr, WORLD_SIZE * ROW_CHUNKS * K_CHUNKS, WORLD_SIZE)
 
 
-class WarpSpecializedCopies(StoresShards, PushedByCopyEngines):
-    """See the module. The rows of its output may lie further apart than they are long.
+def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
+    """Return the tiling, chunks and order of tiles that are predicted to be fastest.
 
-    Args, Attributes: see `AllGatherGemm`.
+    With every SM, or all but one where the kernel leaves one to others: the plan does not know of `keep_gathered`.
     """
-
-    variant = "warp_specialized_copies"
-
-    def default_config(self) -> GemmConfig:
-        problem = self.problem
-        rows, k = problem.a_shape(0)
-        columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
-        num_programs = self._num_programs(self.ctx.get_cu_count())
-        schedule = Gathering(rows, columns, k, problem.world_size, itemsize, num_programs).fastest()
-        config = self._config_of(schedule.tiling)
-        return replace(config, row_chunks=schedule.row_chunks, k_chunks=schedule.k_chunks, group_m=schedule.group)
-
-    def _most_row_chunks(self) -> int:
-        return self.config.row_chunks
-
-    def _most_k_chunks(self) -> int:
-        return self.config.k_chunks
-
-    @property
-    def _operands_arrive(self) -> bool:
-        return self._k_chunks > 1
-
-    def _open_output(self) -> None:
-        super()._open_output()
-        num_programs = self._num_programs(self.config.num_sms)
-        self._split_workspace = self._open_split_workspace(num_programs, self._sizes, self.problem.world_size)
-
-    def _multiplication(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-        return all_gather_gemm_warp_specialized_copies, {
-            **self._operands(a if a.shape[0] else self.gathered, b),
-            "gathered": self._descriptor(self.gathered, (self.config.block_m, self.config.block_k)),
-            "out": self._out,
-            "workspace": self._split_workspace,
-            "sizes": self._sizes,
-            "chunk_rows": self._chunk_rows,
-            "chunk_steps": self._chunk_steps,
-            "K_CHUNKS": self._k_chunks,
-        }
+    rows, k = problem.a_shape(0)
+    columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
+    programs = num_programs(device.num_sms, device, has_barrier=False)
+    found = Gathering(rows, columns, k, problem.world_size, itemsize, programs).fastest()
+    config = hopper.config_of(found.tiling, device)
+    return replace(config, row_chunks=found.row_chunks, k_chunks=found.k_chunks, group_m=found.group)
 
 
-VARIANT = WarpSpecializedCopies.as_variant(
+def _chunks(call: GatherCall) -> ShardChunks:
+    return shard_chunks(call, call.config.row_chunks, call.config.k_chunks)
+
+
+def workspace(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffers of the gathered A, of C, of the chunks' flags, and of split tiles."""
+    has_barrier = begins_with_barrier(call)
+    programs = num_programs(call.config.num_sms, call.device, has_barrier=has_barrier)
+    return {
+        "gathered": host.gathered_buffer(call, call.problem.m),
+        **output_buffer(call),
+        **flags_buffer(call, _chunks(call)),
+        **hopper.split_buffers(call, programs, sizes_of(call), call.world_size),
+    }
+
+
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the copies, and beside them the kernel."""
+    a, b = host.prepare(call, a, b)
+    chunks = _chunks(call)
+    are_gated = chunks.k_chunks > 1
+    arguments = {
+        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, are_gated=are_gated),
+        "gathered": gathered_descriptor(call),
+        "out": hopper.subtiles_of(call, call.memory["output"]),
+        "workspace": hopper.split_workspace(call),
+        "sizes": sizes_of(call),
+        "chunk_rows": chunks.chunk_rows,
+        "chunk_steps": chunks.chunk_steps,
+        "K_CHUNKS": chunks.k_chunks,
+    }
+    kernel = all_gather_gemm_warp_specialized_copies
+    queue(call, a, chunks, kernel, arguments, hopper.num_warps(call.config))
+    return outputs(call)
+
+
+VARIANT = variant_of(
+    host.implementation("warp_specialized_copies", plan, workspace, launch, outputs, supports=hopper.supports),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,

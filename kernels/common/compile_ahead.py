@@ -28,7 +28,6 @@ from triton.runtime import driver
 
 from iris_core import Context
 
-from .fused_operator import FusedOperator
 from .operator import Operator
 
 _LOOK_EVERY_S = 1.0
@@ -53,9 +52,8 @@ def compile_ahead(
     asked = _Asked()
     with ThreadPoolExecutor(threads) as compilers, AsyncCompileMode(asked, ignore_errors=True) as mode:
         for operator, a, b in calls:
-            if isinstance(operator, FusedOperator):
-                with contextlib.suppress(Exception):
-                    operator.compile_kernels(a, b)
+            with contextlib.suppress(Exception):
+                operator.compile_kernels(a, b)
         pending, total = set(mode.raw_futures), len(mode.raw_futures)
         try:
             for kernel in asked.kernels:

@@ -9,9 +9,11 @@ An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is ma
 | ready[peer] | `peer`, as its call starts | the last call in which `peer`'s output may be overwritten |
 | done[peer] | `peer`, after all it stores in a call | the last call that `peer` has ended: its data has arrived here¹ |
 | epoch | the last program of a call | calls completed |
-| arrivals | every program that takes part in `finish` | programs finished, over all calls |
+| arrivals | every program that takes part in `finish` | programs finished in this call; the last one zeroes it |
 
-¹ Or, where data comes in chunks, how many chunks have arrived over all calls.
+¹ Or, where data comes in chunks, a count: `COUNTS_OF_A_CALL` for each call before, and one for each chunk of this one
+that has arrived, but that one of them, the first or the last, counts for all that is missing to `COUNTS_OF_A_CALL`. So
+calls may have any number of chunks.
 
 The call's number is read from the device, so a captured graph can be replayed. A rank that finishes call e has seen
 every peer's done[e], or data of call e from every peer: no rank is ever two calls ahead.
@@ -26,11 +28,15 @@ trip counts; others, whose tiles fill the registers, would spill.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from iris_core import signal, signal_each, translate, wait, wait_each
 from iris_core.device.intrinsics import in_gluon, lanes
+
+COUNTS_OF_A_CALL = tl.constexpr(1 << 20)  # more than a call has chunks
 
 
 def state_words(world_size: int) -> int:
@@ -48,9 +54,9 @@ def describe_state(world_size: int, word: int) -> str:
     return "the number of calls completed" if word == 2 * world_size else "the count of programs that are through"
 
 
-def call_of_state(world_size: int, word: int, expected: int, chunks: int) -> int:
-    """Return the call in which a word of an operator's state is expected to be that; `chunks`: ¹ above, a call."""
-    return expected if word < world_size else -(-expected // chunks)
+def call_of_state(world_size: int, word: int, expected: int, counts_chunks: bool) -> int:
+    """Return the call in which a word of an operator's state is expected to be that; `counts_chunks`: ¹ above."""
+    return -(-expected // COUNTS_OF_A_CALL.value) if counts_chunks and word >= world_size else expected
 
 
 def number_of_call(word: int, expected: int) -> int:
@@ -91,19 +97,25 @@ def wait_ready_of(peers, peer, epoch):
 
 
 @triton.jit
-def signal_chunk(peers, peer, WORLD_SIZE: tl.constexpr):
-    """Count one more chunk of this rank's data at `peer`, whose done[rank] then counts chunks over all calls.
+def count_of_chunk(is_one, chunks):
+    """Return for how much a chunk counts: for one, or if it `is_one` of all `chunks` for what the others leave."""
+    return tl.where(is_one, COUNTS_OF_A_CALL - chunks + 1, 1).to(tl.int64)
+
+
+@triton.jit
+def signal_chunk(peers, peer, count, WORLD_SIZE: tl.constexpr):
+    """Add a chunk's `count` to those of this rank's data at `peer`.
 
     Edge: this program's stores to the peer happen before what follows the peer's `wait_chunks`.
     """
     tl.debug_barrier()  # the release is one thread's
     counter_ptr = translate(peers.state_ptr + WORLD_SIZE, peers.rank, peer, peers.heap_bases) + peers.rank
-    tl.atomic_add(counter_ptr, 1, sem="release", scope="sys")
+    tl.atomic_add(counter_ptr, count, sem="release", scope="sys")
 
 
 @triton.jit
 def wait_chunks(peers, peer, count, WORLD_SIZE: tl.constexpr):
-    """Wait until `peer` has signalled `count` chunks, over all calls."""
+    """Wait until what `peer` has signalled counts for `count`, over all calls."""
     wait(peers.state_ptr + WORLD_SIZE + peer, count, peers.watchdog_ptr)
 
 
@@ -113,9 +125,9 @@ def finish_call(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 
     Every program's stores are released to the last one, which releases them to the peers and waits for theirs: when it
     is through, this rank's output is complete. `num_programs` counts every program that calls this in one call, over
-    all kernels, and is the same in every call of an operator.
+    all kernels.
     """
-    if _is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
+    if _is_last(peers, num_programs, "sys", WORLD_SIZE):
         _end_with_peers(peers, epoch, WORLD_SIZE)
 
 
@@ -126,7 +138,7 @@ def finish_and_clear(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZ
     Precondition: all of them have been set in this call, and whoever needs them has awaited them.
     Edge: all peers' programs' accesses in this call, and the zeroes there, happen before what follows it in the stream.
     """
-    if _is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
+    if _is_last(peers, num_programs, "sys", WORLD_SIZE):
         for flag in range(num_flags):
             tl.store(flags_ptr + flag, 0)
         _end_with_peers(peers, epoch, WORLD_SIZE)
@@ -161,16 +173,31 @@ def finish_after_arrivals(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 
     Nothing is left to be released to the peers: the last program only counts the call.
     """
-    if _is_last(peers, epoch, num_programs, "gpu", WORLD_SIZE):
+    if _is_last(peers, num_programs, "gpu", WORLD_SIZE):
         tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
 
 
 @triton.jit
-def _is_last(peers, epoch, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.constexpr):
+def finish_after_counts(peers, epoch, num_programs, counts_ptr, num_counts, WORLD_SIZE: tl.constexpr):
+    """As `finish_after_arrivals`, for operators whose peers count within a call; it zeroes what they counted here.
+
+    Precondition: some program has awaited each count in full. The next call's come when this rank is ready for it.
+    """
+    if _is_last(peers, num_programs, "gpu", WORLD_SIZE):
+        for count in range(num_counts):
+            tl.store(counts_ptr + count, 0)
+        tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+
+
+@triton.jit
+def _is_last(peers, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.constexpr):
     tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
+    arrivals_ptr = peers.state_ptr + 2 * WORLD_SIZE + 1
     # Over the system it collects the other programs' stores to peers, for the last one to release.
-    arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="acq_rel", scope=SCOPE) + 1
-    return arrived == epoch * num_programs
+    is_last = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope=SCOPE) + 1 == num_programs
+    if is_last:
+        tl.store(arrivals_ptr, 0)  # those of the next call come after this kernel
+    return is_last
 
 
 # All peers at once.
@@ -215,19 +242,19 @@ def wait_all_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def signal_chunk_to_all(peers, WORLD_SIZE: tl.constexpr):
-    """Count one more chunk of this rank's data on every rank, this one too.
+def signal_chunk_to_all(peers, count, WORLD_SIZE: tl.constexpr):
+    """Add a chunk's `count` to those of this rank's data on every rank, this one too.
 
     Edge: this program's stores happen before what follows a rank's `wait_all_chunks`.
     """
     pointers, ranks = on_every_rank(peers.state_ptr + WORLD_SIZE + peers.rank, peers, WORLD_SIZE)
     tl.debug_barrier()  # each release is one thread's: every thread's stores must come before it
-    tl.atomic_add(pointers, 1, mask=ranks >= 0, sem="release", scope="sys")
+    tl.atomic_add(pointers, count, mask=ranks >= 0, sem="release", scope="sys")
 
 
 @triton.jit
 def wait_all_chunks(peers, count, WORLD_SIZE: tl.constexpr):
-    """Wait until every rank, this one too, has signalled `count` chunks here, over all calls."""
+    """Wait until what every rank, this one too, has signalled here counts for `count`, over all calls."""
     ranks = lanes(triton.next_power_of_2(WORLD_SIZE))
     wait_each(peers.state_ptr + WORLD_SIZE + ranks, count, ranks < WORLD_SIZE, peers.watchdog_ptr)
 
@@ -235,14 +262,22 @@ def wait_all_chunks(peers, count, WORLD_SIZE: tl.constexpr):
 # For calls that no program has to end. The kernel is complete when all its programs are, and the next one begins then.
 
 
-@triton.jit
-def begin_own_call(calls_ptr):
-    """Return this call's number; `calls_ptr` points at how many calls each program has ended."""
-    return tl.load(calls_ptr + tl.program_id(0)) + 1
+class OwnCalls(NamedTuple):
+    """`calls_ptr` points at how many calls each program has ended, of as many as a call may have: `programs`."""
+
+    calls_ptr: Any
+    programs: int
 
 
 @triton.jit
-def end_own_call(calls_ptr, epoch):
-    """Count the call as ended by this program."""
+def begin_own_call(own):
+    """Return this call's number."""
+    return tl.load(own.calls_ptr + tl.program_id(0)) + 1
+
+
+@triton.jit
+def end_own_call(own, epoch):
+    """Count the call as ended by this program, and by those whose numbers a larger call's programs have."""
     tl.debug_barrier()  # every thread has its number
-    tl.store(calls_ptr + tl.program_id(0), epoch)
+    for program in range(tl.program_id(0), own.programs, tl.num_programs(0)):
+        tl.store(own.calls_ptr + program, epoch)

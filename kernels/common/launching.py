@@ -1,12 +1,12 @@
 """Calls that cost the host little: what a call queues is prepared once, and from then on only queued.
 
 A launch through Triton binds, specialises and looks up its arguments, and encodes its tensor descriptors, every time.
-An operator's calls differ in where A and B lie and in nothing else:
+An operator's calls differ in where A and B lie, and in how many rows there are:
 
-| A and B lie | the host |
+| A and B | the host |
 |---|---|
-| where they lay in an earlier call | queues the steps of that call |
-| elsewhere, with the strides and on the 16 bytes' boundaries of an earlier call | makes steps for that call's kernels |
+| lie where they lay in an earlier call, with as many rows | queues the steps of that call |
+| lie elsewhere, or have other rows, and Triton would take kernels of earlier calls | makes steps for these |
 | otherwise | first asks Triton for the kernels, which specialises them as for any launch |
 
 A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then
@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from triton import knobs
+from triton.runtime.jit import KernelParam
 
 from iris_core.backends.base import Backend, PreparedStream, Stream
 
@@ -41,15 +42,16 @@ from .loaded_kernel import LoadedKernel
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
-_ALIGNMENT_BYTES = 16  # what Triton specialises addresses for
+_ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
 
 
 @dataclass
 class PreparedCall:
-    """What a call queues: copies of A to `copies`, then `sequence`; and what it runs with."""
+    """What a call queues: copies of A to `copies`, then `sequence`; what it returns, and what it runs with."""
 
     sequence: Sequence
     copies: list[torch.Tensor] = field(default_factory=list)
+    outputs: tuple[torch.Tensor, ...] = ()
     config: GemmConfig | None = None
     copied: tuple[str, ...] = ()
 
@@ -66,10 +68,9 @@ class Calls:
         self._can_prepare = backend.name == "cuda"
         self._calls: dict[Any, PreparedCall] = {}
         self._graphs = Graphs(backend)
-        self._kernels: dict[Any, LoadedKernel] = {}  # by strides and alignment, and the place in the call
-        self._sequences: dict[Any, Sequence] = {}  # the same in every call, by the stream and the place in the call
-        self._alignment: Any = None  # of the call that is being prepared
-        self._num_launches = 0  # in it
+        self._kernels: dict[Any, LoadedKernel] = {}  # by what Triton specialises them for
+        self._sequences: dict[Any, Sequence] = {}  # the same in every call of so many rows, by the place in the call
+        self._rows = 0  # of the call that is being prepared
         self._call: PreparedCall | None = None  # that one
         self.recording: Sequence | None = None  # what its operations are added to
         self._only_compiles = False  # whether none of that is kept
@@ -80,21 +81,19 @@ class Calls:
         """Whether calls are prepared rather than launched through Triton."""
         return self._can_prepare and not _has_hooks()
 
-    def find(self, a: torch.Tensor, b: torch.Tensor) -> PreparedCall | None:
-        """Return the call prepared for operands that lie where these lie."""
-        return self._calls.get(_place(a, b))
+    def find(self, a: torch.Tensor, b: torch.Tensor, rows: int) -> PreparedCall | None:
+        """Return the call of so many rows prepared for operands that lie where these lie."""
+        return self._calls.get((rows, *_place(a, b)))
 
     @contextlib.contextmanager
-    def preparing(self, a: torch.Tensor, b: torch.Tensor) -> Iterator[PreparedCall]:
+    def preparing(self, a: torch.Tensor, b: torch.Tensor, rows: int) -> Iterator[PreparedCall]:
         """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps."""
         if len(self._calls) == _MOST_CALLS:
             self._forget_calls()
-        place = _place(a, b)
-        self._alignment = (place[0] % _ALIGNMENT_BYTES, place[1] % _ALIGNMENT_BYTES, *place[2:])
-        self._num_launches = 0
+        self._rows = rows
         with self._recorded() as call:
             yield call
-        self._calls[place] = call
+        self._calls[(rows, *_place(a, b))] = call
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -118,14 +117,14 @@ class Calls:
 
     @contextlib.contextmanager
     def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
-        """Within the block, what is added is all on one stream, and the same in every call; together it is one step."""
+        """Within the block, what is added is all on one stream, and the same in calls of so many rows; it is a step."""
         around = self.recording
         assert around is not None
         around.may_be_graph = False
         self.recording = Sequence(self._graphs, _STEPS_OF_ONE_STREAM, stream.handle)
         try:
             yield
-            place = (stream.handle, len(around.steps))
+            place = (self._rows, stream.handle, len(around.steps))
             around.steps.append(self._sequences.setdefault(place, self.recording))
         finally:
             self.recording = around
@@ -144,13 +143,12 @@ class Calls:
         if self._only_compiles:
             kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
             return
-        key = (self._alignment, self._num_launches)
-        self._num_launches += 1
+        in_order = [arguments[name] for name in kernel.arg_names]
+        key = (kernel, *options.values(), *map(_specialised, in_order, kernel.params))
         if key not in self._kernels:
             compiled = kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
             self._kernels[key] = LoadedKernel(compiled.result() if hasattr(compiled, "result") else compiled)
         stream = self._backend.current_stream if self.stream is None else self.stream.handle
-        in_order = [arguments[name] for name in kernel.arg_names]
         self.recording.steps.append(self._kernels[key].launching(num_programs, stream, in_order))
 
     def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
@@ -254,6 +252,23 @@ def _place(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
         *(a.data_ptr(), b.data_ptr(), a.stride(), b.stride()),
         *(a.shape, b.shape, a.dtype, b.dtype, a.device, b.device),
     )
+
+
+def _specialised(argument: Any, param: KernelParam) -> Any:
+    """Return what a kernel is compiled for of an argument: what differs in this may be another kernel to Triton."""
+    return argument if param.is_constexpr else _kind(argument)
+
+
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, int):  # numbers past 32 bits have another type
+        return argument == 1, argument % _ALIGNMENT_BYTES == 0, -(1 << 31) <= argument < 1 << 31
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % _ALIGNMENT_BYTES == 0
+    if isinstance(argument, tuple):
+        return tuple(map(_kind, argument))
+    if argument is None:
+        return None
+    return type(argument), tuple(argument.block_shape), argument.base.dtype, getattr(argument, "layout", None)
 
 
 def _has_hooks() -> bool:

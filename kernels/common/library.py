@@ -1,42 +1,68 @@
-"""What the baselines share: operators of NCCL (RCCL) and cuBLAS (hipBLASLt), which take no configuration of ours."""
+"""What the baselines share: NCCL (RCCL) and cuBLAS (hipBLASLt), which take no configuration of ours."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from iris_core import Context
 from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
+from .call import Call, Device
 from .config import GemmConfig
-from .operator import Operator
+from .implementation import Implementation, Outputs
 from .problem import Problem
+from .variants import variant_of
+from .workspace import Buffer
 
 # torch 2.13 renamed the single-tensor collectives and warns about the old names; 2.11 has only those.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-P = TypeVar("P", bound=Problem)
+
+def library_variant(
+    family: str,
+    variant: str,
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs],
+    *,
+    summary: str,
+    workspace: Callable[[Call[Any]], dict[str, Buffer]] = lambda call: {},
+    supports: Callable[[Any, GemmConfig | None], str | None] | None = None,
+    open: Callable[[Context, Any], Any] = lambda ctx, problem: ctx.process_group(),
+    place: tuple[Arrangement, Agent, Sync] = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER),
+    **more: Any,
+) -> Variant:
+    """Return the registry's entry of a baseline.
+
+    Args:
+        family, variant, launch, workspace: as an `Implementation`'s.
+        summary: one line for tables.
+        supports: returns why it cannot do a problem, beside what holds for all baselines.
+        open: makes what all calls need; unless given, the process group.
+        place: in the taxonomy.
+        more: what else an `Implementation` takes.
+    """
+
+    def reason(problem: Problem, config: GemmConfig | None) -> str | None:
+        return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
+
+    implementation = Implementation(
+        family, variant, no_plan, workspace, launch, supports=reason, open=open, is_ours=False, **more
+    )
+    arrangement, agent, sync = place
+    return variant_of(implementation, arrangement=arrangement, agent=agent, sync=sync, summary=summary)
 
 
-class LibraryOperator(Operator[P]):
-    """An operator that runs the libraries' kernels."""
+def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | None:
+    """Return why no baseline can do a problem here, or None."""
+    if ranks_per_gpu() > 1 and torch.cuda.is_available():
+        return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
+    return "it runs kernels that are not ours and takes no configuration" if config else None
 
-    place = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER)  # in the taxonomy
 
-    @classmethod
-    def as_variant(cls, summary: str) -> Variant:
-        """Return the registry's entry for these operators: a baseline."""
-        reason = cls.unsupported_reason
-        return Variant(cls.family, cls.variant, *cls.place, summary, cls, reason, is_baseline=True)
-
-    @classmethod
-    def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
-        if ranks_per_gpu() > 1 and torch.cuda.is_available():
-            return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
-        return "it runs kernels that are not ours and takes no configuration" if config else None
-
-    def default_config(self) -> None:
-        return None
+def no_plan(problem: Problem, device: Device) -> None:
+    """Return None: there is nothing to configure."""

@@ -73,33 +73,32 @@ class OperandCopies:
 
     Args:
         owner: the operator, as errors name it.
-        run: queues a kernel, as `FusedOperator._run` does.
-        can_describe: whether the descriptors can name a matrix, by rows.
-
-    Attributes:
-        made: of which operands, "A" or "B", since the caller emptied it.
     """
 
-    def __init__(self, owner: str, run: Callable[..., None], can_describe: Callable[[torch.Tensor], bool]) -> None:
-        self.made: tuple[str, ...] = ()
+    def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._run = run
-        self._can_describe = can_describe
-        self._rooms: dict[Any, torch.Tensor] = {}
+        self._rooms: dict[Any, list[torch.Tensor]] = {}  # prepared calls use the earlier ones, too
 
-    def are_needed(self, name: str, matrix: torch.Tensor) -> bool:
+    def are_needed(self, name: str, matrix: torch.Tensor, can_describe: Callable[[torch.Tensor], bool]) -> bool:
         """Return whether an operand must be copied; of B the columns may be what is contiguous."""
         ways = (matrix,) if name == "A" else (matrix, matrix.t())
-        return matrix.numel() > 0 and not any(self._can_describe(way) for way in ways)
+        return matrix.numel() > 0 and not any(can_describe(way) for way in ways)
 
     def readable(
-        self, a: torch.Tensor, b: torch.Tensor, room_of_a: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the operands as descriptors can name them: themselves, or copies, which are queued.
+        self,
+        run: Callable[..., None],
+        a: torch.Tensor,
+        b: torch.Tensor,
+        room_of_a: torch.Tensor | None,
+        can_describe: Callable[[torch.Tensor], bool],
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
+        """Return the operands as descriptors can name them, and which of them are copies.
 
         Args:
+            run: queues a kernel, as `Call.run` does.
             a, b: the call's; an empty one is returned as it is.
             room_of_a: where A is copied to; None for room of this object's own, made when it is first needed.
+            can_describe: whether the descriptors can name a matrix, by rows.
 
         Raises:
             torch.OutOfMemoryError: there is none.
@@ -107,19 +106,16 @@ class OperandCopies:
         copies: dict[str, Copied] = {}
         found = {"A": a, "B": b}
         for name, matrix in (("A", a), ("B", b)):
-            if self.are_needed(name, matrix):
+            if self.are_needed(name, matrix, can_describe):
                 room = room_of_a if name == "A" and room_of_a is not None else self._room_of(name, matrix)
                 copies[name] = copied_to(*((matrix, room) if room.stride(1) == 1 else (matrix.t(), room.t())))
                 found[name] = room
-        self.made += tuple(copies)
         if copies:
             none = next(iter(copies.values()))._replace(tiles=0)
             of_a, of_b = copies.get("A", none), copies.get("B", none)
             tile = {"ROWS": _ROWS, "COLUMNS": _COLUMNS}
-            self._run(
-                copy_operands_kernel, of_a.tiles + of_b.tiles, num_warps=COPY_WARPS, early=True, a=of_a, b=of_b, **tile
-            )
-        return found["A"], found["B"]
+            run(copy_operands_kernel, of_a.tiles + of_b.tiles, num_warps=COPY_WARPS, early=True, a=of_a, b=of_b, **tile)
+        return found["A"], found["B"], tuple(copies)
 
     def clear(self) -> None:
         """Give the room back."""
@@ -127,18 +123,23 @@ class OperandCopies:
 
     def _room_of(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
         """Return where an operand is copied to; B lies there by columns, unless it does by rows where it is."""
-        key = (name, name == "B" and matrix.stride(1) != 1)
-        if key not in self._rooms:
+        is_by_columns = name == "B" and matrix.stride(1) != 1
+        rows, columns = matrix.t().shape if is_by_columns else matrix.shape
+        distance = padded(columns, matrix.dtype)
+        rooms = self._rooms.setdefault((name, is_by_columns), [])
+        if not rooms or rooms[-1].numel() < rows * distance:
+            least = 2 * rooms[-1].numel() if rooms else 0
             try:
                 with plain_tensors():
-                    self._rooms[key] = room_for(matrix.t()).t() if key[1] else room_for(matrix)
+                    rooms.append(matrix.new_empty(max(rows * distance, least)))
             except torch.OutOfMemoryError as error:
                 raise torch.OutOfMemoryError(
                     f"{self._owner}: no memory for a copy of {name}, {tuple(matrix.shape)} with strides "
                     f"{matrix.stride()}, which tensor descriptors cannot name; rows that are contiguous and start on "
                     f"{ROW_BYTES} bytes need no copy: {error}"
                 ) from error
-        return self._rooms[key]
+        room = rooms[-1][: rows * distance].view(rows, distance)[:, :columns]
+        return room.t() if is_by_columns else room
 
 
 def copied_to(matrix: torch.Tensor, room: torch.Tensor) -> Copied:
@@ -187,9 +188,3 @@ def fill_rows(columns: int, dtype: torch.dtype) -> bool:
 def padded(columns: int, dtype: torch.dtype) -> int:
     """Return the distance of rows, in elements, at which all are on 16 bytes: rows end to end, or else whole lines."""
     return columns if fill_rows(columns, dtype) else round_up(max(1, columns), LINE_BYTES // dtype.itemsize)
-
-
-def room_for(matrix: torch.Tensor) -> torch.Tensor:
-    """Return an empty matrix of the same shape and device, by rows, that a tensor descriptor can name."""
-    rows, columns = matrix.shape
-    return matrix.new_empty(rows, padded(columns, matrix.dtype))[:, :columns]

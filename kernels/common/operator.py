@@ -2,105 +2,119 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import contextlib
 from dataclasses import asdict
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch.autograd.graph import increment_version
 
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from .config import GemmConfig, invalid_reason
-from .problem import Problem
+from .call import Call, Channel, Device
+from .config import GemmConfig
+from .handshake import call_of_state, describe_state, state_words
+from .implementation import Implementation
+from .launching import PreparedCall
+from .problem import Problem, plan_rows
 from .torch_op import Overwritten, call_in_graph, name_of
+from .workspace import Buffer, Workspace
 
 P = TypeVar("P", bound=Problem)
 
+_STATE = "state"
+_MOST_CALLS = 256  # numbers of rows whose plans an operator keeps
 
-class Operator(ABC, Generic[P]):
+
+class Operator(Generic[P]):
     """Call it with this rank's A and B; it queues the work on the current stream and returns this rank's output.
 
-    Making one is collective: all ranks must ask for the same thing. The output belongs to the operator and is
-    overwritten by its next call. Peers may store into it as soon as this rank's stream reaches that call, which is when
-    the rank signals *ready*: read the output, in stream order, before calling again.
+    Making one is collective: all ranks must ask for the same thing. It is made for a number of rows, and can be called
+    with fewer, another number each time, the same on all ranks; where A is cut by rows, a call must say how many there
+    are of all ranks. The output belongs to the operator and is overwritten by its next call. Peers may store into it as
+    soon as this rank's stream reaches that call, which is when the rank signals *ready*: read the output, in stream
+    order, before calling again.
 
     Args:
-        ctx: the context; the output and the flags are allocated on its heap.
-        problem: sizes, dtype and number of ranks.
-        config: tunables; None for the defaults of this device.
+        ctx: the context; what peers write is allocated on its heap.
+        implementation: the variant's.
+        problem: sizes, dtype and number of ranks; its m is the most that calls may have.
+        config: tunables; None for the plan of each call's problem on this device.
+        options: the family's own.
 
     Attributes:
-        config: the configuration.
+        config: the configuration for the whole problem.
         ran_config: what the last call ran with, where its operands did not allow for all of it.
         chosen_by: the variant that was asked for, where that one chose this.
         keeps_outputs: whether calls return the same memory each time.
         is_closed: whether its buffers were given back; a call then raises RuntimeError.
-        output: that memory. It cannot be read in a graph of `torch.compile`.
+        output: that memory, as the last call left it. It cannot be read in a graph of `torch.compile`.
+        gathered: likewise A (m, k), where the family gathers it; its rows may lie further apart than they are long.
         name: what names the operator in graphs of `torch.compile`.
-        output_shapes: those of what a call gives; none without `keeps_outputs`.
+        output_shapes: those of what a call of the whole problem gives; none without `keeps_outputs`.
 
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
-        HeapExhausted: the heap has no room for the output.
+        HeapExhausted: the heap has no room for the operator's buffers.
     """
 
-    family: str
-    variant: str
     chosen_by = ""
-    options: tuple[str, ...] = ()  # attributes that are the caller's, beside the problem; the same on all ranks
-    keeps_outputs = True
     is_closed = False
     output = Overwritten()
-    _output: torch.Tensor
+    gathered = Overwritten()
 
-    def __init__(self, ctx: Context, problem: P, config: GemmConfig | None = None) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        implementation: Implementation,
+        problem: P,
+        config: GemmConfig | None = None,
+        **options: Any,
+    ) -> None:
         self.ctx = ctx
         self.problem = problem
         self.rank = ctx.get_rank()
+        self.family, self.variant = implementation.family, implementation.variant
+        self.keeps_outputs = implementation.outputs is not None
+        self._implementation = implementation
+        self._given = config
+        self._options = {**(implementation.options or {}), **options}
+        self._device = Device.of(ctx)
+        self._plans: dict[int, GemmConfig | None] = {}
+        self._calls: dict[int, Call[P]] = {}
+        self._was_captured = False
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
                     f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
                 )
-            self.config = config or self.default_config()
-            reason = self.unsupported_reason(problem, self.config)
-            if reason:
-                raise ValueError(f"{self} cannot do this: {reason}")
-        asked = {name: str(value) for name, value in asdict(problem).items()}
-        asked |= {name: str(getattr(self, name)) for name in self.options}
+            if unknown := self._options.keys() - (implementation.options or {}).keys():
+                raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
+            self.config = self._plan(problem.m)
+            self._check_config(self.config)
+        asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.collective_allocation(f"make {self}"), plain_tensors():
+            self._workspace = Workspace(ctx, lambda: self._sized)
+            self._last = self._unbound(problem.m)
             self._open()
             self.name = name_of(self)
             self.output_shapes = [list(one.shape) for one in self.outputs()] if self.keeps_outputs else []
         self.ran_config = self.config
         ctx.barrier()
 
-    @classmethod
-    def unsupported_reason(cls, problem: P, config: GemmConfig | None) -> str | None:
-        """Return why this variant cannot do a problem with a configuration (None: the defaults), or None if it can."""
-        return invalid_reason(config) if config else None
+    # Calls -----------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def default_config(self) -> GemmConfig | None:
-        """Return the configuration to use where the caller gives none; None if there is nothing to configure."""
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Allocate what the calls need."""
-
-    @abstractmethod
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Queue one call; return this rank's output."""
-
-    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> torch.Tensor:
         """Queue one call on the current stream; under `torch.compile` as a step of the graph, which returns a copy.
 
         Args:
-            a, b: this rank's operands, of the shapes the problem gives, its dtype, and on the context's device; any
-                strides. They need not be on the heap, and have no gradient: call with those that require one under
-                ``torch.no_grad()``.
+            a, b: this rank's operands, of the shapes the problem gives, but that A may have fewer rows, its dtype, and
+                on the context's device; any strides. They need not be on the heap, and have no gradient: call with
+                those that require one under ``torch.no_grad()``.
+            m: rows of A over all ranks; needed where A is cut by rows and the rank has not as many as of the whole
+                problem.
 
         Returns:
             This rank's output, complete when the stream gets there.
@@ -112,54 +126,246 @@ class Operator(ABC, Generic[P]):
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
         # Another tensor each time, over the same memory: what autograd writes on one it does not find on the next.
-        return call_in_graph(self, a, b)[0] if torch.compiler.is_dynamo_compiling() else self._call(a, b).detach()
-
-    def call(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As a call of the operator, and return all that it gives: the output, then `auxiliary_outputs`."""
         if torch.compiler.is_dynamo_compiling():
-            return call_in_graph(self, a, b)
-        output = self._call(a, b)
-        return tuple(one.detach() for one in (output, *self.auxiliary_outputs()))
+            return call_in_graph(self, a, b, m)[0]
+        return self._call(a, b, m)[0].detach()
+
+    def call(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> tuple[torch.Tensor, ...]:
+        """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept."""
+        if torch.compiler.is_dynamo_compiling():
+            return call_in_graph(self, a, b, m)
+        return tuple(one.detach() for one in self._call(a, b, m))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return what the caller gets to read, and the next call overwrites: the output, then `auxiliary_outputs`."""
-        return (self._output, *self.auxiliary_outputs())
+        """Return what the last call gave, and the next call overwrites; see `call`."""
+        assert self._implementation.outputs is not None
+        return self._implementation.outputs(self._last)
 
-    def auxiliary_outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return what the last call gave beside its output."""
-        return ()
+    def has_whole(self, a: torch.Tensor, m: int | None) -> bool:
+        """Return whether a call with this A is of as many rows as the operator was made for."""
+        return m in (None, self.problem.m) and a.shape[0] == self.problem.a_shape(self.rank)[0]
 
-    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _call(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
+        outputs = self._queue(a, b, m)
+        # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
+        increment_version(outputs)
+        return outputs
+
+    def _queue(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
         self._check_open()
+        self._was_captured |= self._is_capturing()
         if self.ctx.debug:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
             with self.ctx.collective_section(f"call {self}"):
-                self._check_operands(a, b)
-        else:
-            self._check_operands(a, b)
-        return self._launch(a, b)
+                self._check_kinds(a, b)
+                m = self._rows_of(a, m)
+            self.ctx.agree("the rows of A over all ranks", m)
+            with self.ctx.collective_section(f"call {self}"):
+                call = self._call_of(m)
+                self._check_operands(call, a, b)
+            return self._launch(call, a, b)
+        self._check_kinds(a, b)
+        m = self._rows_of(a, m)
+        prepared = self._channel.calls.find(a, b, m) if self._is_prepared else None
+        call = self._call_of(m)
+        if prepared is None:
+            self._check_operands(call, a, b)
+            if not self._is_prepared:
+                return self._launch(call, a, b)
+            prepared = self._prepare(call, a, b)
+        self.ran_config, call.copied = prepared.config, prepared.copied
+        self._channel.calls.queue(prepared, a)
+        return prepared.outputs
+
+    @property
+    def _is_prepared(self) -> bool:
+        return self._implementation.is_ours and self._channel.calls.are_prepared
+
+    def _prepare(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> PreparedCall:
+        with self._channel.calls.preparing(a, b, call.problem.m) as prepared:
+            prepared.outputs = self._launch(call, a, b)
+        prepared.config, prepared.copied = self.ran_config, call.copied
+        return prepared
+
+    def _launch(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        call.ran_config, call.copied = call.config, ()
+        outputs = self._implementation.launch(call, a, b)
+        self.ran_config = call.ran_config
+        return outputs
+
+    def _rows_of(self, a: torch.Tensor, m: int | None) -> int:
+        """Return the m of a call with this A.
+
+        Raises:
+            ValueError: it cannot be told, or A has not so many rows.
+        """
+        problem = self.problem
+        if a.ndim != 2:
+            return problem.m  # `_check_operands` says what is wrong
+        found = problem.m_of(a.shape[0], self.rank) if m is None else m
+        if found is None:
+            raise ValueError(
+                f"{self}: A is {tuple(a.shape)} on rank {self.rank}; the operator was made for "
+                f"{problem.a_shape(self.rank)}; of fewer rows, give m, the rows of all ranks"
+            )
+        if not 1 <= found <= problem.m:
+            raise ValueError(
+                f"{self}: A has {found} rows{'' if m is None else ' over all ranks'}; the operator was made for "
+                f"{problem.m}, and takes 1 to {problem.m}"
+            )
+        return found
+
+    # Plans and memory ------------------------------------------------------------------------------------------------
+
+    def _plan(self, m: int) -> GemmConfig | None:
+        """Return the configuration for so many rows."""
+        implementation, rows = self._implementation, plan_rows(m, self.problem.m)
+        if rows not in self._plans:
+            planned = self._given or implementation.plan(self.problem.with_rows(rows), self._device)
+            self._plans[rows] = planned
+        config = self._plans[rows]
+        return implementation.fit(self.problem.with_rows(m), config) if implementation.fit and config else config
+
+    def _check_config(self, config: GemmConfig | None) -> None:
+        if reason := self._implementation.supports(self.problem, config):
+            raise ValueError(f"{self} cannot do this: {reason}")
+        if config and config.num_sms > self._device.num_sms and self._device.arch != "cpu":
+            raise ValueError(
+                f"{self}: num_sms is {config.num_sms}; programs wait for each other, and this GPU has room for "
+                f"{self._device.num_sms} at once: num_sms={self._device.num_sms}"
+            )
+
+    def _open(self) -> None:
+        """Make the memory of calls up to the whole problem, and bind the call of that."""
+        implementation, most = self._implementation, self.problem.m
+        state = None
+        if implementation.is_ours:
+            asked = {_STATE: _state(self.problem.world_size, implementation.counts_chunks)}
+            self._workspace.grow(asked, keep=False)
+            state = self._workspace.views(asked)[_STATE]
+        # Fewer rows have other plans, which may ask for more of something.
+        for m in sorted({1 << bit for bit in range(most.bit_length())} | {most}, reverse=True):
+            self._workspace.grow(implementation.workspace(self._unbound(m)), keep=False)
+        opened = implementation.open(self.ctx, self.problem) if implementation.open else None
+        self._channel = Channel(self.ctx, str(self), state, opened)
+        self._call_of(most)
+
+    def _call_of(self, m: int) -> Call[P]:
+        """Return the call of so many rows, with memory; the one that reports of waits describe."""
+        call = self._calls.get(m)
+        if call is None:
+            call = self._unbound(m)
+            self._bind(call)
+            if len(self._calls) == _MOST_CALLS:
+                self._calls.clear()
+            self._calls[m] = call
+        if call is not self._last:
+            self._last = call
+            self._workspace.describe_as(self._implementation.workspace(call))
+        return call
+
+    def _unbound(self, m: int) -> Call[P]:
+        config: Any = self._plan(m)
+        return Call(self.problem.with_rows(m), config, self.rank, self._device, self._options)
+
+    def _bind(self, call: Call[P]) -> None:
+        """Give a call its memory; make more where its plan asks for more than was foreseen.
+
+        Raises:
+            RuntimeError: a stream is being captured.
+            HeapExhausted: the heap has no room.
+        """
+        asked = self._implementation.workspace(call)
+        if not self._workspace.fits(asked):
+            if self._is_capturing():
+                raise RuntimeError(
+                    f"{self}: {call.problem.m} rows need memory that there is not yet, and a stream is being captured; "
+                    "make a call of so many rows before the capture"
+                )
+            is_collective = self._workspace.grows_on_heap(asked)
+            section = self.ctx.collective_allocation(f"make room for {self}")
+            with section if is_collective else contextlib.nullcontext(), plain_tensors():
+                self._workspace.grow(asked, keep=self._was_captured)
+            self._channel.clear()
+            self._calls.clear()
+        call.bind(self._channel, self._workspace.views(asked), self._workspace.half_size)
+
+    def _is_capturing(self) -> bool:
+        return self.ctx.get_device().type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    # What it says of itself ------------------------------------------------------------------------------------------
+
+    @property
+    def _output(self) -> torch.Tensor:
+        return self.outputs()[0]
+
+    @property
+    def _gathered(self) -> torch.Tensor:
+        if self._implementation.gathered is None:
+            raise AttributeError(f"{self} gathers nothing")
+        return self._implementation.gathered(self._last)
 
     def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
         """Return an output of this operator as the matrix the family defines; a copy where the layout differs."""
-        return output
+        as_matrix = self._implementation.as_matrix
+        return as_matrix(self._last.problem, output) if as_matrix else output
+
+    def compile_kernels(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Compile what a call on operands that lie as these do launches, and queue nothing (compile_ahead.py).
+
+        Nothing is compiled where calls are not prepared.
+        """
+        if self._is_prepared:
+            call = self._call_of(self._rows_of(a, None))
+            self._check_operands(call, a, b)
+            with self._channel.calls.compiling():
+                self._launch(call, a, b)
+
+    def trace_to(self, trace: torch.Tensor | None) -> None:
+        """Have later calls write down what their programs do (trace.py), or no longer.
+
+        Raises:
+            ValueError: this variant's kernels cannot.
+        """
+        if trace is not None and not self._implementation.can_trace:
+            raise ValueError(f"{self}: its kernels do not write traces; those of other variants do")
+        if trace is not None and self.config and self.config.pingpong:
+            raise ValueError(f"{self}: nothing is traced with pingpong; trace with pingpong=False")
+        self._channel.trace = trace
+        self._channel.calls.clear()
 
     def close(self) -> None:
         """Give the buffers back; collective. The output must not be used after this."""
+        if self._implementation.is_ours:
+            self.ctx.barrier()
+        self._channel.clear()
+        self._calls.clear()
+        self._workspace.close()
         self.is_closed = True
+
+    def describe_config(self) -> str:
+        """Return what the last call ran with, for a table; behind the variant's name where that was chosen."""
+        describe = self._implementation.describe
+        config = describe(self._channel.opened) if describe else str(self.ran_config or "")
+        said = f"{self.chosen_by}: {self.variant} {config}".rstrip() if self.chosen_by else config
+        return said + (f" copied={','.join(self._last.copied)}" if self._last.copied else "")
+
+    def __str__(self) -> str:
+        chosen = f" (chosen by {self.chosen_by})" if self.chosen_by else ""
+        return f"{self.family}/{self.variant}{chosen}"
+
+    @property
+    def _sized(self) -> str:
+        """What reports of waits call this operator: of one variant a model has many."""
+        problem = self._last.problem
+        return f"{self} of {problem.m}x{problem.n}x{problem.k}"
+
+    # Checks ----------------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         self.ctx.check()
         if self.is_closed:
             raise RuntimeError(f"{self} was closed: its buffers were given back; make another")
-
-    def describe_config(self) -> str:
-        """Return what the last call ran with, for a table; behind the variant's name where that was chosen."""
-        config = str(self.ran_config or "")
-        return f"{self.chosen_by}: {self.variant} {config}".rstrip() if self.chosen_by else config
-
-    def __str__(self) -> str:
-        chosen = f" (chosen by {self.chosen_by})" if self.chosen_by else ""
-        return f"{self.family}/{self.variant}{chosen}"
 
     def _check_kinds(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """Raise for operands whose memory does not say all; part of every call, wherever the operands lie."""
@@ -187,30 +393,45 @@ class Operator(ABC, Generic[P]):
                     )
         return ""
 
-    def _check_operands(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self._check_kinds(a, b)
-        problem, device = self.problem, self.ctx.get_device()
+    def _check_operands(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> None:
+        problem, device = call.problem, self.ctx.get_device()
         if a.ndim == 2 and b.ndim == 2 and a.shape[1] != b.shape[0]:
             raise ValueError(f"{self}: A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
         for name, tensor, shape in (("A", a, problem.a_shape(self.rank)), ("B", b, problem.b_shape(self.rank))):
             if tuple(tensor.shape) != shape:
                 raise ValueError(
-                    f"{self}: {name} is {tuple(tensor.shape)} on rank {self.rank}; the operator was made for {shape} "
-                    f"(M={problem.m}, N={problem.n}, K={problem.k} on {problem.world_size} ranks)"
+                    f"{self}: {name} is {tuple(tensor.shape)} on rank {self.rank}; it must be {shape}: the operator "
+                    f"was made for N={problem.n}, K={problem.k} and up to M={self.problem.m}, the call is of "
+                    f"M={problem.m}, on {problem.world_size} ranks"
                 )
             if tensor.dtype != problem.dtype:
                 raise ValueError(f"{self}: {name} is {tensor.dtype}; the operator was made for {problem.dtype}")
             if tensor.device != device:
                 raise ValueError(f"{self}: {name} is on {tensor.device}; it must be on {device}")
-            if self.keeps_outputs and self._overwrites(name, tensor):
+            if self._overwrites(call, name, tensor):
                 raise ValueError(
                     f"{self}: {name} lies in memory of this operator, which the call overwrites while it reads {name}; "
                     "give it as clone()"
                 )
 
-    def _overwrites(self, name: str, operand: torch.Tensor) -> bool:
+    def _overwrites(self, call: Call[P], name: str, operand: torch.Tensor) -> bool:
         """Whether a call writes where this operand lies; `name` is "A" or "B"."""
-        return overlap(operand, self._output)
+        if (gathered := self._implementation.gathered) and overlap(operand, all_rows := gathered(call)):
+            problem: Any = call.problem
+            own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
+            return name != "A" or not own.numel() or not lies_within(operand, own)
+        return "output" in call.memory and overlap(operand, call.memory["output"])
+
+
+def _state(world_size: int, counts_chunks: bool) -> Buffer:
+    """Return the buffer of an operator's state."""
+    return Buffer(
+        (state_words(world_size),),
+        torch.int64,
+        is_symmetric=True,
+        describe=lambda word: describe_state(world_size, word),
+        call_of=lambda word, expected: call_of_state(world_size, word, expected, counts_chunks),
+    )
 
 
 def overlap(matrix: torch.Tensor, other: torch.Tensor) -> bool:

@@ -20,7 +20,7 @@ from iris_core import signal, translate, wait
 
 from .arguments import Block
 from .gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
-from .handshake import wait_chunks, wait_ready
+from .handshake import COUNTS_OF_A_CALL, wait_chunks, wait_ready
 from .launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from .trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, SUM, WAIT, trace_span, trace_time
 
@@ -170,7 +170,9 @@ def sum_tile(
             wait(staging.flags_ptr + peer * tiles + tile, epoch, peers.watchdog_ptr)
         else:
             chunk = row // (TILE.BLOCK_M * TILE.GROUP_M)
-            wait_chunks(peers, peer, (epoch - 1) * CHUNKS + chunk + 1, WORLD_SIZE)
+            # The last one counts for all that is missing to a call's counts.
+            count = tl.where(chunk == CHUNKS - 1, COUNTS_OF_A_CALL, chunk + 1)
+            wait_chunks(peers, peer, (epoch - 1) * COUNTS_OF_A_CALL + count, WORLD_SIZE)
     began = trace_span(peers, WAIT, index, began)
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N

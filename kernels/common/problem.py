@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from typing_extensions import Self
@@ -37,6 +37,14 @@ class Problem(ABC):
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+
+    def with_rows(self, m: int) -> Self:
+        """Return the same problem of another m."""
+        return replace(self, m=m)
+
+    def m_of(self, a_rows: int, rank: int) -> int | None:
+        """Return the m of a call whose A has so many rows on a rank; None if that cannot be told from them."""
+        return a_rows
 
     @property
     def flops(self) -> int:
@@ -95,3 +103,13 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     """
     chunk = -(-size // world_size)
     return min(rank * chunk, size), min((rank + 1) * chunk, size)
+
+
+def plan_rows(m: int, most: int) -> int:
+    """Return the number of rows that a call of m rows is planned for: m or a little more, `most` at most.
+
+    So operators that are called with any number of rows make few plans: past 128 rows 16 for each power of two, up to
+    128 one each.
+    """
+    step = 1 << max(0, (m - 1).bit_length() - 5) if m > 128 else 1
+    return min(-(-m // step) * step, most)

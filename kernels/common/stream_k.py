@@ -58,6 +58,13 @@ class StreamK(NamedTuple):
     head: int
 
 
+class Halves(NamedTuple):
+    """How many elements of data, and how many flags, lie between the two halves that calls use alternately."""
+
+    data: int
+    flags: int
+
+
 @in_cache_key
 class WorkTile(NamedTuple):
     """Work on a tile: the k steps from `first`, without `stop`; the `split`-th of so many `splits`."""

@@ -45,13 +45,13 @@ class Operator(Protocol):
     def gradient_reason(self, a: torch.Tensor, b: torch.Tensor) -> str | None:
         """Return why operands cannot be used where gradients are kept, or None."""
 
-    def call(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def call(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> tuple[torch.Tensor, ...]:
         """Make a call; return its outputs."""
 
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return what the last call has written."""
+    def has_whole(self, a: torch.Tensor, m: int | None) -> bool:
+        """Return whether a call with this A is of as many rows as the operator was made for."""
 
-    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: ...
+    def _call(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]: ...
 
 
 _operators: weakref.WeakValueDictionary[int, Operator] = weakref.WeakValueDictionary()  # by address of the name
@@ -96,8 +96,8 @@ def _call(
     if operator is None:
         raise RuntimeError("a graph calls an operator that is not of this process, or that no longer exists")
     with torch.no_grad():
-        operator._call(a, b)
-        return [output.clone(memory_format=torch.contiguous_format) for output in operator.outputs()]
+        outputs = operator._call(a, b, None)
+        return [output.clone(memory_format=torch.contiguous_format) for output in outputs]
 
 
 def _fake_call(
@@ -134,16 +134,19 @@ def _lower_as_collective() -> None:
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def call_in_graph(operator: Operator, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def call_in_graph(
+    operator: Operator, a: torch.Tensor, b: torch.Tensor, m: int | None = None
+) -> tuple[torch.Tensor, ...]:
     """Add a call to the graph that is being compiled; return copies of the operator's outputs.
 
     The graph ends before a call whose operands require a gradient, which then raises as it would without the compiler,
-    and before one of an operator that was closed, likewise, or that has no memory of its own for what it returns. Where
-    it must not end, the compiler raises.
+    and before one of an operator that was closed, likewise, or that has no memory of its own for what it returns, or of
+    fewer rows than it was made for. Where it must not end, the compiler raises.
     """
     # Of a closed one also where the graph is there already, and would be replayed: it was made for one that is open.
-    if not operator.keeps_outputs or operator.is_closed or operator.gradient_reason(a, b):
-        return torch.compiler.disable(operator.call)(a, b)
+    is_other = not operator.keeps_outputs or operator.is_closed or not operator.has_whole(a, m)
+    if is_other or operator.gradient_reason(a, b):
+        return torch.compiler.disable(operator.call)(a, b, m=m)
     shape, *others = operator.output_shapes
     return tuple(torch.ops.iris_overlap.call(a, b, operator.name, shape, others[0] if others else []))
 

@@ -18,7 +18,7 @@ from . import (
     warp_specialized,
     workgroup_specialized,
 )
-from .operator import FAMILY
+from .host import FAMILY
 from .problem import GemmAllReduceProblem
 from .reference import reference
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ..common.auto import auto_variant
-from .operator import FAMILY
+from .host import FAMILY
 
 VARIANT = auto_variant(FAMILY)

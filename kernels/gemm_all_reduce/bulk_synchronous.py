@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ..gemm_reduce_scatter import bulk_synchronous
-from .operator import TwoShot
+from ..common.variants import variant_of
+from ..gemm_reduce_scatter.bulk_synchronous import implementation
+from ..gemm_reduce_scatter.host import EVERYWHERE
+from .host import FAMILY
 
-
-class BulkSynchronous(TwoShot, bulk_synchronous.BulkSynchronous):
-    """See the module."""
-
-
-VARIANT = BulkSynchronous.as_variant(
+VARIANT = variant_of(
+    implementation(FAMILY, EVERYWHERE),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

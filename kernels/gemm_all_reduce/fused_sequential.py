@@ -19,12 +19,18 @@ from iris_core import signal, translate, wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.arguments import Block
+from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.fused_operator import FusedOperator
 from ..common.gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.implementation import Implementation
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
-from .operator import FAMILY, ONE_SHOT
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, flags_by_source
+from ..gemm_reduce_scatter import host as reduce_scatter
+from ..gemm_reduce_scatter.host import ReduceCall
+from . import host
+from .host import FAMILY, ONE_SHOT
 from .problem import GemmAllReduceProblem
 
 
@@ -69,44 +75,38 @@ def gemm_all_reduce_fused_sequential(
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class FusedSequential(FusedOperator[GemmAllReduceProblem]):
-    """See the module."""
-
-    family = FAMILY
-    variant = "fused_sequential"
-
-    def default_config(self) -> GemmConfig:
-        config = self._config_for(self.problem.m, self.problem.n)
-        # A wide tile is stored to all ranks in halves: a whole one and its addresses do not fit the registers.
-        return replace(config, epilogue_subtiles=2) if config.block_n == 256 else config
-
-    def _open_buffers(self) -> None:
-        problem = self.problem
-        m, n = problem.c_shape(self.rank)
-        width = self._width(n)
-        tiles = -(-m // self.config.block_m) * -(-n // self.config.block_n)
-        self._workspace = self._on_heap((problem.world_size, m, width), problem.dtype)
-        self._flags = self._flags_by_source(tiles, "tile", "partial sum")
-        room = torch.zeros(m, width, dtype=problem.dtype, device=self.ctx.get_device())
-        self.output = room[:, :n]
-        self._out = Block(room, m, width, width)
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(
-            gemm_all_reduce_fused_sequential,
-            self.config.num_sms,
-            **self._main_loop(a, b),
-            out=self._out,
-            workspace_ptr=self._workspace,
-            flags_ptr=self._flags,
-            peers=self._peers(),
-            ROWS=min(self.config.comm_rows, self.config.block_m),
-            WORLD_SIZE=self.problem.world_size,
-        )
-        return self.output
+def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
+    """Return the family's plan; a wide tile is stored in halves."""
+    config = reduce_scatter.plan(problem, device)
+    # A whole one and its addresses at all ranks do not fit the registers.
+    return replace(config, epilogue_subtiles=2) if config.block_n == 256 else config
 
 
-VARIANT = FusedSequential.as_variant(
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the buffers of C, of all ranks' partials, and of flags."""
+    tiles = call.num_tiles(call.problem.m, call.problem.n)
+    return {**host.workspace(call), "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum")}
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    config = call.config
+    call.run(
+        gemm_all_reduce_fused_sequential,
+        config.num_sms,
+        **call.main_loop(a, b),
+        out=host.block_of(call),
+        workspace_ptr=call.memory["staging"],
+        flags_ptr=call.memory["flags"],
+        peers=call.peers(),
+        ROWS=min(config.comm_rows, config.block_m),
+        WORLD_SIZE=call.world_size,
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, host.outputs),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

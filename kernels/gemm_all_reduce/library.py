@@ -8,26 +8,30 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ..common.library import LibraryOperator
-from .operator import FAMILY
-from .problem import GemmAllReduceProblem
+from ..common.library import library_variant
+from ..common.workspace import Buffer
+from ..gemm_reduce_scatter.host import ReduceCall
+from .host import FAMILY
 
 
-class Library(LibraryOperator[GemmAllReduceProblem]):
-    """See the module."""
-
-    family = FAMILY
-    variant = "library"
-
-    def _open(self) -> None:
-        shape, device = self.problem.c_shape(self.rank), self.ctx.get_device()
-        self._group = self.ctx.process_group()
-        self.output = torch.empty(shape, dtype=self.problem.dtype, device=device)
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        torch.mm(a, b, out=self.output)
-        dist.all_reduce(self.output, group=self._group)
-        return self.output
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the buffer of C."""
+    return {"output": Buffer((call.problem.m, call.problem.n), call.problem.dtype)}
 
 
-VARIANT = Library.as_variant("torch.mm, then all_reduce")
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Multiply, and reduce."""
+    output = call.memory["output"]
+    torch.mm(a, b, out=output)
+    dist.all_reduce(output, group=call.channel.opened)
+    return (output,)
+
+
+VARIANT = library_variant(
+    FAMILY,
+    "library",
+    launch,
+    workspace=workspace,
+    outputs=lambda call: (call.memory["output"],),
+    summary="torch.mm, then all_reduce",
+)

@@ -18,14 +18,21 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, wait_each
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common import stream_k_host
 from ..common.arguments import Block
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.gemm import store_subtile, store_tile, subtile_offsets
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
-from ..common.stream_k import buffer_of_call, compute_tiles
-from ..common.stream_k_operator import StreamKOperator
+from ..common.implementation import Implementation
+from ..common.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
-from .operator import FAMILY, ONE_SHOT
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, flags_by_source
+from ..gemm_reduce_scatter.host import ReduceCall
+from . import host
+from .host import FAMILY, ONE_SHOT
+from .problem import GemmAllReduceProblem
 
 
 @triton.jit
@@ -72,8 +79,9 @@ def gemm_all_reduce_one_shot(
     out,
     workspace_ptr,
     flags_ptr,
+    halves,
     stream_k,
-    calls_ptr,
+    own,
     peers,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -82,49 +90,48 @@ def gemm_all_reduce_one_shot(
 ):
     """Send this rank's partial tiles to all ranks, and sum all ranks'."""
     gdc_wait()
-    epoch = begin_own_call(calls_ptr)
-    target = (out, workspace_ptr + buffer_of_call(epoch, 2) * WORLD_SIZE * out.m * out.n, flags_ptr)
+    epoch = begin_own_call(own)
+    half = buffer_of_call(epoch, 2)
+    target = (out, workspace_ptr + half * halves.data, flags_ptr + half * halves.flags)
     compute_tiles(
         a, b, gemm, out, out, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
-    end_own_call(calls_ptr, epoch)
+    end_own_call(own, epoch)
 
 
-class OneShot(StreamKOperator):
-    """See the module."""
-
-    family = FAMILY
-    variant = "one_shot"
-
-    def default_config(self) -> GemmConfig:
-        return self._config_for(self.problem.m, self.problem.n)
-
-    def _open_buffers(self) -> None:
-        problem = self.problem
-        m, n = problem.c_shape(self.rank)
-        width = self._width(n)
-        self._workspace = self._on_heap((2 * problem.world_size, m, width), problem.dtype)
-        self._flags = self._flags_by_source(self._all_tiles, "tile", "partial sum")
-        room = torch.zeros(m, width, dtype=problem.dtype, device=self.ctx.get_device())
-        self.output = room[:, :n]
-        self._out = Block(room, m, width, width)
-        self._open_stream_k()
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
-        self._run(
-            gemm_all_reduce_one_shot,
-            self._num_programs,
-            early=self._is_short,
-            **arguments,
-            out=self._out,
-            workspace_ptr=self._workspace,
-            flags_ptr=self._flags,
-        )
-        return self.output
+def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
+    """Return what to start from for the whole C."""
+    return stream_k_host.plan(problem.m, problem.n, problem.a_shape(0)[1], device, problem.dtype)
 
 
-VARIANT = OneShot.as_variant(
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the buffers of partials and of flags, each in two halves, and those of C and of split tiles."""
+    tiles = stream_k_host.all_tiles(call)
+    return {
+        **host.workspace(call, halves=2),
+        **stream_k_host.workspace(call),
+        "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum", halves=2),
+    }
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_all_reduce_one_shot,
+        stream_k_host.stream_k_plan(call).programs,
+        early=stream_k_host.is_short(call),
+        **call.main_loop(a, b),
+        **stream_k_host.arguments(call),
+        out=host.block_of(call),
+        workspace_ptr=call.memory["staging"],
+        flags_ptr=call.memory["flags"],
+        halves=Halves(call.half_size("staging"), call.half_size("flags")),
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "one_shot", plan, workspace, launch, host.outputs),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ..gemm_reduce_scatter import workgroup_specialized
-from .operator import TwoShot
+from ..common.variants import variant_of
+from ..gemm_reduce_scatter.host import EVERYWHERE
+from ..gemm_reduce_scatter.workgroup_specialized import implementation
+from .host import FAMILY
 
-
-class WorkgroupSpecialized(TwoShot, workgroup_specialized.WorkgroupSpecialized):
-    """See the module."""
-
-
-VARIANT = WorkgroupSpecialized.as_variant(
+VARIANT = variant_of(
+    implementation(FAMILY, EVERYWHERE),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,

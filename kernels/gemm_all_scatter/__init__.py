@@ -20,7 +20,7 @@ from . import (
     warp_specialized,
     workgroup_specialized,
 )
-from .operator import FAMILY
+from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .reference import reference
 

@@ -6,6 +6,6 @@ The library candidate is `library_layout`: C is one matrix, whichever is chosen.
 from __future__ import annotations
 
 from ..common.auto import auto_variant
-from .operator import FAMILY
+from .host import FAMILY
 
 VARIANT = auto_variant(FAMILY, baseline="library_layout")

@@ -12,8 +12,13 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Call
 from ..common.handshake import begin_call, current_call, finish_call
-from .operator import GemmAllScatter
+from ..common.implementation import Implementation
+from ..common.variants import variant_of
+from . import host
+from .host import FAMILY
+from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES, PUSHES, SIGNAL_NOTHING, compute_tiles, push_tiles
 
 
@@ -36,23 +41,21 @@ def gemm_all_scatter_bulk_synchronous_push(
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class BulkSynchronous(GemmAllScatter):
-    """See the module."""
-
-    variant = "bulk_synchronous"
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(gemm_all_scatter_bulk_synchronous, self.config.num_sms, **self._compute_arguments(a, b))
-        self._run(
-            gemm_all_scatter_bulk_synchronous_push,
-            self.config.num_sms,
-            num_warps=self.config.comm_warps,
-            **self._push_arguments(),
-        )
-        return self.output
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the GEMM kernel, then the one that pushes."""
+    config = call.config
+    call.run(gemm_all_scatter_bulk_synchronous, config.num_sms, **host.compute_arguments(call, a, b))
+    call.run(
+        gemm_all_scatter_bulk_synchronous_push,
+        config.num_sms,
+        num_warps=config.comm_warps,
+        **host.push_arguments(call),
+    )
+    return host.outputs(call)
 
 
-VARIANT = BulkSynchronous.as_variant(
+VARIANT = variant_of(
+    Implementation(FAMILY, "bulk_synchronous", host.plan, host.workspace, launch, host.outputs),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

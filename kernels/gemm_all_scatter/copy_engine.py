@@ -9,6 +9,7 @@ this rank uses: the stream's waits compare with constants, as a captured graph m
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,9 +17,15 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Call, Device
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ..common.handshake import begin_call, current_call, finish_call
-from .operator import GemmAllScatter
+from ..common.implementation import Implementation
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, local_flags
+from . import host
+from .host import FAMILY
+from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES, SIGNAL_CHUNK, compute_tiles
 
 
@@ -38,65 +45,82 @@ def gemm_all_scatter_copy_engine_finish(peers, counts_ptr, num_chunks, WORLD_SIZ
     finish_call(peers, current_call(peers, WORLD_SIZE), 1, WORLD_SIZE)
 
 
-class CopyEngine(GemmAllScatter):
-    """See the module."""
+class Chunk(NamedTuple):
+    """A chunk of rows: its number of tiles, this rank's rows, and where they go at each peer."""
 
-    variant = "copy_engine"
+    tiles: int
+    source: torch.Tensor
+    destinations: list[torch.Tensor]
 
-    def default_config(self) -> GemmConfig:
-        config = super().default_config()
-        if self.ctx.get_arch() != "cpu":
-            m, n = self.problem.m, self.problem.b_shape(0)[1]
-            config = replace(
-                config, row_chunks=max(1, min(4, m * n * self.problem.dtype.itemsize // LEAST_CHUNK_BYTES))
-            )
-        return replace(config, group_m=self._chunk_row_tiles(config))
 
-    def _chunk_row_tiles(self, config: GemmConfig) -> int:
-        """Rows of tiles of a chunk."""
-        return max(1, -(-self.problem.m // (config.block_m * config.row_chunks)))
+def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
+    """Return the family's plan with as many chunks as are worth a copy each."""
+    config = host.plan(problem, device)
+    if device.arch == "cpu":
+        return config
+    m, n = problem.m, problem.b_shape(0)[1]
+    return replace(config, row_chunks=max(1, min(4, m * n * problem.dtype.itemsize // LEAST_CHUNK_BYTES)))
 
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        config = self.config
-        self.config = replace(config, group_m=self._chunk_row_tiles(config))  # a chunk is a group of the tile order
-        chunk_rows = self.config.group_m * config.block_m
-        m, n = self._block.m, self._block.n
-        start = self.problem.columns(self.rank)[0]
-        everywhere = self.ctx.peer_view(self.output)[:, :, start : start + n]
-        self._chunks = []  # (tiles, this rank's rows, each peer's rows), in the order they are computed
-        for row in range(0, m if n else 0, chunk_rows):
-            rows = slice(row, min(row + chunk_rows, m))
-            tiles = -(-(rows.stop - row) // config.block_m) * -(-n // config.block_n)
-            order = [(self.rank + distance) % len(everywhere) for distance in range(1, len(everywhere))]
-            self._chunks.append((tiles, everywhere[self.rank, rows], [everywhere[peer, rows] for peer in order]))
-        self._counts = self._local_flags(len(self._chunks), "chunk", dtype=torch.int32)
-        self._copy_stream = self._side_stream()
 
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._copy_stream.wait_for_current()
-        self._run(
-            gemm_all_scatter_copy_engine, self.config.num_sms, **self._compute_arguments(a, b), counts_ptr=self._counts
+def fit(problem: GemmAllScatterProblem, config: GemmConfig) -> GemmConfig:
+    """Return the configuration with a chunk's rows of tiles as the groups of the tile order."""
+    return replace(config, group_m=-(-problem.m // (config.block_m * config.row_chunks)))
+
+
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C and of the chunks' counts."""
+    num_chunks = len(_rows_of_chunks(call))
+    return {**host.workspace(call), "counts": local_flags(num_chunks, "chunk", dtype=torch.int32)}
+
+
+def _rows_of_chunks(call: Call[GemmAllScatterProblem]) -> list[slice]:
+    m, height = call.problem.m, call.config.group_m * call.config.block_m
+    has_columns = call.problem.b_shape(call.rank)[1] > 0
+    return [slice(row, min(row + height, m)) for row in range(0, m if has_columns else 0, height)]
+
+
+def _chunks(call: Call[GemmAllScatterProblem]) -> list[Chunk]:
+    """Return the chunks in the order in which they are computed."""
+    (output,), rank = host.outputs(call), call.rank
+    own = slice(*call.problem.columns(rank))
+    everywhere = call.peer_view(output)[:, :, own]
+    peers = [(rank + distance) % call.world_size for distance in range(1, call.world_size)]
+    return [
+        Chunk(
+            call.num_tiles(rows.stop - rows.start, own.stop - own.start),
+            everywhere[rank, rows],
+            [everywhere[peer, rows] for peer in peers],
         )
-        with self._copy_stream.in_one():
-            for chunk, (tiles, source, destinations) in enumerate(self._chunks):
-                self._copy_stream.wait_value(self._counts[chunk], tiles)
-                for destination in destinations:
-                    self._copy_stream.copy_2d(destination, source)
-        self._copy_stream.current_waits()
-        self._run(
-            gemm_all_scatter_copy_engine_finish,
-            1,
-            num_warps=1,
-            peers=self._peers(),
-            counts_ptr=self._counts,
-            num_chunks=len(self._chunks),
-            WORLD_SIZE=self.problem.world_size,
-        )
-        return self.output
+        for rows in _rows_of_chunks(call)
+    ]
 
 
-VARIANT = CopyEngine.as_variant(
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the GEMM kernel, and beside it the copies, each behind a wait for its chunk."""
+    counts, copies, chunks = call.memory["counts"], call.stream("copies"), call.kept("chunks", lambda: _chunks(call))
+    copies.wait_for_current()
+    arguments = host.compute_arguments(call, a, b)
+    call.run(gemm_all_scatter_copy_engine, call.config.num_sms, **arguments, counts_ptr=counts)
+    with copies.in_one():
+        for number, chunk in enumerate(chunks):
+            copies.wait_value(counts[number], chunk.tiles)
+            for destination in chunk.destinations:
+                copies.copy_2d(destination, chunk.source)
+    copies.current_waits()
+    call.run(
+        gemm_all_scatter_copy_engine_finish,
+        1,
+        num_warps=1,
+        peers=call.peers(),
+        counts_ptr=counts,
+        num_chunks=len(chunks),
+        WORLD_SIZE=call.world_size,
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "copy_engine", plan, workspace, launch, host.outputs, fit),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.CHUNK_COUNTER,

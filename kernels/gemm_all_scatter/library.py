@@ -15,75 +15,99 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ..common.library import LibraryOperator, all_gather_single
-from .operator import FAMILY
+from ..common.call import Call
+from ..common.library import all_gather_single, library_variant
+from ..common.workspace import Buffer
+from .host import FAMILY
 from .problem import GemmAllScatterProblem
 
-
-class Library(LibraryOperator[GemmAllScatterProblem]):
-    """See the module."""
-
-    family = FAMILY
-    variant = "library"
-
-    def _open(self) -> None:
-        problem, device = self.problem, self.ctx.get_device()
-        self._group = self.ctx.process_group()
-        self._columns = problem.b_shape(0)[1]  # every rank's block is padded to the largest
-        self._own = torch.zeros(problem.m, self._columns, dtype=problem.dtype, device=device)
-        self._blocks = torch.empty(problem.world_size, *self._own.shape, dtype=problem.dtype, device=device)
-        self.output = self._blocks
-
-    def _multiply(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        torch.mm(a, b, out=self._own if b.shape[1] == self._columns else self._own[:, : b.shape[1]])
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._multiply(a, b)
-        all_gather_single(self._blocks.view(-1, self._columns), self._own, group=self._group)
-        return self._blocks
-
-    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
-        return output.permute(1, 0, 2).reshape(self.problem.m, -1)[:, : self.problem.n]
+AllScatterCall = Call[GemmAllScatterProblem]
 
 
-class LibraryLayout(Library):
-    """`Library`, then the copy that brings C into one matrix."""
-
-    variant = "library_layout"
-
-    def _open(self) -> None:
-        super()._open()
-        self._matrix = self._own.new_empty(self.problem.m, self.problem.world_size, self._columns)
-        self.output = self._matrix.view(self.problem.m, -1)[:, : self.problem.n]
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._matrix.copy_(super()._launch(a, b).permute(1, 0, 2))
-        return self.output
-
-    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
-        return output
+def blocks_workspace(call: AllScatterCall) -> dict[str, Buffer]:
+    """Return the buffers of this rank's block of C, and of all ranks'; each is padded to the largest."""
+    problem = call.problem
+    own = (problem.m, problem.b_shape(0)[1])
+    return {"own": Buffer(own, problem.dtype), "output": Buffer((problem.world_size, *own), problem.dtype)}
 
 
-class LibraryList(Library):
-    """The list form of all-gather, into slices of columns."""
+def layout_workspace(call: AllScatterCall) -> dict[str, Buffer]:
+    """Return those and the buffer of the matrix."""
+    blocks = blocks_workspace(call)
+    world_size, m, columns = blocks["output"].shape
+    matrix = Buffer((m, world_size, columns), call.problem.dtype)
+    return {"own": blocks["own"], "blocks": blocks["output"], "output": matrix}
 
-    variant = "library_list"
 
-    def _open(self) -> None:
-        super()._open()
-        self.output = self._own.new_empty(self.problem.m, self.problem.world_size * self._columns)
+def list_workspace(call: AllScatterCall) -> dict[str, Buffer]:
+    """Return the buffers of this rank's block and of the matrix."""
+    layout = layout_workspace(call)
+    return {"own": layout["own"], "output": layout["output"]}
 
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._multiply(a, b)
-        dist.all_gather(list(self.output.split(self._columns, dim=1)), self._own, group=self._group)
-        return self.output
 
-    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
-        return output[:, : self.problem.n]
+def multiply(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return this rank's block of C, padded."""
+    own = call.memory["own"]
+    torch.mm(a, b, out=own if b.shape[1] == own.shape[1] else own[:, : b.shape[1]])
+    return own
+
+
+def launch_blocks(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Multiply, and gather the blocks."""
+    own, blocks = multiply(call, a, b), call.memory["output"]
+    all_gather_single(blocks.view(-1, own.shape[1]), own, group=call.channel.opened)
+    return (blocks,)
+
+
+def launch_layout(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Multiply, gather the blocks, and copy them into one matrix."""
+    own, blocks = multiply(call, a, b), call.memory["blocks"]
+    all_gather_single(blocks.view(-1, own.shape[1]), own, group=call.channel.opened)
+    call.memory["output"].copy_(blocks.permute(1, 0, 2))
+    return matrix_of(call)
+
+
+def launch_list(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Multiply, and gather into a list of slices of columns."""
+    own, matrix = multiply(call, a, b), call.memory["output"]
+    dist.all_gather(list(matrix.unbind(1)), own, group=call.channel.opened)
+    return matrix_of(call)
+
+
+def matrix_of(call: AllScatterCall) -> tuple[torch.Tensor]:
+    """Return C of the variants that leave it as one matrix."""
+    return (call.memory["output"].view(call.problem.m, -1)[:, : call.problem.n],)
+
+
+def blocks_as_matrix(problem: GemmAllScatterProblem, output: torch.Tensor) -> torch.Tensor:
+    """Return the blocks as one matrix."""
+    return output.permute(1, 0, 2).reshape(problem.m, -1)[:, : problem.n]
 
 
 VARIANTS = (
-    Library.as_variant("torch.mm, then all_gather_into_tensor; C in blocks, a rank each"),
-    LibraryLayout.as_variant("the same, then a copy into one matrix"),
-    LibraryList.as_variant("torch.mm, then all_gather into column slices (the paper's baseline)"),
+    library_variant(
+        FAMILY,
+        "library",
+        launch_blocks,
+        workspace=blocks_workspace,
+        outputs=lambda call: (call.memory["output"],),
+        as_matrix=blocks_as_matrix,
+        summary="torch.mm, then all_gather_into_tensor; C in blocks, a rank each",
+    ),
+    library_variant(
+        FAMILY,
+        "library_layout",
+        launch_layout,
+        workspace=layout_workspace,
+        outputs=matrix_of,
+        summary="the same, then a copy into one matrix",
+    ),
+    library_variant(
+        FAMILY,
+        "library_list",
+        launch_list,
+        workspace=list_workspace,
+        outputs=matrix_of,
+        summary="torch.mm, then all_gather into column slices (the paper's baseline)",
+    ),
 )

@@ -14,19 +14,28 @@ import triton.language as tl
 from iris_core import gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ..common.gemm import num_tiles, store_tile
+from ..common import stream_k_host
+from ..common.call import Call, Device
+from ..common.config import GemmConfig
+from ..common.gemm import store_tile
 from ..common.handshake import (
+    COUNTS_OF_A_CALL,
     begin_own_call,
+    count_of_chunk,
     end_own_call,
     signal_all_ready,
     signal_chunk_to_all,
     wait_all_chunks,
     wait_all_ready,
 )
+from ..common.implementation import Implementation
 from ..common.stream_k import compute_tiles, with_columns
-from ..common.stream_k_operator import StreamKOperator
 from ..common.trace import STORE, WAIT, trace_span, trace_time
-from .operator import GemmAllScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer
+from . import host
+from .host import FAMILY
+from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES_AND_PUSHES
 
 
@@ -37,7 +46,7 @@ def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
     wait_all_ready(peers, epoch, WORLD_SIZE)
     began = trace_span(peers, WAIT, tile, began)
     store_tile(acc, block, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
-    signal_chunk_to_all(peers, WORLD_SIZE)
+    signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), WORLD_SIZE)
     trace_span(peers, STORE, tile, began)
 
 
@@ -49,7 +58,7 @@ def gemm_all_scatter_one_shot(
     block,
     columns,
     stream_k,
-    calls_ptr,
+    own,
     peers,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -58,7 +67,7 @@ def gemm_all_scatter_one_shot(
 ):
     """Compute this rank's block of C into every rank's C."""
     gdc_wait()
-    epoch = begin_own_call(calls_ptr)
+    epoch = begin_own_call(own)
     signal_all_ready(peers, epoch, WORLD_SIZE)
     widest = with_columns(block, columns)
     compute_tiles(
@@ -66,37 +75,38 @@ def gemm_all_scatter_one_shot(
     )
     if tl.program_id(0) == 0:
         began = trace_time(peers)
-        wait_all_chunks(peers, epoch * num_tiles(widest, TILE), WORLD_SIZE)
+        wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, WORLD_SIZE)
         trace_span(peers, WAIT, 0, began)
-    end_own_call(calls_ptr, epoch)
+    end_own_call(own, epoch)
 
 
-class OneShot(StreamKOperator, GemmAllScatter):
-    """See the module."""
-
-    variant = "one_shot"
-
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._open_stream_k()
-
-    def _chunks_a_call(self) -> int:
-        return self._all_tiles
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._main_loop(a, b), **self._tiles_arguments()}
-        self._run(
-            gemm_all_scatter_one_shot,
-            self._num_programs,
-            early=self._is_short,
-            **arguments,
-            block=self._block,
-            columns=self._columns,
-        )
-        return self.output
+def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
+    """Return what to start from for the largest block of columns."""
+    k, n = problem.b_shape(0)
+    return stream_k_host.plan(problem.m, n, k, device, problem.dtype)
 
 
-VARIANT = OneShot.as_variant(
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C and of split tiles."""
+    return {**host.workspace(call), **stream_k_host.workspace(call)}
+
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_all_scatter_one_shot,
+        stream_k_host.stream_k_plan(call).programs,
+        early=stream_k_host.is_short(call),
+        **call.main_loop(a, b),
+        **stream_k_host.arguments(call),
+        block=host.block_of(call),
+        columns=stream_k_host.columns(call),
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "one_shot", plan, workspace, launch, host.outputs, counts_chunks=True),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

@@ -7,6 +7,7 @@ program of either kernel ends the call. Pattern: arXiv 2511.12500, section 4 ("p
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,14 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Call
 from ..common.handshake import begin_call, current_call, finish_call
-from .operator import GemmAllScatter
+from ..common.implementation import Implementation
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, local_flags
+from . import host
+from .host import FAMILY
+from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES, PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
 
 
@@ -43,41 +50,47 @@ def gemm_all_scatter_producer_consumer_push(
     finish_call(peers, epoch, total_programs, WORLD_SIZE)
 
 
-class ProducerConsumer(GemmAllScatter):
-    """See the module."""
+# 12 of an H200's 132 SMs feed its link: 0.478 ms for 8192x8192x8192 over 4, with 8 SMs 0.510, with 16 0.502.
+_COMM_SHARE = 12 / 132
 
-    variant = "producer_consumer"
-    # 12 of an H200's 132 SMs feed its link: 0.478 ms for 8192x8192x8192 over 4, with 8 SMs 0.510, with 16 0.502.
-    comm_share = 12 / 132
 
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._flags = self._local_flags(self._num_tiles, "tile")
-        self._push_stream = self._side_stream()
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C and of the tiles' flags."""
+    return {**host.workspace(call), "flags": local_flags(host.num_tiles(call), "tile")}
 
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        config = self.config
-        shared: dict[str, Any] = {"flags_ptr": self._flags, "total_programs": config.num_sms}
-        self._push_stream.wait_for_current()
-        self._run(
-            gemm_all_scatter_producer_consumer,
-            config.num_sms - config.comm_sms,
-            **self._compute_arguments(a, b),
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the GEMM kernel, and beside it the one that pushes."""
+    config, pushes = call.config, call.stream("pushes")
+    shared: dict[str, Any] = {"flags_ptr": call.memory["flags"], "total_programs": config.num_sms}
+    pushes.wait_for_current()
+    call.run(
+        gemm_all_scatter_producer_consumer,
+        config.num_sms - config.comm_sms,
+        **host.compute_arguments(call, a, b),
+        **shared,
+    )
+    with pushes.as_current():
+        call.run(
+            gemm_all_scatter_producer_consumer_push,
+            config.comm_sms,
+            num_warps=config.comm_warps,
+            **host.push_arguments(call),
             **shared,
         )
-        with self._push_stream.as_current():
-            self._run(
-                gemm_all_scatter_producer_consumer_push,
-                config.comm_sms,
-                num_warps=config.comm_warps,
-                **self._push_arguments(),
-                **shared,
-            )
-        self._push_stream.current_waits()
-        return self.output
+    pushes.current_waits()
+    return host.outputs(call)
 
 
-VARIANT = ProducerConsumer.as_variant(
+VARIANT = variant_of(
+    Implementation(
+        FAMILY,
+        "producer_consumer",
+        partial(host.plan, comm_share=_COMM_SHARE),
+        workspace,
+        launch,
+        host.outputs,
+    ),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,

@@ -17,12 +17,16 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import gdc_launch_dependents, gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Call, Device
+from ..common.config import GemmConfig
 from ..common.gemm import num_tiles, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
+from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore, Sizes
 from ..common.hopper.epilogue_store import (
     load_and_send,
@@ -31,14 +35,16 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.pipeline import make_pipeline
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, trace_number, whole_waves, work_tile
+from ..common.implementation import Implementation
 from ..common.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.operands import ROW_BYTES, padded
 from ..common.trace import SEND_WAIT, trace_span, trace_time
-from .operator import GemmAllScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer
+from .host import FAMILY
 from .problem import GemmAllScatterProblem
 
 
@@ -104,51 +110,70 @@ def _load_and_scatter(
     trace_span(peers, SEND_WAIT, trace_number(waves - 1), began)
 
 
-class WarpSpecialized(WarpSpecializedOperator[GemmAllScatterProblem], GemmAllScatter):
-    """See the module."""
-
-    splits = (1, 2)
-    pingpong = True
-    cuts_shards = False
-
-    @classmethod
-    def _sizes_reason(cls, problem: GemmAllScatterProblem) -> str | None:
-        for rank in range(problem.world_size):
-            start, stop = problem.columns(rank)
-            if stop > start and start * problem.dtype.itemsize % ROW_BYTES:
-                return f"rank {rank}'s columns of C start at {start}; TMA stores on a multiple of {ROW_BYTES} bytes"
-        return super()._sizes_reason(problem)
-
-    def _peers_of_a_tile(self) -> int:
-        return self.problem.world_size - 1
-
-    def _open_buffers(self) -> None:
-        problem = self.problem
-        rows = self._on_heap((problem.m, padded(problem.n, problem.dtype)), problem.dtype)
-        self.output = rows[:, : problem.n]
-        start, stop = problem.columns(self.rank)
-        self._sizes = Sizes(problem.m, stop - start, problem.k)
-        # This rank's columns of every rank's C. Where it has none, nothing is stored, but a descriptor needs some.
-        columns = slice(start, stop) if stop > start else slice(0, 1)
-        self._out = self._subtiles_of(self.ctx.peer_view(rows)[:, :, columns])
-        self._split_workspace = self._open_split_workspace(self.config.num_sms, self._sizes)
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(
-            gemm_all_scatter_warp_specialized,
-            self.config.num_sms,
-            early=True,
-            **self._operands(a, b),
-            out=self._out,
-            workspace=self._split_workspace,
-            sizes=self._sizes,
-            peers=self._peers(),
-            WORLD_SIZE=self.problem.world_size,
-        )
-        return self.output
+def supports(problem: GemmAllScatterProblem, config: GemmConfig | None) -> str | None:
+    """Return why this variant cannot do a problem here, or None."""
+    return hopper.supports(problem, config, sizes_reason_of=_sizes_reason)
 
 
-VARIANT = WarpSpecialized.as_variant(
+def _sizes_reason(problem: GemmAllScatterProblem) -> str | None:
+    for rank in range(problem.world_size):
+        start, stop = problem.columns(rank)
+        if stop > start and start * problem.dtype.itemsize % ROW_BYTES:
+            return f"rank {rank}'s columns of C start at {start}; TMA stores on a multiple of {ROW_BYTES} bytes"
+    return None
+
+
+def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
+    """Return the tiling that is predicted to be fastest, for the largest block of columns."""
+    k, n = problem.b_shape(0)
+    peers = problem.world_size - 1
+    return hopper.plan(problem.m, n, k, device, peers=peers, splits=(1, 2), pingpong=True)
+
+
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C, whose rows are on 16 bytes, and of split tiles."""
+    problem = call.problem
+    output = Buffer((problem.m, padded(problem.n, problem.dtype)), problem.dtype, is_symmetric=True)
+    return {"output": output, **hopper.split_buffers(call, call.config.num_sms, _sizes(call))}
+
+
+def outputs(call: Call[GemmAllScatterProblem]) -> tuple[torch.Tensor]:
+    """Return C."""
+    return (call.memory["output"][:, : call.problem.n],)
+
+
+def _sizes(call: Call[GemmAllScatterProblem]) -> Sizes:
+    start, stop = call.problem.columns(call.rank)
+    return Sizes(call.problem.m, stop - start, call.problem.k)
+
+
+def _everywhere(call: Call[GemmAllScatterProblem]) -> TensorDescriptor:
+    """Return this rank's columns of every rank's C."""
+    start, stop = call.problem.columns(call.rank)
+    # Where it has none, nothing is stored, but a descriptor needs some.
+    columns = slice(start, stop) if stop > start else slice(0, 1)
+    return hopper.subtiles_of(call, call.peer_view(call.memory["output"])[:, :, columns])
+
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_all_scatter_warp_specialized,
+        call.config.num_sms,
+        num_warps=hopper.num_warps(call.config),
+        early=True,
+        **hopper.operands(call, a, b),
+        out=_everywhere(call),
+        workspace=hopper.split_workspace(call),
+        sizes=_sizes(call),
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+    )
+    return outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "warp_specialized", plan, workspace, launch, outputs, supports=supports),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

@@ -12,14 +12,22 @@ Pattern: arXiv 2511.12500, section 4 ("workgroup specialization").
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Call
 from ..common.handshake import begin_call, finish_call
-from .operator import GemmAllScatter
+from ..common.implementation import Implementation
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, local_flags
+from . import host
+from .host import FAMILY
+from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES_AND_PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
 
 
@@ -50,30 +58,37 @@ def gemm_all_scatter_workgroup_specialized(
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class WorkgroupSpecialized(GemmAllScatter):
-    """See the module."""
-
-    variant = "workgroup_specialized"
-    # 12 of an H200's 132 SMs feed its link: 0.475 ms for 8192x8192x8192 over 4, with 16 SMs 0.489, with 20 0.512.
-    comm_share = 12 / 132
-
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._flags = self._local_flags(self._num_tiles, "tile")
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(
-            gemm_all_scatter_workgroup_specialized,
-            self.config.num_sms,
-            **self._compute_arguments(a, b),
-            flags_ptr=self._flags,
-            comm_programs=self.config.comm_sms,
-            ROWS=self.config.comm_rows,
-        )
-        return self.output
+# 12 of an H200's 132 SMs feed its link: 0.475 ms for 8192x8192x8192 over 4, with 16 SMs 0.489, with 20 0.512.
+_COMM_SHARE = 12 / 132
 
 
-VARIANT = WorkgroupSpecialized.as_variant(
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C and of the tiles' flags."""
+    return {**host.workspace(call), "flags": local_flags(host.num_tiles(call), "tile")}
+
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_all_scatter_workgroup_specialized,
+        call.config.num_sms,
+        **host.compute_arguments(call, a, b),
+        flags_ptr=call.memory["flags"],
+        comm_programs=call.config.comm_sms,
+        ROWS=call.config.comm_rows,
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(
+        FAMILY,
+        "workgroup_specialized",
+        partial(host.plan, comm_share=_COMM_SHARE),
+        workspace,
+        launch,
+        host.outputs,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,

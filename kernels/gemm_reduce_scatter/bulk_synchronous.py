@@ -16,12 +16,18 @@ import triton.language as tl
 from iris_core import translate
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.gemm import store_subtile, store_tile, subtile_offsets, tile_origin
 from ..common.handshake import begin_call, finish_call, wait_ready
+from ..common.implementation import Implementation
 from ..common.partials import COMPUTES_ALL, PULLS, largest_shard, own_partial, partial_tile, shard_tiles
 from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
-from .operator import GemmReduceScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer
+from . import host
+from .host import FAMILY, KEPT, Destination, ReduceCall
+from .problem import GemmReduceScatterProblem
 
 
 @triton.jit(launch_metadata=COMPUTES_ALL)
@@ -61,29 +67,34 @@ def gemm_reduce_scatter_bulk_synchronous_pull(
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class BulkSynchronous(GemmReduceScatter):
-    """See the module."""
-
-    variant = "bulk_synchronous"
-    keeps_partials = False
-
-    def default_config(self) -> GemmConfig:
-        # All ranks' partials of a chunk are in registers at once: a smaller chunk.
-        return replace(super().default_config(), comm_rows=16)
-
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._partials = self._workspace  # on the heap, where the peers pull from
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        config = self.config
-        self._run(gemm_reduce_scatter_bulk_synchronous, config.num_sms, **self._multiply_arguments(a, b))
-        arguments = {**self._push_arguments(), "out": self._out, "DESTINATIONS": self.destinations}
-        self._run(gemm_reduce_scatter_bulk_synchronous_pull, config.num_sms, **arguments)
-        return self.output
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return the family's plan with small chunks: all ranks' partials of one are in registers at once."""
+    return replace(host.plan(problem, device), comm_rows=16)
 
 
-VARIANT = BulkSynchronous.as_variant(
+def implementation(family: str, destination: Destination) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums."""
+
+    def workspace(call: ReduceCall) -> dict[str, Buffer]:
+        return {**destination.workspace(call), **host.workspace(call, keeps_partials=False)}
+
+    def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+        num_sms, partials = call.config.num_sms, "staging"  # on the heap, where the peers pull from
+        call.run(gemm_reduce_scatter_bulk_synchronous, num_sms, **host.multiply_arguments(call, a, b, partials))
+        call.run(
+            gemm_reduce_scatter_bulk_synchronous_pull,
+            num_sms,
+            **host.push_arguments(call, partials),
+            out=destination.block(call),
+            DESTINATIONS=destination.ranks(call),
+        )
+        return destination.outputs(call)
+
+    return Implementation(family, "bulk_synchronous", plan, workspace, launch, destination.outputs)
+
+
+VARIANT = variant_of(
+    implementation(FAMILY, KEPT),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

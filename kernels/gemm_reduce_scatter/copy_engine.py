@@ -17,6 +17,7 @@ registers (seen: every rank's sum waiting for signals whose kernels had no SM to
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,10 +25,16 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_another
-from ..common.handshake import begin_call, current_call, finish_after_arrivals, signal_chunk
+from ..common.handshake import begin_call, count_of_chunk, current_call, finish_after_arrivals, signal_chunk
+from ..common.implementation import Implementation
 from ..common.partials import COMPUTES_FOR_PEERS, SIGNAL_CHUNK, SUMS, compute_partial_tiles, sum_own_tiles
-from .operator import GemmReduceScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, local_flags
+from . import host
+from .host import FAMILY, KEPT, ReduceCall
+from .problem import GemmReduceScatterProblem
 
 
 @triton.jit(launch_metadata=COMPUTES_FOR_PEERS)
@@ -41,10 +48,10 @@ def gemm_reduce_scatter_copy_engine(
 
 
 @triton.jit
-def gemm_reduce_scatter_copy_engine_signal(peers, owner, count_ptr, WORLD_SIZE: tl.constexpr):
+def gemm_reduce_scatter_copy_engine_signal(peers, owner, count_ptr, num_chunks, is_last, WORLD_SIZE: tl.constexpr):
     """After a copy: count the chunk at its owner and clear its tile count."""
     tl.store(count_ptr, 0)
-    signal_chunk(peers, owner, WORLD_SIZE)
+    signal_chunk(peers, owner, count_of_chunk(is_last == 1, num_chunks), WORLD_SIZE)
 
 
 @triton.jit(launch_metadata=SUMS)
@@ -58,69 +65,90 @@ def gemm_reduce_scatter_copy_engine_sum(
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class CopyEngine(GemmReduceScatter):
-    """See the module."""
+class Chunk(NamedTuple):
+    """A chunk of rows of a peer's shard: whose it is, its number of tiles, this rank's partial, and where it goes."""
 
-    variant = "copy_engine"
-
-    def default_config(self) -> GemmConfig:
-        config = super().default_config()
-        if self.ctx.get_arch() == "cpu":
-            return config
-        shard_rows, n = self.problem.shard_shape(0)
-        chunks = max(1, min(2, shard_rows * n * self.problem.dtype.itemsize // LEAST_CHUNK_BYTES))
-        # 0.502 ms for 8192x8192x8192 over 4 H200s; with four chunks 0.529, with three stages 0.512.
-        tuned = replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
-        return replace(tuned, row_chunks=chunks)
-
-    def _open_buffers(self) -> None:
-        shard_rows = self.problem.shard_shape(0)[0]
-        config = self.config
-        chunk_row_tiles = -(-shard_rows // (config.block_m * config.row_chunks))
-        self.config = config = replace(config, group_m=chunk_row_tiles)  # a chunk is a group of the tile order
-        super()._open_buffers()
-        world_size, chunk_rows = self.problem.world_size, chunk_row_tiles * config.block_m
-        everywhere = self.ctx.peer_view(self._workspace)
-        self._num_chunks = -(-shard_rows // chunk_rows)
-        self._chunks = []  # (owner, tiles, this rank's partial, its place at the owner), in the order they are computed
-        for distance in range(1, world_size):
-            owner = (self.rank + distance) % world_size
-            owner_rows = self.problem.shard_shape(owner)[0]
-            for row in range(0, shard_rows, chunk_rows):
-                tiles = self._tiles((min(row + chunk_rows, shard_rows) - row, self.problem.n))
-                rows = slice(min(row, owner_rows), min(row + chunk_rows, owner_rows))
-                self._chunks.append((owner, tiles, self._partials[owner, rows], everywhere[owner, self.rank, rows]))
-        self._counts = self._local_flags(len(self._chunks), "chunk", dtype=torch.int32)
-        self._copy_stream = self._side_stream()
-
-    def _chunks_a_call(self) -> int:
-        return self._num_chunks
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        multiply = self._multiply_arguments(a, b)
-        self._copy_stream.wait_for_current()
-        self._run(gemm_reduce_scatter_copy_engine, self.config.num_sms, **multiply, counts_ptr=self._counts)
-        with self._copy_stream.in_one(), self._copy_stream.as_current():
-            for chunk, (owner, tiles, source, destination) in enumerate(self._chunks):
-                self._copy_stream.wait_value(self._counts[chunk], tiles)
-                if len(source):
-                    self._copy_stream.copy_2d(destination, source)
-                self._run(
-                    gemm_reduce_scatter_copy_engine_signal,
-                    1,
-                    num_warps=1,
-                    peers=self._peers(),
-                    owner=owner,
-                    count_ptr=self._counts[chunk],
-                    WORLD_SIZE=self.problem.world_size,
-                )
-        programs = programs_beside_another(self.config.num_sms)
-        self._run(gemm_reduce_scatter_copy_engine_sum, programs, **multiply, out=self._out, CHUNKS=self._num_chunks)
-        self._copy_stream.current_waits()
-        return self.output
+    owner: int
+    tiles: int
+    source: torch.Tensor
+    destination: torch.Tensor
 
 
-VARIANT = CopyEngine.as_variant(
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return the family's plan with as many chunks as are worth a copy each."""
+    config = host.plan(problem, device)
+    if device.arch == "cpu":
+        return config
+    shard_rows, n = problem.shard_shape(0)
+    chunks = max(1, min(2, shard_rows * n * problem.dtype.itemsize // LEAST_CHUNK_BYTES))
+    # 0.502 ms for 8192x8192x8192 over 4 H200s; with four chunks 0.529, with three stages 0.512.
+    tuned = replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
+    return replace(tuned, row_chunks=chunks)
+
+
+def fit(problem: GemmReduceScatterProblem, config: GemmConfig) -> GemmConfig:
+    """Return the configuration with a chunk's rows of tiles as the groups of the tile order."""
+    return replace(config, group_m=-(-problem.shard_shape(0)[0] // (config.block_m * config.row_chunks)))
+
+
+def _rows_of_chunks(call: ReduceCall) -> list[slice]:
+    """Return the rows of a shard's chunks, those past the end of a smaller shard too."""
+    shard_rows, height = call.problem.shard_shape(0)[0], call.config.group_m * call.config.block_m
+    return [slice(row, min(row + height, shard_rows)) for row in range(0, shard_rows, height)]
+
+
+def _chunks(call: ReduceCall) -> list[Chunk]:
+    """Return the chunks of the peers' shards in the order in which they are computed."""
+    problem, everywhere = call.problem, call.peer_view(call.memory["staging"])
+    chunks = []
+    for distance in range(1, call.world_size):
+        owner = (call.rank + distance) % call.world_size
+        owner_rows = problem.shard_shape(owner)[0]
+        for of_shard in _rows_of_chunks(call):
+            rows = slice(min(of_shard.start, owner_rows), min(of_shard.stop, owner_rows))
+            tiles = call.num_tiles(of_shard.stop - of_shard.start, problem.n)
+            own = call.memory["partials"][owner, rows]
+            chunks.append(Chunk(owner, tiles, own, everywhere[owner, call.rank, rows]))
+    return chunks
+
+
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the family's buffers, and that of the chunks' counts."""
+    num_chunks = len(_rows_of_chunks(call)) * (call.world_size - 1)
+    counts = local_flags(num_chunks, "chunk", dtype=torch.int32)
+    return {**KEPT.workspace(call), **host.workspace(call), "counts": counts}
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel of the peers' shards, beside it the copies, each behind a wait for its chunk, then the sum."""
+    multiply, counts = host.multiply_arguments(call, a, b), call.memory["counts"]
+    copies, num_chunks = call.stream("copies"), len(_rows_of_chunks(call))
+    copies.wait_for_current()
+    call.run(gemm_reduce_scatter_copy_engine, call.config.num_sms, **multiply, counts_ptr=counts)
+    with copies.in_one(), copies.as_current():
+        for number, chunk in enumerate(call.kept("chunks", lambda: _chunks(call))):
+            copies.wait_value(counts[number], chunk.tiles)
+            if len(chunk.source):
+                copies.copy_2d(chunk.destination, chunk.source)
+            call.run(
+                gemm_reduce_scatter_copy_engine_signal,
+                1,
+                num_warps=1,
+                peers=call.peers(),
+                owner=chunk.owner,
+                count_ptr=counts[number],
+                num_chunks=num_chunks,
+                is_last=int(number % num_chunks == num_chunks - 1),
+                WORLD_SIZE=call.world_size,
+            )
+    programs = programs_beside_another(call.config.num_sms)
+    call.run(gemm_reduce_scatter_copy_engine_sum, programs, **multiply, out=KEPT.block(call), CHUNKS=num_chunks)
+    copies.current_waits()
+    return KEPT.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "copy_engine", plan, workspace, launch, KEPT.outputs, fit, counts_chunks=True),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.CHUNK_COUNTER,

@@ -16,9 +16,11 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.gemm import store_tile
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.implementation import Implementation
 from ..common.partials import (
     COMPUTES_AND_SUMS,
     WAIT_TILES,
@@ -32,7 +34,11 @@ from ..common.partials import (
     workspace_at_owner,
 )
 from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
-from .operator import GemmReduceScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer
+from . import host
+from .host import FAMILY, KEPT, ReduceCall
+from .problem import GemmReduceScatterProblem
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
@@ -60,26 +66,27 @@ def gemm_reduce_scatter_fused_sequential(a, b, gemm, out, staging, peers, WORLD_
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class FusedSequential(GemmReduceScatter):
-    """See the module."""
-
-    variant = "fused_sequential"
-
-    def default_config(self) -> GemmConfig:
-        # Four stages with the epilogue in halves: 0.547 ms for 8192x8192x8192 over 4 H200s, with three 0.559.
-        config = super().default_config()
-        return replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
-
-    keeps_partials = False
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(
-            gemm_reduce_scatter_fused_sequential, self.config.num_sms, **self._multiply_arguments(a, b), out=self._out
-        )
-        return self.output
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return the family's plan, wide tiles with four stages and the epilogue in halves."""
+    # 0.547 ms for 8192x8192x8192 over 4 H200s, with three stages 0.559.
+    config = host.plan(problem, device)
+    return replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
 
 
-VARIANT = FusedSequential.as_variant(
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the family's buffers; partials are stored at their owners."""
+    return {**KEPT.workspace(call), **host.workspace(call, keeps_partials=False)}
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    arguments = host.multiply_arguments(call, a, b)
+    call.run(gemm_reduce_scatter_fused_sequential, call.config.num_sms, **arguments, out=KEPT.block(call))
+    return KEPT.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, KEPT.outputs),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

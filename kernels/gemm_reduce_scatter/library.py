@@ -7,29 +7,39 @@ from __future__ import annotations
 
 import torch
 
-from ..common.library import LibraryOperator, reduce_scatter_single
-from .operator import FAMILY
-from .problem import GemmReduceScatterProblem
+from ..common.library import library_variant, reduce_scatter_single
+from ..common.workspace import Buffer
+from .host import FAMILY, ReduceCall
 
 
-class Library(LibraryOperator[GemmReduceScatterProblem]):
-    """See the module."""
-
-    family = FAMILY
-    variant = "library"
-
-    def _open(self) -> None:
-        problem, device = self.problem, self.ctx.get_device()
-        self._group = self.ctx.process_group()
-        rows = problem.c_shape(0)[0]  # every rank's shard is padded to the largest
-        self._partial = torch.zeros(problem.world_size * rows, problem.n, dtype=problem.dtype, device=device)
-        self._shard = torch.empty(rows, problem.n, dtype=problem.dtype, device=device)
-        self.output = self._shard[: problem.c_shape(self.rank)[0]]
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        torch.mm(a, b, out=self._partial[: self.problem.m])
-        reduce_scatter_single(self._shard, self._partial, group=self._group)
-        return self.output
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the buffers of this rank's partial C, and of its rows of the sum; every rank's are padded to the most."""
+    problem = call.problem
+    rows = problem.shard_shape(0)[0]
+    return {
+        "partial": Buffer((problem.world_size * rows, problem.n), problem.dtype),
+        "output": Buffer((rows, problem.n), problem.dtype),
+    }
 
 
-VARIANT = Library.as_variant("torch.mm, then reduce_scatter_tensor")
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Multiply, and reduce and scatter."""
+    partial = call.memory["partial"]
+    torch.mm(a, b, out=partial[: call.problem.m])
+    reduce_scatter_single(call.memory["output"], partial, group=call.channel.opened)
+    return outputs(call)
+
+
+def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
+    """Return this rank's rows of C."""
+    return (call.memory["output"][: call.problem.shard_shape(call.rank)[0]],)
+
+
+VARIANT = library_variant(
+    FAMILY,
+    "library",
+    launch,
+    workspace=workspace,
+    outputs=outputs,
+    summary="torch.mm, then reduce_scatter_tensor",
+)

@@ -11,6 +11,8 @@ in it, and they are done with the half of the call before. Flags hold call numbe
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -18,14 +20,21 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, translate, wait_each
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common import stream_k_host
 from ..common.arguments import Block
+from ..common.call import Device
+from ..common.config import GemmConfig
 from ..common.gemm import rounded, subtile
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.implementation import Implementation
 from ..common.partials import COMPUTES_AND_SUMS
-from ..common.stream_k import buffer_of_call, compute_tiles
-from ..common.stream_k_operator import StreamKOperator
+from ..common.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
-from .operator import GemmReduceScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, flags_by_source
+from . import host
+from .host import FAMILY, KEPT, ReduceCall
+from .problem import GemmReduceScatterProblem
 
 
 @triton.jit
@@ -54,7 +63,18 @@ def send_subtile(
 
 @triton.jit
 def send_tile(
-    acc, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    acc,
+    staging,
+    workspace_ptr,
+    flags_ptr,
+    peers,
+    row,
+    col,
+    tile,
+    tiles,
+    epoch,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Send every peer its rows of a tile, then signal the peers; of the first tile, all."""
     SUBTILES: tl.constexpr = TILE.SUBTILES
@@ -62,7 +82,7 @@ def send_tile(
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
         send_subtile(half, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
-    flag_ptrs, ranks = on_every_rank(staging.flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
+    flag_ptrs, ranks = on_every_rank(flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
     has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
     # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
     signal_each(flag_ptrs, epoch, (ranks >= 0) & (ranks != peers.rank) & has_rows)
@@ -77,13 +97,25 @@ def _has_rows(staging, row, rank, TILE: tl.constexpr):
 
 @triton.jit
 def sum_own_rows(
-    acc, out, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    acc,
+    out,
+    staging,
+    workspace_ptr,
+    flags_ptr,
+    peers,
+    row,
+    col,
+    tile,
+    tiles,
+    epoch,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Wait for the peers' partials of a tile, add those of this rank's rows in the order rank+1, rank+2, …, store."""
     began = trace_time(peers)
     ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
     is_peer = (ranks < WORLD_SIZE) & (ranks != peers.rank)
-    wait_each(staging.flags_ptr + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
+    wait_each(flags_ptr + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
@@ -113,12 +145,12 @@ def sum_own_subtile(
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send the peers their rows of a tile, and sum this rank's."""
-    out, staging, workspace_ptr = target
+    out, staging, workspace_ptr, flags_ptr = target
     began = trace_time(peers)
-    send_tile(acc, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    send_tile(acc, staging, workspace_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
-        sum_own_rows(acc, out, staging, workspace_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        sum_own_rows(acc, out, staging, workspace_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
@@ -128,8 +160,9 @@ def gemm_reduce_scatter_one_shot(
     gemm,
     out,
     staging,
+    halves,
     stream_k,
-    calls_ptr,
+    own,
     peers,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -139,39 +172,49 @@ def gemm_reduce_scatter_one_shot(
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
     gdc_wait()
-    epoch = begin_own_call(calls_ptr)
-    target = (
-        out,
-        staging,
-        staging.workspace_ptr + buffer_of_call(epoch, 2) * WORLD_SIZE * staging.shard_rows * staging.n,
-    )
+    epoch = begin_own_call(own)
+    half = buffer_of_call(epoch, 2)
+    target = (out, staging, staging.workspace_ptr + half * halves.data, staging.flags_ptr + half * halves.flags)
     compute_tiles(
         a, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
-    end_own_call(calls_ptr, epoch)
+    end_own_call(own, epoch)
 
 
-class OneShot(StreamKOperator, GemmReduceScatter):
-    """See the module."""
-
-    variant = "one_shot"
-    keeps_partials = False
-    workspace_buffers = 2
-
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._open_stream_k()
-
-    def _open_flags(self) -> torch.Tensor:
-        return self._flags_by_source(self._all_tiles, "tile", "partial sum")
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        arguments = {**self._multiply_arguments(a, b), **self._tiles_arguments()}
-        self._run(gemm_reduce_scatter_one_shot, self._num_programs, early=self._is_short, **arguments, out=self._out)
-        return self.output
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return what to start from for the whole C."""
+    return stream_k_host.plan(problem.m, problem.n, problem.a_shape(0)[1], device, problem.dtype)
 
 
-VARIANT = OneShot.as_variant(
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the buffers of partials and of flags, each in two halves, and those of C and of split tiles."""
+    buffers = host.workspace(call, keeps_partials=False)
+    tiles = stream_k_host.all_tiles(call)
+    return {
+        **KEPT.workspace(call),
+        **stream_k_host.workspace(call),
+        "staging": replace(buffers["staging"], halves=2),
+        "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum", halves=2),
+    }
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_reduce_scatter_one_shot,
+        stream_k_host.stream_k_plan(call).programs,
+        early=stream_k_host.is_short(call),
+        **call.main_loop(a, b),
+        **stream_k_host.arguments(call),
+        out=KEPT.block(call),
+        staging=host.staging_of(call),
+        halves=Halves(call.half_size("staging"), call.half_size("flags")),
+    )
+    return KEPT.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "one_shot", plan, workspace, launch, KEPT.outputs),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

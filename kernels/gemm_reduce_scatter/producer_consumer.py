@@ -21,8 +21,10 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.handshake import begin_call, current_call, finish_after_arrivals
+from ..common.implementation import Implementation
 from ..common.partials import (
     COMPUTES_FOR_PEERS,
     PUSHES,
@@ -33,7 +35,11 @@ from ..common.partials import (
     push_partial_tiles,
     sum_own_tiles,
 )
-from .operator import GemmReduceScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, local_flags
+from . import host
+from .host import FAMILY, KEPT, ReduceCall
+from .problem import GemmReduceScatterProblem
 
 
 @triton.jit(launch_metadata=COMPUTES_FOR_PEERS)
@@ -69,44 +75,43 @@ def gemm_reduce_scatter_producer_consumer_sum(
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
-class ProducerConsumer(GemmReduceScatter):
-    """See the module."""
-
-    variant = "producer_consumer"
-    comm_share = 16 / 132
-
-    def default_config(self) -> GemmConfig:
-        # 0.533 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.592.
-        config = super().default_config()
-        return config if config.block_m < 64 else replace(config, comm_rows=64)
-
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._computed = self._local_flags(self._num_sent, "partial tile")
-        self._push_stream = self._side_stream()
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        config = self.config
-        compute_sms = config.num_sms - config.comm_sms
-        total: dict[str, Any] = {"total_programs": 2 * compute_sms + config.comm_sms}
-        multiply = self._multiply_arguments(a, b)
-        self._push_stream.wait_for_current()
-        self._run(gemm_reduce_scatter_producer_consumer, compute_sms, **multiply, **total, flags_ptr=self._computed)
-        with self._push_stream.as_current():
-            self._run(
-                gemm_reduce_scatter_producer_consumer_push,
-                config.comm_sms,
-                num_warps=config.comm_warps,
-                **self._push_arguments(),
-                **total,
-                flags_ptr=self._computed,
-            )
-        self._run(gemm_reduce_scatter_producer_consumer_sum, compute_sms, **multiply, **total, out=self._out)
-        self._push_stream.current_waits()
-        return self.output
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return the family's plan with chunks of 64 rows, and 16 of an H200's SMs to send them."""
+    # 0.533 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.592.
+    config = host.plan(problem, device, comm_share=16 / 132)
+    return config if config.block_m < 64 else replace(config, comm_rows=64)
 
 
-VARIANT = ProducerConsumer.as_variant(
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the family's buffers, and that of the flags of computed tiles."""
+    computed = local_flags(host.num_sent(call), "partial tile")
+    return {**KEPT.workspace(call), **host.workspace(call), "computed": computed}
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel of the peers' shards, beside it the one that pushes, then the sum."""
+    config, pushes, computed = call.config, call.stream("pushes"), call.memory["computed"]
+    compute_sms = config.num_sms - config.comm_sms
+    total: dict[str, Any] = {"total_programs": 2 * compute_sms + config.comm_sms}
+    multiply = host.multiply_arguments(call, a, b)
+    pushes.wait_for_current()
+    call.run(gemm_reduce_scatter_producer_consumer, compute_sms, **multiply, **total, flags_ptr=computed)
+    with pushes.as_current():
+        call.run(
+            gemm_reduce_scatter_producer_consumer_push,
+            config.comm_sms,
+            num_warps=config.comm_warps,
+            **host.push_arguments(call),
+            **total,
+            flags_ptr=computed,
+        )
+    call.run(gemm_reduce_scatter_producer_consumer_sum, compute_sms, **multiply, **total, out=KEPT.block(call))
+    pushes.current_waits()
+    return KEPT.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "producer_consumer", plan, workspace, launch, KEPT.outputs),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,

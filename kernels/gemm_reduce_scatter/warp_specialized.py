@@ -26,9 +26,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from iris_core import fence_before_descriptor_loads, gdc_launch_dependents, gdc_wait, wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
+from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.gemm import DESCRIPTORS_B_NK, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
+from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore
 from ..common.hopper.epilogue_load import acquire_memory, load_partials, make_epilogue_load, release_memory
 from ..common.hopper.epilogue_store import (
@@ -40,20 +42,22 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.operator import WarpSpecializedOperator
 from ..common.hopper.pipeline import load_steps, make_pipeline
 from ..common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
 from ..common.hopper.signal_pipeline import commit_signal, make_signal_pipeline, release_signal, wait_signal
 from ..common.hopper.tile_scheduler import num_waves, trace_number
+from ..common.implementation import Implementation
 from ..common.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ..common.operands import padded
 from ..common.partials import signal_partial
 from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
-from .operator import GemmReduceScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, flags_by_source
+from .host import FAMILY, ReduceCall
 from .problem import GemmReduceScatterProblem
 from .roles import sum_second, sum_tiles
-from .tile_scheduler import WorkTile, schedule_tiles, work_tile
+from .tile_scheduler import Shards, WorkTile, schedule_tiles, work_tile
 
 
 def _product(args: Arguments) -> tuple[int, int, int]:
@@ -239,66 +243,112 @@ def _collect(partials, load, waves, shards, peers, epoch, WORLD_SIZE: gl.constex
             collected += 1
 
 
-class WarpSpecialized(WarpSpecializedOperator[GemmReduceScatterProblem], GemmReduceScatter):
-    """See the module. The rows of its output may lie further apart than they are long."""
-
-    @classmethod
-    def _config_reason(cls, problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
-        if reason := super()._config_reason(problem, config):
-            return reason
-        is_split = config.splits > 1
-        return f"splits is {config.splits}; tiles to which partials are added are not split" if is_split else None
-
-    def _open_buffers(self) -> None:
-        problem, config = self.problem, self.config
-        m, n = self._shard_shape
-        tiling = Tiling(config.block_n, config.splits, config.pingpong)
-        room = self._on_heap((problem.world_size, m, padded(n, problem.dtype)), problem.dtype)
-        self._flags = self._open_flags()
-        self.output, self._reduced = self._open_reduced(room)
-        at_owners = self.ctx.peer_view(room)[:, self.rank, :, :n]
-        self._out = self._subtiles_of(at_owners)
-        self._partial_tiles = self._descriptor(room[:, :, :n], (1, config.block_m, SUBTILE_COLS.value))
-        self._shards = schedule_tiles(
-            self._flags,
-            m=m,
-            n=n,
-            k=problem.a_shape(self.rank)[1],
-            by_columns=self._is_cut_by_columns,
-            tiles=self._tiles((m, n)),
-            tile_us=tile_alone_us(tiling, problem.a_shape(0)[1]),
-            wave_sent_us=config.num_sms * tile_sent_us(tiling, peers=1),
-            sends_sums=self._reduced is not None,
-            num_programs=config.num_sms,
-            world_size=problem.world_size,
-        )
-
-    @property
-    def _is_cut_by_columns(self) -> bool:
-        """Whether ranks sum columns of C; else rows."""
-        return False
-
-    def _open_reduced(self, room: torch.Tensor) -> tuple[torch.Tensor, TensorDescriptor | None]:
-        """Return the output, and where sums are sent; None: into this rank's shard of the `room`, the output."""
-        return room[self.rank, : self.problem.shard_shape(self.rank)[0], : self.problem.n], None
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(
-            gemm_reduce_scatter_warp_specialized,
-            self.config.num_sms,
-            early=True,
-            **self._operands(a, b),
-            out=self._out,
-            reduced=self._reduced,
-            partials=self._partial_tiles,
-            shards=self._shards,
-            peers=self._peers(),
-            WORLD_SIZE=self.problem.world_size,
-        )
-        return self.output
+def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> str | None:
+    """Return why this variant cannot do a problem here, or None."""
+    return hopper.supports(problem, config, config_reason_of=_config_reason)
 
 
-VARIANT = WarpSpecialized.as_variant(
+def _config_reason(problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
+    is_split = config.splits > 1
+    return f"splits is {config.splits}; tiles to which partials are added are not split" if is_split else None
+
+
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return the tiling that is predicted to be fastest."""
+    m, n, k, ranks = problem.m, problem.n, problem.a_shape(0)[1], problem.world_size
+    return hopper.plan(m, n, k, device, peers=0, shards=ranks)
+
+
+def room(call: ReduceCall, shard: tuple[int, int]) -> dict[str, Buffer]:
+    """Return the buffers of partials, whose rows are on 16 bytes, and of flags.
+
+    Args:
+        call: the call.
+        shard: the (m, n) of the largest shard.
+    """
+    m, n = shard
+    dtype, tiles = call.problem.dtype, call.num_tiles(m, n)
+    return {
+        "staging": Buffer((call.world_size, m, padded(n, dtype)), dtype, is_symmetric=True),
+        "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum"),
+    }
+
+
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return these buffers; sums go into this rank's own place among the partials."""
+    return room(call, call.problem.shard_shape(0))
+
+
+def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
+    """Return this rank's rows of C."""
+    rows, n = call.problem.shard_shape(call.rank)
+    return (call.memory["staging"][call.rank, :rows, :n],)
+
+
+def schedule(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sends_sums: bool) -> Shards:
+    """Return the order of the tiles.
+
+    Args:
+        call: the call.
+        shard: the (m, n) of the largest shard.
+        by_columns: whether ranks sum columns of C; else rows.
+        sends_sums: whether sums go to every rank.
+    """
+    problem, config = call.problem, call.config
+    m, n = shard
+    tiling = Tiling(config.block_n, config.splits, config.pingpong)
+    return schedule_tiles(
+        call.memory["flags"],
+        m=m,
+        n=n,
+        k=problem.a_shape(call.rank)[1],
+        by_columns=by_columns,
+        tiles=call.num_tiles(m, n),
+        tile_us=tile_alone_us(tiling, problem.a_shape(0)[1]),
+        wave_sent_us=config.num_sms * tile_sent_us(tiling, peers=1),
+        sends_sums=sends_sums,
+        num_programs=config.num_sms,
+        world_size=problem.world_size,
+    )
+
+
+def queue(
+    call: ReduceCall, a: torch.Tensor, b: torch.Tensor, n: int, shards: Shards, reduced: TensorDescriptor | None
+) -> None:
+    """Queue the kernel.
+
+    Args:
+        call, a, b: the call.
+        n: columns of the largest shard.
+        shards: the order of the tiles.
+        reduced: where sums are sent; None: into this rank's own place among the partials.
+    """
+    config, staging = call.config, call.memory["staging"]
+    call.run(
+        gemm_reduce_scatter_warp_specialized,
+        config.num_sms,
+        num_warps=hopper.num_warps(config),
+        early=True,
+        **hopper.operands(call, a, b),
+        out=hopper.subtiles_of(call, call.peer_view(staging)[:, call.rank, :, :n]),
+        reduced=reduced,
+        partials=hopper.descriptor(staging[:, :, :n], (1, config.block_m, SUBTILE_COLS.value)),
+        shards=shards,
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+    )
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    shard = call.problem.shard_shape(0)
+    shards = call.kept("shards", lambda: schedule(call, shard, by_columns=False, sends_sums=False))
+    queue(call, a, b, shard[1], shards, None)
+    return outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "warp_specialized", plan, workspace, launch, outputs, supports=supports),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

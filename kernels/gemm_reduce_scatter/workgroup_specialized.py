@@ -11,6 +11,8 @@ Flags hold call numbers and are never reset. Pattern: arXiv 2511.12500, section 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,7 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.handshake import begin_call, finish_after_arrivals, finish_call
+from ..common.implementation import Implementation
 from ..common.partials import (
     COMPUTES_AND_SUMS,
     SIGNAL_TILE,
@@ -28,7 +31,10 @@ from ..common.partials import (
     shard_tiles,
     sum_own_tiles,
 )
-from .operator import GemmReduceScatter
+from ..common.variants import variant_of
+from ..common.workspace import Buffer, local_flags
+from . import host
+from .host import FAMILY, KEPT, Destination, ReduceCall
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
@@ -62,33 +68,37 @@ def gemm_reduce_scatter_workgroup_specialized(
         finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class WorkgroupSpecialized(GemmReduceScatter):
-    """See the module."""
+# Twice what pushing to all peers at once takes, as each tile is signalled: 0.516 ms for 8192x8192x8192 over 4 H200s,
+# with 16 of 132 SMs 0.573, with 32 0.586.
+_COMM_SHARE = 24 / 132
 
-    variant = "workgroup_specialized"
-    # Twice what pushing to all peers at once takes, as each tile is signalled: 0.516 ms for 8192x8192x8192 over 4
-    # H200s, with 16 of 132 SMs 0.573, with 32 0.586.
-    comm_share = 24 / 132
 
-    def _open_buffers(self) -> None:
-        super()._open_buffers()
-        self._computed = self._local_flags(self._num_sent, "partial tile")
+def implementation(family: str, destination: Destination) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums."""
 
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._run(
+    def workspace(call: ReduceCall) -> dict[str, Buffer]:
+        computed = local_flags(host.num_sent(call), "partial tile")
+        return {**destination.workspace(call), **host.workspace(call), "computed": computed}
+
+    def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+        call.run(
             gemm_reduce_scatter_workgroup_specialized,
-            self.config.num_sms,
-            **self._multiply_arguments(a, b),
-            out=self._out,
-            flags_ptr=self._computed,
-            comm_programs=self.config.comm_sms,
-            ROWS=self.config.comm_rows,
-            DESTINATIONS=self.destinations,
+            call.config.num_sms,
+            **host.multiply_arguments(call, a, b),
+            out=destination.block(call),
+            flags_ptr=call.memory["computed"],
+            comm_programs=call.config.comm_sms,
+            ROWS=call.config.comm_rows,
+            DESTINATIONS=destination.ranks(call),
         )
-        return self.output
+        return destination.outputs(call)
+
+    plan = partial(host.plan, comm_share=_COMM_SHARE)
+    return Implementation(family, "workgroup_specialized", plan, workspace, launch, destination.outputs)
 
 
-VARIANT = WorkgroupSpecialized.as_variant(
+VARIANT = variant_of(
+    implementation(FAMILY, KEPT),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,

@@ -23,7 +23,7 @@ from iris_bench.tune import candidates
 from iris_bench.tune.candidates import Tuned, neighbours
 from iris_core.rendezvous import rank_info
 from iris_kernels.common.config import GemmConfig, default_config
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.measured import Key
 from iris_kernels.common.stream_k_operator import default_stream_k_config
 from iris_kernels.common.tuning_cache import read_cache

@@ -32,7 +32,7 @@ from iris_core.device.context import encode
 from iris_core.device.sync import WATCHDOG_WORDS
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensor_factories import TensorFactories
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import get_variant
 
 MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # bytes that kernels may spill with Triton 3.7

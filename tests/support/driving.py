@@ -19,7 +19,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from iris_core.backends.base import PreparedStream, Step
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Variant, get_variant
 
 SIDE_STREAM, GRAPH_STREAM = 7, 9

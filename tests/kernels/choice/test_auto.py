@@ -17,7 +17,7 @@ from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common import auto, neighbours
 from iris_kernels.common.auto import Choice, choose, fastest
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.measured import Key, Measured, key_of, shipped_table
 from iris_kernels.common.neighbours import is_narrow
 from iris_kernels.common.problem import Problem

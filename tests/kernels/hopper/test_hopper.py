@@ -13,7 +13,7 @@ from compiling import Case, StubContext, recorded_launches
 from families import make_problem, name
 
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 VARIANTS = [variant for variant in list_variants() if variant.name.startswith("warp_specialized")]

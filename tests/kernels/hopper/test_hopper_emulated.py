@@ -37,7 +37,7 @@ from iris_kernels.common.hopper import (
     signal_pipeline,
     tile_scheduler,
 )
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from iris_kernels.gemm_reduce_scatter import roles as reduce_scatter_roles
 from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant

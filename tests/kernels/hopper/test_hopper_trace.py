@@ -19,7 +19,7 @@ from test_hopper_emulated import CASES, COPIES, run_case
 from iris_bench.trace.traced import thread_of
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.hopper import pipeline
 from overlap_taxonomy import get_variant
 

@@ -12,7 +12,7 @@ from compiling import Case, StubContext, recorded_launches
 from driving import build, case_of, driven, operands
 from families import FUSED, make_problem, name
 
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Variant, get_variant
 

@@ -13,7 +13,7 @@ from families import name
 from triton.runtime.jit import JITFunction
 
 from iris_kernels.all_gather_gemm import Problem
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 FUSED = [variant for variant in list_variants() if variant.has_kernels]

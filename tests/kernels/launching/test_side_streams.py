@@ -13,7 +13,7 @@ import pytest
 import torch
 from compiling import Case, StubContext, make_problem, recorded_launches
 
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Arrangement, Variant, list_families, list_variants
 
 BESIDE = (Arrangement.CONCURRENT_KERNELS, Arrangement.KERNEL_AND_COPIES)

@@ -33,7 +33,7 @@ from iris_core import PeerError
 from iris_core.rendezvous import rank_info
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.hopper import operator as hopper
+from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.trace import Span
 from overlap_taxonomy import Variant, get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES

@@ -1,0 +1,134 @@
+"""What the variants of all-gather + GEMM share on the host.
+
+The output is this rank's columns of C. A is gathered on the heap; only with `keep_gathered` is it complete there, for
+the caller to read: else the rows of this rank, which are read where the caller has them, are missing, and those of the
+peers may change as soon as the call has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..common.arguments import Block, Gemm
+from ..common.call import Call, Device
+from ..common.config import GemmConfig, default_config
+from ..common.implementation import Implementation, Outputs
+from ..common.operands import padded
+from ..common.workspace import Buffer
+from .problem import AllGatherGemmProblem
+from .shards import Shard
+
+FAMILY = "all_gather_gemm"
+OPTIONS = {"keep_gathered": False}
+GatherCall = Call[AllGatherGemmProblem]
+
+
+def plan(problem: AllGatherGemmProblem, device: Device, comm_share: float = 0.0) -> GemmConfig:
+    """Return what to start from for the largest block of columns."""
+    m, n = problem.m, problem.b_shape(0)[1]
+    return default_config(device.arch, device.num_sms, m=m, n=n, dtype=problem.dtype, comm_share=comm_share)
+
+
+def keeps_gathered(call: GatherCall) -> bool:
+    """Return whether the caller reads the gathered A."""
+    return bool(call.options["keep_gathered"])
+
+
+def gathered_buffer(call: GatherCall, rows: int) -> Buffer:
+    """Return the buffer of gathered rows, so far apart that descriptors, if there are any, can name them."""
+    problem = call.problem
+    distance = padded(problem.k, problem.dtype) if call.config.descriptors else problem.k
+    return Buffer((rows, distance), problem.dtype, is_symmetric=True)
+
+
+def workspace(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffers of the gathered A and of C."""
+    return {"gathered": gathered_buffer(call, call.problem.m), **output_buffer(call)}
+
+
+def output_buffer(call: GatherCall) -> dict[str, Buffer]:
+    """Return the buffer of C; a rank without columns computes nothing, into room for one."""
+    m, n = call.problem.c_shape(call.rank)
+    return {"output": Buffer((m, max(n, 1)), call.problem.dtype)}
+
+
+def gathered(call: GatherCall) -> torch.Tensor:
+    """Return the gathered A."""
+    return call.memory["gathered"][: call.problem.m, : call.problem.k]
+
+
+def own_rows(call: GatherCall) -> slice:
+    """Return which rows of A are this rank's."""
+    return slice(*call.problem.rows(call.rank))
+
+
+def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
+    """Return C, and A if it is kept."""
+    return with_gathered(call, call.memory["output"][:, : call.problem.c_shape(call.rank)[1]])
+
+
+def with_gathered(call: GatherCall, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return C, and A if it is kept."""
+    return (output, gathered(call)) if keeps_gathered(call) else (output,)
+
+
+def block_of(call: GatherCall) -> Block:
+    """Return where C is stored."""
+    room, (m, n) = call.memory["output"], call.problem.c_shape(call.rank)
+    return Block(room, m, n, room.stride(0))
+
+
+def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queue the copies that come first: of A where it is kept, and of operands that descriptors cannot name.
+
+    Returns:
+        The operands as kernels read them.
+    """
+    own, has_descriptors = gathered(call)[own_rows(call)], call.config.descriptors
+    if keeps_gathered(call) and not (has_descriptors and call.needs_copy("A", a)):
+        call.copy(own, a)
+    return call.readable(a, b, room_of_a=own) if has_descriptors else (a, b)
+
+
+def multiply_arguments(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+    """Return what a kernel that multiplies takes."""
+    problem, whole = call.problem, gathered(call)
+    gathered_gemm = Gemm(problem.k, whole.stride(0), 1, b.stride(0), b.stride(1))
+    return {
+        **call.main_loop(a if a.shape[0] else whole, b, whole),
+        "gathered_gemm": gathered_gemm,
+        "block": block_of(call),
+        "shard_rows": problem.a_shape(0)[0],
+        "peers": call.peers(),
+        "WORLD_SIZE": problem.world_size,
+    }
+
+
+def push_arguments(call: GatherCall, a: torch.Tensor) -> dict[str, Any]:
+    """Return what a kernel that pushes this rank's shard takes."""
+    (rows, columns), whole = a.shape, gathered(call)
+    source = a if a.numel() else whole
+    destination = whole[own_rows(call)] if rows else whole
+    shard = Shard(source, destination, rows, columns, a.stride(0), a.stride(1), whole.stride(0))
+    return {
+        "shard": shard,
+        "peers": call.peers(),
+        "ROWS": call.config.comm_rows,
+        "COLS": call.config.block_n,
+        "WORLD_SIZE": call.world_size,
+    }
+
+
+def implementation(
+    variant: str,
+    plan: Callable[[AllGatherGemmProblem, Device], GemmConfig],
+    workspace: Callable[[GatherCall], dict[str, Buffer]],
+    launch: Callable[[GatherCall, torch.Tensor, torch.Tensor], Outputs],
+    outputs: Callable[[GatherCall], Outputs] = outputs,
+    **more: Any,
+) -> Implementation:
+    """Return a variant of the family; arguments as an `Implementation`'s."""
+    return Implementation(FAMILY, variant, plan, workspace, launch, outputs, options=OPTIONS, gathered=gathered, **more)

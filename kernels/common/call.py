@@ -1,0 +1,231 @@
+"""A call of an operator: what it multiplies, with what memory, and how its kernels are queued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from typing_extensions import Self
+
+from iris_core import Context
+from iris_core.backends.base import round_up
+
+from .arguments import Gemm, Peers, Tile
+from .config import LEAST_TILE, GemmConfig, is_hopper_or_later
+from .gemm import POINTERS
+from .launching import Calls, SideStream
+from .operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
+from .problem import Problem
+
+P = TypeVar("P", bound=Problem)
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a plan may depend on beside the problem; the same on all ranks.
+
+    Args:
+        arch: "cpu", "sm_90", "gfx942", ….
+        num_sms: SMs or compute units.
+        ranks: that share it.
+        streams_need_a_unit: whether what a stream does beside copies takes an SM.
+    """
+
+    arch: str
+    num_sms: int
+    ranks: int = 1
+    streams_need_a_unit: bool = False
+
+    @classmethod
+    def of(cls, ctx: Context) -> Self:
+        """Return a context's device."""
+        return cls(ctx.get_arch(), ctx.get_cu_count(), ctx.ranks_on_device, ctx.backend.streams_need_a_unit)
+
+
+class Channel:
+    """What all calls of an operator share: its state (handshake.py), its streams, its prepared calls.
+
+    Args:
+        ctx: the context.
+        name: of the operator, in errors.
+        state: the words of handshake.py; None for other projects' kernels.
+        opened: what the implementation opened.
+    """
+
+    def __init__(self, ctx: Context, name: str, state: torch.Tensor | None, opened: Any = None) -> None:
+        self.ctx = ctx
+        self.opened = opened
+        self.calls = Calls(ctx.backend)
+        self.operand_copies = OperandCopies(name)
+        self.trace: torch.Tensor | None = None
+        self._state = state
+        self._streams: dict[str, SideStream] = {}
+
+    def stream(self, name: str) -> SideStream:
+        """Return the queue of work of this name beside the current stream, of high priority."""
+        if name not in self._streams:
+            self._streams[name] = SideStream(self.calls, self.ctx.make_stream())
+        return self._streams[name]
+
+    def peers(self) -> Peers:
+        """Return what kernels that talk to peers take."""
+        ctx = self.ctx
+        return Peers(self._state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, self.trace)
+
+    def clear(self) -> None:
+        """Forget the prepared calls, and give the room of copies back."""
+        self.calls.clear()
+        self.operand_copies.clear()
+
+
+class Call(Generic[P]):
+    """What a variant's functions are given: a problem, its plan, a rank, and, to launch, memory and streams.
+
+    Args:
+        problem: what this call multiplies.
+        config: the plan.
+        rank: this one.
+        device: that all ranks have.
+        options: the family's own.
+
+    Attributes:
+        channel, memory, half_size: where it is queued, the buffers that the variant asked for, by name, and how many
+            elements a half of one has room for; once it is bound.
+        ran_config: what the last launch ran with, where its operands did not allow for all of `config`.
+        copied: of which operands it made copies, "A" or "B".
+    """
+
+    channel: Channel
+    memory: Mapping[str, torch.Tensor]
+    half_size: Callable[[str], int]
+
+    def __init__(
+        self,
+        problem: P,
+        config: GemmConfig,
+        rank: int,
+        device: Device,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.problem = problem
+        self.config = config
+        self.rank = rank
+        self.device = device
+        self.options = options
+        self.ran_config = config
+        self.copied: tuple[str, ...] = ()
+        self._kept: dict[Hashable, Any] = {}
+
+    def bind(self, channel: Channel, memory: Mapping[str, torch.Tensor], half_size: Callable[[str], int]) -> None:
+        """Give it what it takes to be launched."""
+        self.channel, self.memory, self.half_size = channel, memory, half_size
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.problem.world_size
+
+    def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """Return what `make` gives, made once: the same whenever this call is made again."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    # What is queued --------------------------------------------------------------------------------------------------
+
+    def run(
+        self, kernel: Any, num_programs: int, *, num_warps: int | None = None, early: bool = False, **arguments: Any
+    ) -> None:
+        """Queue a kernel; `num_warps` where it is not the compute kernels'.
+
+        With `early` it may be launched before what precedes it in the stream is done, where GPUs can do that: it
+        calls `gdc_wait`.
+        """
+        options = {"num_warps": num_warps or self.config.num_warps, "num_stages": self.config.num_stages}
+        if early and is_hopper_or_later(self.device.arch):
+            options["launch_pdl"] = True
+        self.channel.calls.launch(kernel, num_programs, arguments, options)
+
+    def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
+        """Copy A, before anything else that the call queues."""
+        self.channel.calls.copy(destination, a)
+
+    def stream(self, name: str) -> SideStream:
+        """Return the queue of work of this name beside the current stream."""
+        return self.channel.stream(name)
+
+    def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return every rank's of a symmetric tensor; see `Context.peer_view`."""
+        return self.channel.ctx.peer_view(tensor)
+
+    # What kernels take -----------------------------------------------------------------------------------------------
+
+    def peers(self) -> Peers:
+        """Return what kernels that talk to peers take."""
+        return self.channel.peers()
+
+    def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
+        """Return the compile-time shape of the work on a tile."""
+        config = config or self.config
+        return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
+
+    def width(self, columns: int) -> int:
+        """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.
+
+        Descriptors read zeroes past B's columns; pointers would read what is there. No row is so much longer that it
+        reaches into another tile, of which the narrowest have 16 columns.
+        """
+        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.dtype)
+        return columns if is_long_enough else round_up(columns, LEAST_TILE)
+
+    def needs_copy(
+        self, name: str, matrix: torch.Tensor, can_describe: Callable[[torch.Tensor], bool] = describable
+    ) -> bool:
+        """Return whether an operand, "A" or "B", must be copied for descriptors to name it."""
+        return self.channel.operand_copies.are_needed(name, matrix, can_describe)
+
+    def readable(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        room_of_a: torch.Tensor | None = None,
+        can_describe: Callable[[torch.Tensor], bool] = describable,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the operands as descriptors can name them: themselves, or copies, which are queued.
+
+        Args:
+            a, b: the call's.
+            room_of_a: where A is copied to; None for room of the operator's own.
+            can_describe: whether descriptors can name a matrix, by rows.
+        """
+        a, b, made = self.channel.operand_copies.readable(self.run, a, b, room_of_a, can_describe)
+        self.copied += made
+        return a, b
+
+    def main_loop(self, a: torch.Tensor, b: torch.Tensor, gathered: torch.Tensor | None = None) -> dict[str, Any]:
+        """Return what the main loop takes: operands as descriptors where the configuration says so, else as pointers.
+
+        `gathered` is a second A of the same width, for kernels that read from two places. An empty operand has no
+        descriptor: with one, all are pointers.
+        """
+        config = self.config
+        if config.descriptors:
+            a, b = self.readable(a, b)
+        operands = {"a": a, "b": b} | ({} if gathered is None else {"gathered": gathered})
+        loads = loads_of(operands) if config.descriptors else POINTERS.value
+        if loads != POINTERS.value:
+            operands = {name: descriptor_of(name, matrix, loads, config) for name, matrix in operands.items()}
+        else:  # addresses take registers that the epilogue of a wide tile then lacks
+            subtiles = 2 if config.block_n > 128 else config.epilogue_subtiles
+            config = replace(config, descriptors=False, epilogue_subtiles=subtiles)
+        self.ran_config = config
+        gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))
+        return {**operands, "gemm": gemm, "TILE": self.tile(loads, config)}
+
+    def num_tiles(self, m: int, n: int) -> int:
+        """Return how many tiles an (m, n) has."""
+        return -(-m // self.config.block_m) * -(-n // self.config.block_n)

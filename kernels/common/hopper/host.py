@@ -1,0 +1,277 @@
+"""What the warp-specialised variants share on the host: what they support, their tensor descriptors, their launch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from iris_core.device import interpretation
+
+from ..call import Call, Device
+from ..config import GemmConfig
+from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
+from ..implementation import valid_config
+from ..operands import describable, padded
+from ..problem import Problem
+from ..workspace import Buffer, local_flags
+from .arguments import Sizes, SplitWorkspace, WarpTile
+from .plan import (
+    BLOCK_M,
+    PINGPONG_COLUMNS,
+    STEP_K,
+    SUBTILE_ROWS,
+    WIDTHS,
+    Tiling,
+    fastest_tiling,
+    num_subtiles,
+    whole_waves,
+)
+from .roles import GROUP_WARPS
+from .tile_scheduler import SUBTILE_COLS
+
+DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+SHARED_BYTES = 227 << 10  # of an SM, for one program
+BARRIER_BYTES = 1 << 10  # more than the barriers take
+NUM_WARPS = 8  # that multiply: two warp groups, of 64 rows each or, with pingpong, of a tile each
+STAGES = {
+    256: 3,
+    128: 5,
+    64: 6,
+}  # by the width of the tile: as many as fit beside a finished tile, and no more than help
+_MOST_DESCRIPTORS = 4096  # that are kept
+
+
+def machine_reason() -> str | None:
+    """Return why kernels for Hopper cannot run in this process, or None."""
+    if interpretation.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
+        return "warp-specialised kernels need NVIDIA Hopper GPUs (sm_90)"
+    major, minor = torch.cuda.get_device_capability()
+    return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
+
+
+def config_reason(config: GemmConfig) -> str | None:
+    """Return why the warp-specialised kernels cannot run with a configuration, or None."""
+    if config.splits & (config.splits - 1):
+        return f"splits is {config.splits}; it takes a power of two"
+    if config.num_warps != NUM_WARPS or config.block_m != 128:
+        has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
+        return f"two warp groups multiply tiles of 128 rows: {has}"
+    if config.block_n not in WIDTHS or config.block_k != STEP_K:
+        tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
+        return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
+    if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.splits > 1):
+        has = f"block_n {config.block_n}, splits {config.splits}"
+        return f"with pingpong tiles have {PINGPONG_COLUMNS} columns at most and are not split: {has}"
+    if config.comm_rows < 8:
+        return f"comm_rows is {config.comm_rows}; subtiles have 8 rows or more"
+    subtiles = num_subtiles(config.block_n, config.comm_rows)
+    if config.splits > subtiles:
+        return f"{config.splits} programs split a tile of {subtiles} subtiles; each keeps one or more"
+    if config.num_sms <= config.splits:
+        return f"{config.splits} programs split a tile; there are only {config.num_sms}"
+    if config.epilogue_subtiles != 1 or not config.descriptors:
+        return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
+    stage_bytes = 2 * (config.block_m + config.block_n) * config.block_k
+    shared_bytes = config.num_stages * stage_bytes + 2 * config.block_m * config.block_n + BARRIER_BYTES
+    if shared_bytes > SHARED_BYTES:
+        return f"{config.num_stages} stages and a finished tile take {shared_bytes} bytes of {SHARED_BYTES}"
+    return None
+
+
+def supports(
+    problem: Problem,
+    config: GemmConfig | None,
+    *,
+    config_reason_of: Callable[[Any, GemmConfig], str | None] = lambda problem, config: None,
+    sizes_reason_of: Callable[[Any], str | None] = lambda problem: None,
+) -> str | None:
+    """Return why a warp-specialised variant cannot do a problem here, or None.
+
+    Args:
+        problem: what to do.
+        config: the configuration; None for the plan.
+        config_reason_of, sizes_reason_of: what the variant has to say beside what holds for all.
+    """
+    if reason := machine_reason():
+        return reason
+    if problem.dtype not in DTYPES:
+        return f"warp-specialised kernels multiply bfloat16 and float16, not {problem.dtype}"
+    if config and (
+        reason := (
+            valid_config(problem, config)
+            or config_reason(config)
+            or splits_reason(problem, config)
+            or config_reason_of(problem, config)
+        )
+    ):
+        return reason
+    return sizes_reason_of(problem) or _empty_rows_reason(problem)
+
+
+def splits_reason(problem: Problem, config: GemmConfig) -> str | None:
+    """Return why tiles of a problem cannot be split so, or None."""
+    k = problem.a_shape(0)[1]
+    if config.splits > 1 and k < config.splits * config.block_k:
+        return f"{config.splits} programs split a tile whose k is {k}; each takes {config.block_k} or more"
+    return None
+
+
+def _empty_rows_reason(problem: Problem) -> str | None:
+    """Return why TMA cannot move this problem's matrices, or None."""
+    empty = [rank for rank in range(problem.world_size) if problem.a_shape(rank)[1] == 0]
+    return f"rank {empty[0]}'s A has no columns; TMA moves rows that are not empty" if empty else None
+
+
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    device: Device,
+    *,
+    peers: int,
+    shards: int = 1,
+    splits: tuple[int, ...] = (1,),
+    pingpong: bool = False,
+) -> GemmConfig:
+    """Return what to start from for an (m, n) of one rank, over k.
+
+    Args:
+        m, n, k: of the rank's multiplication.
+        device: what it runs on.
+        peers: how many ranks the last tiles are sent to.
+        shards: into how many parts of rows the output is cut, each of which has tiles of its own.
+        splits: how many programs may split each of the last tiles.
+        pingpong: whether warp groups may multiply in turns.
+    """
+    rows = shards * -(-m // (shards * BLOCK_M)) * BLOCK_M if shards > 1 else m
+    tiling = fastest_tiling(rows, n, k, num_programs=device.num_sms, peers=peers, splits=splits, pingpong=pingpong)
+    return config_of(tiling, device)
+
+
+def config_of(tiling: Tiling, device: Device) -> GemmConfig:
+    """Return the configuration with this tiling, on all SMs."""
+    return GemmConfig(
+        BLOCK_M,
+        tiling.block_n,
+        STEP_K,
+        num_warps=NUM_WARPS,
+        num_stages=STAGES[tiling.block_n],
+        num_sms=device.num_sms,
+        comm_rows=SUBTILE_ROWS,
+        splits=tiling.splits,
+        pingpong=tiling.pingpong,
+    )
+
+
+def num_warps(config: GemmConfig) -> int:
+    """Return how many warps a kernel is launched with: those of the first role."""
+    return GROUP_WARPS.value if config.pingpong else config.num_warps
+
+
+def split_buffers(call: Call[Any], num_programs: int, sizes: Sizes, shards: int = 1) -> dict[str, Buffer]:
+    """Return the buffers where programs that split tiles exchange partial sums; none if they split none.
+
+    Args:
+        call: the call.
+        num_programs: that compute.
+        sizes, shards: the tiles, of so many shards of these sizes.
+    """
+    config = call.config
+    if config.splits == 1:
+        return {}
+    num_tiles = call.num_tiles(sizes.m, sizes.n) * shards
+    left = num_tiles - whole_waves(num_tiles, num_programs) * num_programs
+    partial_tiles = max(1, -(-left // (num_programs // config.splits)) * num_programs)
+
+    def name(word: int) -> str:
+        return f"{word // num_programs}, the partial tile of program {word % num_programs}"
+
+    return {
+        "partial_tiles": Buffer((partial_tiles, config.block_m, config.block_n), torch.float32),
+        "partial_flags": local_flags(partial_tiles, "wave of split tiles", name=name),
+    }
+
+
+def split_workspace(call: Call[Any]) -> SplitWorkspace | None:
+    """Return where programs that split tiles exchange partial sums, as kernels take it; None if they split none."""
+    if call.config.splits == 1:
+        return None
+    return SplitWorkspace(call.memory["partial_tiles"], call.memory["partial_flags"])
+
+
+def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, *, are_gated: bool = False) -> dict[str, Any]:
+    """Return the operands' descriptors, and the compile-time shape of the work.
+
+    Args:
+        call: the call.
+        a, b: its operands.
+        are_gated: whether steps of a tile are loaded while operands of later ones are on their way to this rank.
+    """
+    a, b = call.readable(a, b, can_describe=_can_describe)
+    if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
+        b = a.t()
+    b_rows, b_columns = _rows(b), _rows(b.t())
+    is_by_columns = describable(b_columns)
+    loads, b_lines = (DESCRIPTORS_B_NK.value, b_columns) if is_by_columns else (DESCRIPTORS_B_KN.value, b_rows)
+    config = call.config
+    b_block = (config.block_n, 64) if loads == DESCRIPTORS_B_NK.value else (64, config.block_n)
+    tile = WarpTile(
+        config.block_m,
+        config.block_n,
+        config.block_k,
+        config.group_m,
+        loads,
+        config.num_stages,
+        config.comm_rows,
+        num_subtiles(config.block_n, config.comm_rows),
+        config.splits,
+        are_gated,
+        config.pingpong,
+    )
+    return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}
+
+
+def _rows(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix; one of a single row, between whose rows there is no distance, with one that TMA takes."""
+    if matrix.shape[0] != 1:
+        return matrix
+    return matrix.as_strided(matrix.shape, (padded(matrix.shape[1], matrix.dtype), matrix.stride(1)))
+
+
+def _can_describe(matrix: torch.Tensor) -> bool:
+    return describable(_rows(matrix))
+
+
+def subtiles_of(call: Call[Any], out: torch.Tensor) -> TensorDescriptor:
+    """Return the descriptor of a (rank, row, column) tensor that subtiles of tiles are sent to."""
+    return descriptor(out, (1, call.config.comm_rows, SUBTILE_COLS.value))
+
+
+def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
+    """Return a tensor's descriptor for blocks of this shape; it does not keep the tensor's memory."""
+    return _descriptor(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), block)
+
+
+@functools.lru_cache(_MOST_DESCRIPTORS)
+def _descriptor(
+    address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
+) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), DTYPES[dtype])
+    return TensorDescriptor(_Address(address, dtype), list(shape), list(strides), list(block), layout)
+
+
+@dataclass(frozen=True)
+class _Address:
+    """Stands for a tensor in a descriptor."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address

@@ -1,0 +1,65 @@
+"""What a variant supplies: pure functions of a problem, from which an operator makes its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from iris_core import Context
+
+from .call import Call, Device
+from .config import GemmConfig, invalid_reason
+from .problem import Problem
+from .workspace import Buffer
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+def valid_config(problem: Problem, config: GemmConfig | None) -> str | None:
+    """Return why a configuration makes no sense, or None; no variant has less to ask."""
+    return invalid_reason(config) if config else None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """How a variant does a problem.
+
+    Args:
+        family, variant: what it is called.
+        plan: returns the configuration for a problem on a device, the same on all ranks; None where there is nothing
+            to configure.
+        fit: returns a configuration with what is not free in it for a problem; None: all is.
+        workspace: returns the buffers that a call uses, by name, symmetric ones the same on all ranks. What is called
+            "output" or "gathered" the caller reads.
+        launch: queues a call, and returns its outputs: C, then the family's others.
+        outputs: returns what `launch` returns, without a launch; None where each call returns new memory.
+        supports: returns why the variant cannot do a problem with a configuration (None: its plan), or None.
+        options: the family's own arguments, the same on all ranks, with their defaults.
+        gathered: returns A as the call gathers it: there its own rows may lie.
+        as_matrix: returns C as one matrix; None where it is one.
+        open: makes what all calls up to a problem need beside memory; collective.
+        describe: says of what `open` made what there is to say in place of a configuration.
+        counts_chunks: whether `done` counts chunks (handshake.py), and no calls.
+        is_ours: whether it runs kernels of ours, which have a state, and are prepared.
+        can_trace: whether these write traces.
+    """
+
+    family: str
+    variant: str
+    plan: Callable[[Any, Device], GemmConfig | None]
+    workspace: Callable[[Call[Any]], dict[str, Buffer]]
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs]
+    outputs: Callable[[Call[Any]], Outputs] | None = None
+    fit: Callable[[Any, GemmConfig], GemmConfig] | None = None
+    supports: Callable[[Any, GemmConfig | None], str | None] = valid_config
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gathered: Callable[[Call[Any]], torch.Tensor] | None = None
+    as_matrix: Callable[[Any, torch.Tensor], torch.Tensor] | None = None
+    open: Callable[[Context, Any], Any] | None = None
+    describe: Callable[[Any], str] | None = None
+    counts_chunks: bool = False
+    is_ours: bool = True
+    can_trace: bool = True

@@ -1,0 +1,158 @@
+"""An operator's memory: named buffers, each as large as the largest call needs, of which a call sees its own part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from iris_core import Context
+
+from .handshake import number_of_call
+
+CallOf = Callable[[int, int], int]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What a call needs of one buffer.
+
+    Args:
+        shape, dtype: of the part that a call uses.
+        is_symmetric: on the heap, at the same place on every rank; then all ranks must ask for the same.
+        halves: with two, calls use one half and the other alternately; `shape` is a half's.
+        describe: what stands in the report of a failed wait for a word of it; given for words that are waited for.
+        call_of: returns the call in which a word is expected to be a value; None for words that count within a call.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_symmetric: bool = False
+    halves: int = 1
+    describe: Callable[[int], str] | None = None
+    call_of: CallOf | None = None
+
+    @property
+    def size(self) -> int:
+        """Elements of a half, at least one: an empty tensor has no address."""
+        return max(1, math.prod(self.shape))
+
+
+def local_flags(count: int, what: str, *, dtype: torch.dtype = torch.int64, name: Callable[[int], str] = str) -> Buffer:
+    """Return words that only this rank's kernels use, reported as `what` so-and-so.
+
+    int64 words hold call numbers; others count within a call.
+    """
+    call_of = number_of_call if dtype == torch.int64 else None
+    return Buffer((count,), dtype, describe=lambda word: f"{what} {name(word)} of this rank", call_of=call_of)
+
+
+def flags_by_source(
+    world_size: int, count: int, what: str, whose: str, *, are_numbered: bool = True, halves: int = 1
+) -> Buffer:
+    """Return int64 words (world_size, count) that the rank of the first index sets here, reported as its `whose`.
+
+    They hold call numbers; not `are_numbered`: they are set, and zeroed again, in every call.
+    """
+
+    def describe(word: int) -> str:
+        return f"{what} {word % count} of rank {word // count}'s {whose}"
+
+    call_of = number_of_call if are_numbered else None
+    return Buffer((world_size, count), torch.int64, True, halves, describe, call_of)
+
+
+class Workspace:
+    """Buffers by name, zeroed when they are made; they grow, and never shrink.
+
+    Args:
+        ctx: the context.
+        who: names, in reports of failed waits, the operator and the problem of the call that was queued last.
+    """
+
+    def __init__(self, ctx: Context, who: Callable[[], str]) -> None:
+        self._ctx = ctx
+        self._who = who
+        self._memory: dict[str, torch.Tensor] = {}  # (halves, elements)
+        self._asked: dict[str, Buffer] = {}  # by the call that was queued last
+        self._outgrown: list[torch.Tensor] = []  # that captured graphs may still use
+
+    def fits(self, asked: Mapping[str, Buffer]) -> bool:
+        """Return whether there is room for what a call asks for."""
+        return all(map(self._fits, asked, asked.values()))
+
+    def grows_on_heap(self, asked: Mapping[str, Buffer]) -> bool:
+        """Return whether to make room for it is collective."""
+        return any(one.is_symmetric and not self._fits(name, one) for name, one in asked.items())
+
+    def _fits(self, name: str, buffer: Buffer) -> bool:
+        return name in self._memory and self._memory[name].shape[1] >= buffer.size
+
+    def grow(self, asked: Mapping[str, Buffer], *, keep: bool) -> None:
+        """Make room for what is asked for, twice what there was or more; collective, if any of it is symmetric.
+
+        Args:
+            asked: by name; of symmetric buffers, all ranks ask for the same.
+            keep: whether the memory that is outgrown stays where it is, as captured graphs use it.
+
+        Raises:
+            HeapExhausted: the heap has no room.
+        """
+        outgrown = []
+        for name, buffer in asked.items():
+            old = self._memory.get(name)
+            if not self._fits(name, buffer):
+                self._memory[name] = self._made(buffer, 0 if old is None else 2 * old.shape[1])
+                outgrown += [] if old is None else [old]
+                self._watch(name, buffer)
+        if keep:
+            self._outgrown += outgrown
+        elif any(self._ctx.heap.contains(old) for old in outgrown):
+            self._ctx.barrier()  # no rank's kernels are under way that use it
+            self._free(outgrown)
+
+    def views(self, asked: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
+        """Return the parts that a call asks for, of the first half where there are two."""
+        return {
+            name: self._memory[name][0, : math.prod(buffer.shape)].view(buffer.shape) for name, buffer in asked.items()
+        }
+
+    def describe_as(self, asked: Mapping[str, Buffer]) -> None:
+        """Have reports describe words as those of a call that asks for this."""
+        self._asked |= asked
+
+    def half_size(self, name: str) -> int:
+        """Return how many elements a half of a buffer has room for."""
+        return self._memory[name].shape[1]
+
+    def close(self) -> None:
+        """Give all memory back; collective."""
+        self._free([*self._memory.values(), *self._outgrown])
+        self._memory, self._outgrown = {}, []
+
+    def _made(self, buffer: Buffer, least: int) -> torch.Tensor:
+        shape = (buffer.halves, max(buffer.size, least))
+        if buffer.is_symmetric:
+            return self._ctx.zeros(shape, dtype=buffer.dtype)
+        return torch.zeros(shape, dtype=buffer.dtype, device=self._ctx.get_device())
+
+    def _free(self, memory: list[torch.Tensor]) -> None:
+        for one in memory:
+            self._ctx.watchdog.unwatch(one)
+            if self._ctx.heap.contains(one):
+                self._ctx.free(one)
+
+    def _watch(self, name: str, buffer: Buffer) -> None:
+        """Name a buffer's words in reports, by the layout of the call that was queued last."""
+        if buffer.describe is None:
+            return
+        self._asked.setdefault(name, buffer)
+
+        def describe(word: int, rank: int) -> str:
+            described = self._asked[name]
+            assert described.describe is not None
+            return f"{self._who()}: {described.describe(word % self.half_size(name))}"
+
+        self._ctx.watchdog.watch(self._memory[name].view(-1), describe, buffer.call_of)
