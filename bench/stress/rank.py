@@ -13,7 +13,7 @@ import torch
 import iris_core
 from iris_core import Context
 from iris_kernels.common.compile_ahead import compile_ahead
-from iris_kernels.common.fused_operator import FusedOperator
+from iris_kernels.common.operator import Operator
 from overlap_taxonomy import get_variant
 
 from ..measure import environment
@@ -117,7 +117,7 @@ class _Run:
         self._seed = seed
         self._decisions = Decisions(seed, plan.subjects, plan.world_size)
         self._ledger = Ledger(ctx.get_device())
-        self._operators: list[FusedOperator[Any]] = []
+        self._operators: list[Operator[Any]] = []
         self._data: dict[tuple[Any, ...], list[Data]] = {}
         self._num_drawn = 0
         self._calls = [0] * len(plan.subjects)
@@ -154,7 +154,7 @@ class _Run:
             operator.close()
         self.ctx.close()
 
-    def _first_calls(self) -> Iterator[tuple[FusedOperator[Any], torch.Tensor, torch.Tensor]]:
+    def _first_calls(self) -> Iterator[tuple[Operator[Any], torch.Tensor, torch.Tensor]]:
         for subject, operator in zip(self.plan.subjects, self._operators, strict=True):
             yield operator, *self._data[subject.data_key][WARM_UP_SET].operands
 
@@ -199,10 +199,11 @@ class _Run:
         subject = next(subject for subject in self.plan.subjects if subject.data_key == key)
         self._data[key][renewal.operands] = self._draw(subject)
 
-    def _build(self, subject: Subject, *, auxiliary: bool) -> FusedOperator[Any]:
+    def _build(self, subject: Subject, *, auxiliary: bool) -> Operator[Any]:
         options = FAMILIES[subject.family].auxiliary_options(subject.variant) if auxiliary else {}
-        operator = get_variant(subject.family, subject.variant).build(self.ctx, subject.problem(), **options)
-        assert isinstance(operator, FusedOperator)
+        operator: Operator[Any] = get_variant(subject.family, subject.variant).build(
+            self.ctx, subject.problem(), **options
+        )
         return operator
 
     def _draw(self, subject: Subject) -> Data:

@@ -10,9 +10,9 @@ from typing import Any
 from iris_core import Context
 from iris_kernels.all_gather_gemm.schedule import k_chunks_of
 from iris_kernels.common.config import GemmConfig, warps_of
-from iris_kernels.common.hopper.operator import STAGES
+from iris_kernels.common.hopper.host import STAGES
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.stream_k_operator import LEAST_STAGES, StreamKOperator, stages_within
+from iris_kernels.common.stream_k_host import LEAST_STAGES, stages_within
 from overlap_taxonomy import Agent, Variant, get_variant
 
 from ..measure import job as measure
@@ -115,7 +115,7 @@ def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterat
 
 
 def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator[dict[str, Any]]:
-    if isinstance(variant.build, type) and issubclass(variant.build, StreamKOperator):
+    if variant.name == "one_shot":
         yield from _other_tilings(config)
         return
     for block_m, block_n, num_warps, num_stages in _TILES:

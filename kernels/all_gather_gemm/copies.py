@@ -80,7 +80,7 @@ def flags_buffer(call: GatherCall, chunks: ShardChunks) -> dict[str, Buffer]:
     return {"flags": flags_by_source(call.world_size, count, "chunk", "shard", are_numbered=False)}
 
 
-def _copies(call: GatherCall, chunks: ShardChunks) -> list[Copy]:
+def copies_of(call: GatherCall, chunks: ShardChunks) -> list[Copy]:
     """Return the copies in their order: the rank below needs this shard first."""
     rank, world_size = call.rank, call.world_size
     shards = call.peer_view(host.gathered(call))[:, host.own_rows(call)]
@@ -139,7 +139,7 @@ def queue(
     if has_barrier:
         with copies.as_current():
             call.run(all_gather_gemm_copy_engine_barrier, 1, num_warps=1, **handshake)
-    for copy in call.kept("copies", lambda: _copies(call, chunks)):
+    for copy in call.kept("copies", lambda: copies_of(call, chunks)):
         if len(copy.destination):
             copies.copy_2d(copy.destination, source[copy.rows, copy.columns])
         copies.write_value(copy.flag, 1)

@@ -247,7 +247,15 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("warp_specialized_copies", plan, workspace, launch, outputs, supports=hopper.supports),
+    host.implementation(
+        "warp_specialized_copies",
+        plan,
+        workspace,
+        launch,
+        outputs,
+        supports=hopper.supports,
+        can_describe=hopper.can_describe,
+    ),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,

@@ -53,13 +53,21 @@ class Channel:
         name: of the operator, in errors.
         state: the words of handshake.py; None for other projects' kernels.
         opened: what the implementation opened.
+        can_describe: whether the kernels' descriptors can name a matrix, by rows.
     """
 
-    def __init__(self, ctx: Context, name: str, state: torch.Tensor | None, opened: Any = None) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        name: str,
+        state: torch.Tensor | None,
+        opened: Any = None,
+        can_describe: Callable[[torch.Tensor], bool] = describable,
+    ) -> None:
         self.ctx = ctx
         self.opened = opened
         self.calls = Calls(ctx.backend)
-        self.operand_copies = OperandCopies(name)
+        self.operand_copies = OperandCopies(name, can_describe)
         self.trace: torch.Tensor | None = None
         self._state = state
         self._streams: dict[str, SideStream] = {}
@@ -181,28 +189,20 @@ class Call(Generic[P]):
         is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.dtype)
         return columns if is_long_enough else round_up(columns, LEAST_TILE)
 
-    def needs_copy(
-        self, name: str, matrix: torch.Tensor, can_describe: Callable[[torch.Tensor], bool] = describable
-    ) -> bool:
+    def needs_copy(self, name: str, matrix: torch.Tensor) -> bool:
         """Return whether an operand, "A" or "B", must be copied for descriptors to name it."""
-        return self.channel.operand_copies.are_needed(name, matrix, can_describe)
+        return self.channel.operand_copies.are_needed(name, matrix)
 
     def readable(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        room_of_a: torch.Tensor | None = None,
-        can_describe: Callable[[torch.Tensor], bool] = describable,
+        self, a: torch.Tensor, b: torch.Tensor, *, room_of_a: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the operands as descriptors can name them: themselves, or copies, which are queued.
 
         Args:
             a, b: the call's.
             room_of_a: where A is copied to; None for room of the operator's own.
-            can_describe: whether descriptors can name a matrix, by rows.
         """
-        a, b, made = self.channel.operand_copies.readable(self.run, a, b, room_of_a, can_describe)
+        a, b, made = self.channel.operand_copies.readable(self.run, a, b, room_of_a)
         self.copied += made
         return a, b
 

@@ -12,6 +12,7 @@ from iris_core import Context
 
 from .call import Call, Device
 from .config import GemmConfig, invalid_reason
+from .operands import describable
 from .problem import Problem
 from .workspace import Buffer
 
@@ -42,6 +43,7 @@ class Implementation:
         as_matrix: returns C as one matrix; None where it is one.
         open: makes what all calls up to a problem need beside memory; collective.
         describe: says of what `open` made what there is to say in place of a configuration.
+        can_describe: whether the kernels' descriptors can name a matrix, by rows.
         counts_chunks: whether `done` counts chunks (handshake.py), and no calls.
         is_ours: whether it runs kernels of ours, which have a state, and are prepared.
         can_trace: whether these write traces.
@@ -60,6 +62,7 @@ class Implementation:
     as_matrix: Callable[[Any, torch.Tensor], torch.Tensor] | None = None
     open: Callable[[Context, Any], Any] | None = None
     describe: Callable[[Any], str] | None = None
+    can_describe: Callable[[torch.Tensor], bool] = describable
     counts_chunks: bool = False
     is_ours: bool = True
     can_trace: bool = True

@@ -73,16 +73,18 @@ class OperandCopies:
 
     Args:
         owner: the operator, as errors name it.
+        can_describe: whether its descriptors can name a matrix, by rows.
     """
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, can_describe: Callable[[torch.Tensor], bool]) -> None:
         self._owner = owner
+        self._can_describe = can_describe
         self._rooms: dict[Any, list[torch.Tensor]] = {}  # prepared calls use the earlier ones, too
 
-    def are_needed(self, name: str, matrix: torch.Tensor, can_describe: Callable[[torch.Tensor], bool]) -> bool:
+    def are_needed(self, name: str, matrix: torch.Tensor) -> bool:
         """Return whether an operand must be copied; of B the columns may be what is contiguous."""
         ways = (matrix,) if name == "A" else (matrix, matrix.t())
-        return matrix.numel() > 0 and not any(can_describe(way) for way in ways)
+        return matrix.numel() > 0 and not any(self._can_describe(way) for way in ways)
 
     def readable(
         self,
@@ -90,7 +92,6 @@ class OperandCopies:
         a: torch.Tensor,
         b: torch.Tensor,
         room_of_a: torch.Tensor | None,
-        can_describe: Callable[[torch.Tensor], bool],
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
         """Return the operands as descriptors can name them, and which of them are copies.
 
@@ -98,7 +99,6 @@ class OperandCopies:
             run: queues a kernel, as `Call.run` does.
             a, b: the call's; an empty one is returned as it is.
             room_of_a: where A is copied to; None for room of this object's own, made when it is first needed.
-            can_describe: whether the descriptors can name a matrix, by rows.
 
         Raises:
             torch.OutOfMemoryError: there is none.
@@ -106,7 +106,7 @@ class OperandCopies:
         copies: dict[str, Copied] = {}
         found = {"A": a, "B": b}
         for name, matrix in (("A", a), ("B", b)):
-            if self.are_needed(name, matrix, can_describe):
+            if self.are_needed(name, matrix):
                 room = room_of_a if name == "A" and room_of_a is not None else self._room_of(name, matrix)
                 copies[name] = copied_to(*((matrix, room) if room.stride(1) == 1 else (matrix.t(), room.t())))
                 found[name] = room

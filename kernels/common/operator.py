@@ -51,6 +51,7 @@ class Operator(Generic[P]):
         is_closed: whether its buffers were given back; a call then raises RuntimeError.
         output: that memory, as the last call left it. It cannot be read in a graph of `torch.compile`.
         gathered: likewise A (m, k), where the family gathers it; its rows may lie further apart than they are long.
+        state: the words of handshake.py, on the heap.
         name: what names the operator in graphs of `torch.compile`.
         output_shapes: those of what a call of the whole problem gives; none without `keeps_outputs`.
 
@@ -247,7 +248,8 @@ class Operator(Generic[P]):
         for m in sorted({1 << bit for bit in range(most.bit_length())} | {most}, reverse=True):
             self._workspace.grow(implementation.workspace(self._unbound(m)), keep=False)
         opened = implementation.open(self.ctx, self.problem) if implementation.open else None
-        self._channel = Channel(self.ctx, str(self), state, opened)
+        self._channel = Channel(self.ctx, str(self), state, opened, implementation.can_describe)
+        self.state = state
         self._call_of(most)
 
     def _call_of(self, m: int) -> Call[P]:
@@ -294,6 +296,11 @@ class Operator(Generic[P]):
         return self.ctx.get_device().type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     # What it says of itself ------------------------------------------------------------------------------------------
+
+    @property
+    def last_call(self) -> Call[P]:
+        """What was queued last, or would be for the whole problem: its plan, its memory."""
+        return self._last
 
     @property
     def _output(self) -> torch.Tensor:

@@ -116,7 +116,7 @@ def workspace(call: Call[Any]) -> dict[str, Buffer]:
     """Return the buffers of the partials of split tiles, and of the numbers of calls."""
     config, split_programs = call.config, stream_k_plan(call).split_programs
     return {
-        "partial_tiles": Buffer((split_programs, config.block_m, config.block_n), torch.float32),
+        "partial_tiles": Buffer((split_programs * config.block_m * config.block_n,), torch.float32),
         "partial_flags": local_flags(split_programs, "the partial of a split tile by program"),
         # Of every program that a call may have.
         "calls": local_flags(max(config.num_sms, call.device.num_sms), "the number of calls ended by program"),

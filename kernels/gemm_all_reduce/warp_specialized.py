@@ -94,7 +94,16 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "warp_specialized", plan, workspace, launch, outputs, supports=warp_specialized.supports),
+    Implementation(
+        FAMILY,
+        "warp_specialized",
+        plan,
+        workspace,
+        launch,
+        outputs,
+        supports=warp_specialized.supports,
+        can_describe=hopper.can_describe,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

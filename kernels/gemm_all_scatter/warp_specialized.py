@@ -173,7 +173,16 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "warp_specialized", plan, workspace, launch, outputs, supports=supports),
+    Implementation(
+        FAMILY,
+        "warp_specialized",
+        plan,
+        workspace,
+        launch,
+        outputs,
+        supports=supports,
+        can_describe=hopper.can_describe,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

@@ -34,7 +34,6 @@ from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore
 from ..common.hopper.epilogue_load import acquire_memory, load_partials, make_epilogue_load, release_memory
 from ..common.hopper.epilogue_store import (
-    SUBTILE_COLS,
     load_and_send,
     load_prologue,
     make_epilogue_store,
@@ -332,7 +331,7 @@ def queue(
         **hopper.operands(call, a, b),
         out=hopper.subtiles_of(call, call.peer_view(staging)[:, call.rank, :, :n]),
         reduced=reduced,
-        partials=hopper.descriptor(staging[:, :, :n], (1, config.block_m, SUBTILE_COLS.value)),
+        partials=hopper.tile_columns_of(call, staging[:, :, :n]),
         shards=shards,
         peers=call.peers(),
         WORLD_SIZE=call.world_size,
@@ -348,7 +347,16 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "warp_specialized", plan, workspace, launch, outputs, supports=supports),
+    Implementation(
+        FAMILY,
+        "warp_specialized",
+        plan,
+        workspace,
+        launch,
+        outputs,
+        supports=supports,
+        can_describe=hopper.can_describe,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

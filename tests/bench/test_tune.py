@@ -25,7 +25,7 @@ from iris_core.rendezvous import rank_info
 from iris_kernels.common.config import GemmConfig, default_config
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.measured import Key
-from iris_kernels.common.stream_k_operator import default_stream_k_config
+from iris_kernels.common.stream_k_host import default_stream_k_config
 from iris_kernels.common.tuning_cache import read_cache
 from overlap_taxonomy import Variant, get_variant, list_families, list_variants
 

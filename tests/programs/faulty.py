@@ -65,7 +65,7 @@ start = time.monotonic()
 waits = [lambda: operator(a, b)] * (place == "operator") + [ctx.barrier]
 limit = contextlib.nullcontext()
 if place == "operator":  # kernels know by the limit alone, here when all are ready but rank 1
-    ready = operator._state[:world_size]
+    ready = operator.state[:world_size]
     limit = clock_of_waits(lambda: all(ready[peer] for peer in range(world_size) if peer not in (1, rank)))
 elif fault == "stopped" and rank == 0:  # so does the host; it is rank 0 that knows who is missing
     limit = short_limit(ctx)

@@ -193,7 +193,7 @@ def split_buffers(call: Call[Any], num_programs: int, sizes: Sizes, shards: int 
         return f"{word // num_programs}, the partial tile of program {word % num_programs}"
 
     return {
-        "partial_tiles": Buffer((partial_tiles, config.block_m, config.block_n), torch.float32),
+        "partial_tiles": Buffer((partial_tiles * config.block_m * config.block_n,), torch.float32),
         "partial_flags": local_flags(partial_tiles, "wave of split tiles", name=name),
     }
 
@@ -213,7 +213,7 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, *, are_gated: bo
         a, b: its operands.
         are_gated: whether steps of a tile are loaded while operands of later ones are on their way to this rank.
     """
-    a, b = call.readable(a, b, can_describe=_can_describe)
+    a, b = call.readable(a, b)
     if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
         b = a.t()
     b_rows, b_columns = _rows(b), _rows(b.t())
@@ -244,13 +244,19 @@ def _rows(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.as_strided(matrix.shape, (padded(matrix.shape[1], matrix.dtype), matrix.stride(1)))
 
 
-def _can_describe(matrix: torch.Tensor) -> bool:
+def can_describe(matrix: torch.Tensor) -> bool:
+    """Return whether the descriptors can name a matrix, by rows."""
     return describable(_rows(matrix))
 
 
 def subtiles_of(call: Call[Any], out: torch.Tensor) -> TensorDescriptor:
     """Return the descriptor of a (rank, row, column) tensor that subtiles of tiles are sent to."""
     return descriptor(out, (1, call.config.comm_rows, SUBTILE_COLS.value))
+
+
+def tile_columns_of(call: Call[Any], partials: torch.Tensor) -> TensorDescriptor:
+    """Return the descriptor of a (rank, row, column) tensor that tiles are loaded from, a subtile's columns at once."""
+    return descriptor(partials, (1, call.config.block_m, SUBTILE_COLS.value))
 
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:

@@ -18,7 +18,7 @@ from ranks import Ranks, close_context, context, raised
 
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.fused_operator import FusedOperator
+from iris_kernels.common.operator import Operator
 from overlap_taxonomy import Variant, get_variant
 
 # Faults are put into interpreted kernels.
@@ -28,14 +28,14 @@ DTYPE = torch.bfloat16
 each_fused_variant = pytest.mark.parametrize("variant", FUSED, ids=name)
 
 
-def make_operator(ctx: Context, family: str, variant: str) -> FusedOperator[Any]:
+def make_operator(ctx: Context, family: str, variant: str) -> Operator[Any]:
     """Return an operator of several tiles, with programs for each role."""
     problem = make_problem(family, 18, 34, 16, ctx.get_num_ranks(), DTYPE)
     config = GemmConfig(16, 16, 16, num_warps=4, num_sms=2, comm_sms=1, descriptors=False)
     return get_variant(family, variant).build(ctx, problem, config)
 
 
-def call(operator: FusedOperator[Any], seed: int) -> str | None:
+def call(operator: Operator[Any], seed: int) -> str | None:
     """Call an operator; return what is wrong with its output."""
     data = make_data(operator.family, operator.problem, operator.rank, seed, operator.ctx.get_device())
     operator.output.fill_(float("nan"))
@@ -169,7 +169,7 @@ def corrupt_a_flag(rank: int, world_size: int, family: str, variant: str) -> tup
         assert [call(operator, seed) for seed in range(2)] == [None, None]
         ctx.barrier()
         if rank == 0:
-            operator._state[world_size + 1] -= 1  # done[1]
+            operator.state[world_size + 1] -= 1  # done[1]
         ctx.barrier()
 
         def go_on() -> None:

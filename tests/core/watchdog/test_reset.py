@@ -148,7 +148,7 @@ def corrupt_and_reset(rank: int, world_size: int, by: int) -> Any:
     assert check_calls(operator, 1) is None
     ctx.barrier()
     if rank == 0:
-        operator._state[2 * world_size] += by
+        operator.state[2 * world_size] += by
     data = make_data(family, operator.problem, rank, 0, ctx.get_device())
     time_is_up = has_happened(called) if by < 0 else lambda: True  # too far ahead, rank 0 can do nothing at all
     with clock_of_waits(time_is_up if rank == (by < 0) else never):

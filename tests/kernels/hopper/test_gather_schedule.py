@@ -20,10 +20,11 @@ from compiling import Case, StubContext, recorded_launches
 from families import make_problem
 
 from iris_kernels.all_gather_gemm import schedule as module
+from iris_kernels.all_gather_gemm.copies import begins_with_barrier, num_programs, shard_chunks
 from iris_kernels.all_gather_gemm.schedule import LEAST_CHUNK_BYTES, Gathering, Schedule
 from iris_kernels.common import gemm
 from iris_kernels.common.config import parse_config
-from iris_kernels.common.hopper import operator as operator_module
+from iris_kernels.common.hopper import host as operator_module
 from iris_kernels.common.hopper.plan import Tiling
 from overlap_taxonomy import get_variant
 
@@ -71,7 +72,8 @@ def test_the_operator_cuts_as_was_reckoned() -> None:
     assert (config.row_chunks, config.group_m) == (chosen.row_chunks, chosen.group)
     assert config.k_chunks == chosen.k_chunks
     arrivals = ONE_OF_TWO.arrivals_us(chosen)
-    assert operator._row_chunks * operator._k_chunks == len(np.unique(arrivals)) - 1 > 1
+    chunks = shard_chunks(operator.last_call, config.row_chunks, config.k_chunks)
+    assert chunks.row_chunks * chunks.k_chunks == len(np.unique(arrivals)) - 1 > 1
 
 
 FOUR_OF_LONG_ROWS = Gathering(2048, 1024, 14336, world_size=4, itemsize=2, num_programs=132)
@@ -163,8 +165,10 @@ def test_an_sm_is_left_where_kernels_beside_the_gemm_need_one(changed: dict[str,
     with recorded_launches() as launches:
         operator(*(torch.zeros(shape, dtype=case.dtype) for shape in (problem.a_shape(0), problem.b_shape(0))))
     names = [kernel.fn.__name__ for kernel, _ in launches]
+    call = operator.last_call
+    programs = num_programs(call.config.num_sms, call.device, has_barrier=begins_with_barrier(call))
     assert ("all_gather_gemm_copy_engine_barrier" in names) == (keep and case.world_size > 1)
-    assert operator._num_programs(operator.config.num_sms) == operator.config.num_sms - left
+    assert programs == operator.config.num_sms - left
 
 
 @pytest.mark.parametrize("gathering", [ONE_OF_TWO, Gathering(1, 1, 64, 8, 2, 132), Gathering(300, 70, 128, 1, 2, 1)])
@@ -266,9 +270,11 @@ def test_a_chunks_flag_is_set_after_its_copy(variant: str) -> None:
     with recorded_launches(), mock.patch.object(operator_module, "machine_reason", return_value=None):
         made = get_variant(case.family, variant).build(StubContext(case), problem)
         made(a, b)
-    done = [(name, arguments) for name, arguments, _ in made._copy_stream._stream.method_calls]
-    copies = ["copy_2d", "write_value"] * len(made._copies)
+    call = made.last_call
+    copied_chunks = call.kept("copies", list)
+    done = [(name, arguments) for name, arguments, _ in call.stream("copies")._stream.method_calls]
+    copies = ["copy_2d", "write_value"] * len(copied_chunks)
     assert [name for name, _ in done] == ["wait_for_current", *copies, "current_waits"]
-    for copy, (_, copied), (_, written) in zip(made._copies, done[1:-1:2], done[2:-1:2], strict=True):
+    for copy, (_, copied), (_, written) in zip(copied_chunks, done[1:-1:2], done[2:-1:2], strict=True):
         assert copied[0].data_ptr() == copy.destination.data_ptr()
         assert written[0].data_ptr() == copy.flag.data_ptr()

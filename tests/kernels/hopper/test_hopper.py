@@ -14,6 +14,7 @@ from families import make_problem, name
 
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import host as hopper
+from iris_kernels.gemm_all_reduce.warp_specialized import is_cut_by_columns
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 VARIANTS = [variant for variant in list_variants() if variant.name.startswith("warp_specialized")]
@@ -29,6 +30,15 @@ def on_hopper() -> Iterator[None]:
     """Refusals are those of a machine with Hopper GPUs."""
     with mock.patch.object(hopper, "machine_reason", return_value=None):
         yield
+
+
+def arguments_of(operator: Any) -> dict[str, Any]:
+    """Return what a call hands to its main kernel."""
+    problem, rank = operator.problem, operator.rank
+    operands = (torch.zeros(shape, dtype=problem.dtype) for shape in (problem.a_shape(rank), problem.b_shape(rank)))
+    with recorded_launches() as launches:
+        operator(*operands)
+    return next(arguments for kernel, arguments in launches if "out" in arguments)
 
 
 def reason(
@@ -170,7 +180,8 @@ def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> N
     context = StubContext(Case(variant.name, "sm_90", rank=3, family=variant.family))
     problem = make_problem(variant.family, 301, 318, 1088, 4, torch.bfloat16)
     operator: Any = variant.build(context, problem)
-    out, stride = operator._out, context.heap.stride // 2
+    launched = arguments_of(operator)
+    out, stride = launched["out"], context.heap.stride // 2
     output = operator.output
     if variant.family == "gemm_all_scatter":  # columns 240 to 318 of every rank's C
         assert out.shape == [4, 301, 78]
@@ -185,11 +196,11 @@ def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> N
         assert out.strides == [stride, 320, 1]
         own = out.base.data_ptr() + 3 * context.heap.stride
         if variant.family == "gemm_reduce_scatter":  # its own is its output
-            assert operator._reduced is None
+            assert launched["reduced"] is None
             assert own == output.data_ptr()
             assert output.shape == (73, 318)
         else:  # sums go to rows 228 and on of every rank's C, in room for as many as others have
-            sums = operator._reduced
+            sums = launched["reduced"]
             assert (sums.shape, sums.strides) == ([4, 73, 320], out.strides)
             assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 228 * 320 * 2
             assert output.shape == (301, 318)
@@ -202,13 +213,15 @@ def test_all_reduce_is_cut_by_columns_where_that_makes_fewer_tiles() -> None:
     context = StubContext(Case("warp_specialized", "sm_90", rank=3, family="gemm_all_reduce"))
     problem = make_problem("gemm_all_reduce", 200, 1100, 1088, 4, torch.bfloat16)
     operator: Any = get_variant("gemm_all_reduce", "warp_specialized").build(context, problem)
-    block_n, tiles = operator.config.block_n, operator._shards.tiles
+    launched = arguments_of(operator)
+    out, shards = launched["out"], launched["shards"]
+    block_n, tiles = operator.config.block_n, shards.tiles
     assert tiles == 2 * -(-320 // block_n)  # 275 columns, not on 16 bytes, so a line's end
-    assert operator._flags.shape == (4, tiles)
-    assert (operator._shards.rows_apart, operator._shards.cols_apart) == (0, 320)
+    assert shards.flags_ptr.shape == (4, tiles)
+    assert (shards.rows_apart, shards.cols_apart) == (0, 320)
     stride = context.heap.stride // 2
-    assert (operator._out.shape, operator._out.strides) == ([4, 200, 320], [stride, 320, 1])
-    sums, output = operator._reduced, operator.output
+    assert (out.shape, out.strides) == ([4, 200, 320], [stride, 320, 1])
+    sums, output = launched["reduced"], operator.output
     assert (sums.shape, sums.strides) == ([4, 200, 1152 - 3 * 320], [stride, 1152, 1])
     assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 3 * 320 * 2
     assert (output.shape, output.stride()) == ((200, 1100), (1152, 1))
@@ -221,4 +234,4 @@ def test_all_reduce_is_cut_by_rows_where_columns_make_as_many_tiles(m: int, n: i
     problem = make_problem("gemm_all_reduce", m, n, 1088, 4, torch.bfloat16)
     config = replace(CONFIG, block_n=128, num_stages=5)
     operator: Any = get_variant("gemm_all_reduce", "warp_specialized").build(context, problem, config)
-    assert operator._is_cut_by_columns == by_columns
+    assert is_cut_by_columns(operator.last_call) == by_columns

@@ -25,6 +25,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import comm_programs, schedule
+from iris_kernels.all_gather_gemm import copies as copies_module
+from iris_kernels.all_gather_gemm.host import keeps_gathered
 from iris_kernels.common import gemm
 from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
@@ -166,7 +168,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     num_programs = operator.config.num_sms
     beside = []
     if operator.variant == COPIES:
-        num_programs = operator._num_programs(num_programs)
+        is_barrier = copies_module.begins_with_barrier(operator.last_call)
+        num_programs = copies_module.num_programs(num_programs, operator.last_call.device, has_barrier=is_barrier)
         beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
     options = ("num_warps", "num_stages", "launch_pdl")
     arguments = {name: value for name, value in arguments.items() if name not in options}
@@ -193,18 +196,28 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
 
 def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
     """Stand for the copy stream of all-gather."""
-    if operator.keep_gathered:  # the barrier of all ranks
-        epoch = world.begin_call(operator._peers(), operator.problem.world_size)
-        world.wait_ready(operator._peers(), epoch, operator.problem.world_size)
-    for copy in operator._copies:
+    last = operator.last_call
+    if keeps_gathered(last):  # the barrier of all ranks
+        epoch = world.begin_call(last.peers(), operator.problem.world_size)
+        world.wait_ready(last.peers(), epoch, operator.problem.world_size)
+    for copy in copies_of(operator):
         machine.wait(lambda: True)
         copy.destination.copy_(a[copy.rows, copy.columns])
         world.set_flag(*place_of_flag(operator, copy))
 
 
+def copies_of(operator: Any) -> list[Any]:
+    """Return the copies of a call of all-gather by copy engines; of another's none."""
+    call, config = operator.last_call, operator.config
+    if operator.variant != COPIES:
+        return []
+    chunks = copies_module.shard_chunks(call, config.row_chunks, config.k_chunks)
+    return copies_module.copies_of(call, chunks)
+
+
 def place_of_flag(operator: Any, copy: Any) -> tuple[int, int]:
     """Return the rank that a copy's flag is at, and its place among that rank's."""
-    flags = operator.ctx.peer_view(operator._chunk_flags)
+    flags = operator.ctx.peer_view(operator.last_call.memory["flags"])
     peer, flag = divmod(copy.flag.storage_offset() - flags.storage_offset(), flags.stride(0))
     return peer, flag
 
@@ -221,7 +234,7 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
         call(machine, world, operator, data)
         if wrong := fault(operator.output, data, problem.dtype):
             faults.append(f"rank {rank}, call {number}: {wrong}")
-        if getattr(operator, "keep_gathered", False):
+        if operator.last_call.options.get("keep_gathered"):
             for peer in set(range(problem.world_size)) - {rank}:
                 sent = make_data(operator.family, problem, peer, number, torch.device("cpu"), layout=layout).a
                 if not torch.equal(operator.gathered[slice(*problem.rows(peer))], sent):
@@ -321,7 +334,7 @@ def run_case(
                 compiling.Case(name, "sm_90", rank=rank, family=family, world_size=case.world_size),
             )
             operator = variant.build(context, problem, config, **options)
-            world.set_in_a_call.update(place_of_flag(operator, copy) for copy in getattr(operator, "_copies", ()))
+            world.set_in_a_call.update(place_of_flag(operator, copy) for copy in copies_of(operator))
             machine.spawn(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )

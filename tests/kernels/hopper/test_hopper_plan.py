@@ -18,7 +18,7 @@ import torch
 from families import make_problem
 
 from iris_kernels.common.config import parse_config
-from iris_kernels.common.hopper import operator, plan
+from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (
     STEP_K,
     Tiling,
@@ -282,7 +282,7 @@ def made_for(family: str, m: int, n: int, k: int, world_size: int = 4) -> Any:
     """Return rank 0's operator of `warp_specialized` on so many H200s, in its default configuration."""
     problem = make_problem(family, m, n, k, world_size, torch.bfloat16)
     case = compiling.Case("warp_specialized", "sm_90", family=family, world_size=world_size)
-    with mock.patch.object(operator, "machine_reason", return_value=None):
+    with mock.patch.object(host, "machine_reason", return_value=None):
         return get_variant(family, "warp_specialized").build(compiling.StubContext(case), problem)
 
 

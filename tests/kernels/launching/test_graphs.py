@@ -34,7 +34,7 @@ def test_a_call_of_many_steps_becomes_a_graph() -> None:
         operator(*data)
         assert log.graphs == 3
         assert len(log.take()) >= 8
-        captured = list(operator._calls._graphs._graphs)
+        captured = list(operator._channel.calls._graphs._graphs)
         assert len(captured) == 2
         operator.close()
         assert not any(graph.is_open for graph in captured)
@@ -73,11 +73,11 @@ def test_where_a_stream_waits_for_a_kernel_only_what_is_behind_the_kernel_is_a_g
         operator(*others)  # the graph is of what is the same in every call: one for all
         operator(*data)
         assert log.graphs == 2
-        assert len(operator._calls._graphs._graphs) == 1
+        assert len(operator._channel.calls._graphs._graphs) == 1
         log.take()
         operator(*data)
         assert log.take() == steps
-        (captured,) = (graph._captured for graph in operator._calls._graphs._graphs)
+        (captured,) = (graph._captured for graph in operator._channel.calls._graphs._graphs)
         assert log.graph_streams == [SIDE_STREAM] * 3
         assert {entry[0] for entry in captured} <= {"wait", "copy", "launch"}
         launched = [steps.index(entry) for entry in steps if entry[0] == "launch"]
@@ -104,7 +104,7 @@ def test_prepared_calls_past_the_limit_are_forgotten_with_their_graphs(variant: 
                 for _ in range(2):
                     operator(*data)  # a graph that was closed is not launched: StubGraph
                     assert log.take() == steps
-                assert len(operator._calls._calls) <= 2
+                assert len(operator._channel.calls._calls) <= 2
 
 
 def graphs_of_three_calls(variant: Variant) -> int:

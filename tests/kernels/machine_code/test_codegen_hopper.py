@@ -11,7 +11,7 @@ import torch
 from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, compile_case
 from proxies import follow
 
-from iris_kernels.common.hopper.operator import SHARED_BYTES
+from iris_kernels.common.hopper.host import SHARED_BYTES
 from iris_kernels.common.hopper.roles import LOADER_REGISTERS, MULTIPLY_REGISTERS
 from overlap_taxonomy import Variant, list_variants
 from overlap_taxonomy.cost import SUMMING_FAMILIES

@@ -28,7 +28,7 @@ from iris_core.checker.replacing import replaced
 from iris_kernels.common import stream_k
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig
 from iris_kernels.common.stream_k import UNEVEN
-from iris_kernels.common.stream_k_operator import default_stream_k_config
+from iris_kernels.common.stream_k_host import default_stream_k_config
 from iris_kernels.common.stream_k_plan import GROUP_M, Tiling, fastest_tiling, plan_stream_k, tiling_us
 from overlap_taxonomy import Variant, get_variant
 

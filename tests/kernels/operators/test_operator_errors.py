@@ -16,6 +16,7 @@ from ranks import Ranks, close_context, context, raised
 from iris_core import HeapExhausted, iris
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.operator import Operator
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
 
@@ -94,7 +95,7 @@ def refuse_call(rank: int, world_size: int, family: str, variant: str, given: st
     data = make_data(family, problem, rank, 0, ctx.get_device())
     a, b = data.a, data.b
     if given == "A":
-        a = a[:-1]
+        a = torch.cat([a, a])
     elif given == "B":
         b = b[:, :-1]
     elif given == "dtype":
@@ -197,7 +198,7 @@ def fail_to_make(rank: int, world_size: int, family: str, variant: str, what: st
     if what == "heap":
         broken = mock.patch.object(ctx.heap, "allocate", side_effect=HeapExhausted("none left"))
     else:
-        broken = mock.patch.object(build, "_open_buffers", side_effect=MemoryError("none left"))
+        broken = mock.patch.object(Operator, "_open", side_effect=MemoryError("none left"))
     with broken if rank == 1 else contextlib.nullcontext():
         error = raised(build, ctx, problem)
     assert (len(ctx.watchdog.watched), ctx.heap.allocator.used_bytes) == (watched, used)
