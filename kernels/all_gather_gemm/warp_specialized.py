@@ -312,7 +312,13 @@ def fewest_empty(row_tiles: int, most: int) -> int:
 
 VARIANT = variant_of(
     host.implementation(
-        "warp_specialized", plan, workspace, launch, outputs, supports=supports, can_describe=hopper.can_describe
+        "warp_specialized",
+        plan,
+        workspace,
+        launch,
+        outputs,
+        supports=supports,
+        can_describe=hopper.can_describe,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,

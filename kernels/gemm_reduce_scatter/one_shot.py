@@ -66,7 +66,7 @@ def send_tile(
     acc,
     staging,
     workspace_ptr,
-    flags_ptr,
+    halves,
     peers,
     row,
     col,
@@ -82,10 +82,16 @@ def send_tile(
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
         send_subtile(half, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
-    flag_ptrs, ranks = on_every_rank(flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
+    flag_ptrs, ranks = on_every_rank(_flags(staging, halves, epoch) + peers.rank * tiles + tile, peers, WORLD_SIZE)
     has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
     # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
     signal_each(flag_ptrs, epoch, (ranks >= 0) & (ranks != peers.rank) & has_rows)
+
+
+@triton.jit
+def _flags(staging, halves, epoch):
+    """Return where the flags of this call are; worked out where they are needed, as registers are wanting."""
+    return staging.flags_ptr + buffer_of_call(epoch, 2) * halves.flags
 
 
 @triton.jit
@@ -101,7 +107,7 @@ def sum_own_rows(
     out,
     staging,
     workspace_ptr,
-    flags_ptr,
+    halves,
     peers,
     row,
     col,
@@ -115,7 +121,7 @@ def sum_own_rows(
     began = trace_time(peers)
     ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
     is_peer = (ranks < WORLD_SIZE) & (ranks != peers.rank)
-    wait_each(flags_ptr + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
+    wait_each(_flags(staging, halves, epoch) + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
@@ -145,12 +151,12 @@ def sum_own_subtile(
 @triton.jit
 def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send the peers their rows of a tile, and sum this rank's."""
-    out, staging, workspace_ptr, flags_ptr = target
+    out, staging, workspace_ptr, halves = target
     began = trace_time(peers)
-    send_tile(acc, staging, workspace_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    send_tile(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
-        sum_own_rows(acc, out, staging, workspace_ptr, flags_ptr, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        sum_own_rows(acc, out, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
@@ -174,7 +180,7 @@ def gemm_reduce_scatter_one_shot(
     gdc_wait()
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
-    target = (out, staging, staging.workspace_ptr + half * halves.data, staging.flags_ptr + half * halves.flags)
+    target = (out, staging, staging.workspace_ptr + half * halves.data, halves)
     compute_tiles(
         a, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )

