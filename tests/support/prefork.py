@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import os
 import pickle
@@ -22,7 +23,8 @@ from multiprocessing import util
 from typing import Any
 from unittest import mock
 
-_IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor", "triton", "pytest")
+_IMPORTED = ("torch._inductor.compile_fx", "torch.distributed.tensor", "pytest")
+_IMPORTED += ("iris_core.checker", "iris_core.interpreter.patches", "iris_bench.cli", "tensor_parallel")
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _MANY_FILES = 64
 _ABOVE_FILES = 4096  # descriptors that no process passes on
@@ -81,6 +83,7 @@ def fork_ranks(number: int) -> str:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which ends ranks, not this
     for module in _IMPORTED:
         importlib.import_module(module)
+    gc.freeze()  # no rank looks through all this again
     ours = socket.socket(fileno=number)
     while True:
         message, files, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, _MANY_FILES)

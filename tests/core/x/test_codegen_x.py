@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -17,6 +18,7 @@ STORING = ("access.py", "moves.py", "values.py")
 VALUES = {"all_reduce_value": False, "reduce_scatter_value": True}
 
 
+@functools.cache
 def compiled(name: str, target: str) -> Compiled:
     ctx = StubContext(Case("none", target))
     known: dict[str, Any] = {
