@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -78,6 +80,29 @@ def test_kernels_compile_at_once() -> None:
     if errors:
         raise errors[0]
     assert last == (2, 2)
+
+
+def test_one_thread_parses_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two do, Python 3.11 fails at random."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # what is in a cache is not parsed
+    parse, two, met = JITFunction.parse, threading.Barrier(2), []
+
+    def parse_if_alone(self: JITFunction) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.append(two.wait(0.5))  # broken by the first that is alone, for all
+        return parse(self)
+
+    case = case_of(TWO_KERNELS)
+    with driven(case) as (ctx, _, _):
+        operator, data = build(case, alone(ctx)), operands(case)
+        with (
+            mock.patch.object(JITFunction, "parse", parse_if_alone),
+            mock.patch("os.sched_getaffinity", return_value=range(2 * case.world_size)),
+        ):
+            list(compile_ahead(ctx, [(operator, *data)]))
+    assert two.broken
+    assert not met
 
 
 def test_what_cannot_be_compiled_is_left_to_the_call() -> None:
