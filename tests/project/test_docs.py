@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from prefork import Template
 from ranks import skip_where_ranks_share_a_gpu
 
 from iris_core.utils.settings import ranks_per_gpu
@@ -33,6 +32,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "find_races.py": [],
     "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
 }  # of an example; two ranks on the CPU where nothing is said
+FRESH = ("first_program.py", "find_races.py")
 NEEDS_CPU = ("find_races.py",)
 NEEDS_A_GPU_A_RANK = ("parallelize_model.py",)  # it begins with torch's process groups
 
@@ -146,11 +146,29 @@ def test_time_lines_are_drawn_anew(drawings: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_example_runs(example: Path) -> None:
+def test_example_runs(example: Path, template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two from a fresh start, as users start them, with ranks and without; the others from where all is imported."""
     arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
-    shown = _run(example, arguments, os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""})
+    for gpus in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.setenv(gpus, "")
+    if example.name in FRESH:
+        shown = _run(example, arguments)
+    else:
+        status, shown = template.run(example, arguments, timeout_s=200)
+        assert status == 0, shown
+        assert shown.strip(), "an example shows something"
     if example.name == "find_races.py":
         assert _without_lines(_race_in_readme()) in _without_lines(shown)
+
+
+@pytest.mark.slow
+def test_an_example_that_fails_is_noticed(tmp_path: Path, template: Template) -> None:
+    example = tmp_path / "example.py"
+    example.write_text("print('begun', flush=True)\nraise ValueError('wrong')\n")
+    status, shown = template.run(example, [], timeout_s=200)
+    assert status == 1
+    assert shown.startswith("begun\n")
+    assert shown.endswith("ValueError: wrong\n")
 
 
 def _race_in_readme() -> str:
@@ -173,13 +191,12 @@ def test_example_runs_on_gpus(example: Path) -> None:
     if example.name in NEEDS_A_GPU_A_RANK:
         skip_where_ranks_share_a_gpu()
     has_options = example.name != "first_program.py"
-    _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [], os.environ)
+    _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [])
 
 
-def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) -> str:
+def _run(example: Path, arguments: list[str]) -> str:
     done = subprocess.run(
         [sys.executable, str(example), *arguments],
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
