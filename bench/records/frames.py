@@ -45,8 +45,8 @@ def latest(frame: pd.DataFrame) -> pd.DataFrame:
 
 def latest_records(records: Sequence[Row]) -> list[Row]:
     """Return the latest record of each thing measured on each kind of device, in the order of their first ones."""
-    things, _ = pd.factorize(pd.Series([(*row.key, row.device_name) for row in records], dtype=object))
-    return [records[index] for index in _latest(pd.Series(things), pd.Series([row.timestamp for row in records]))]
+    things, _ = pd.factorize(pd.Series([record.thing for record in records], dtype=object))
+    return [records[index] for index in _latest(pd.Series(things), pd.Series([record.timestamp for record in records]))]
 
 
 def _latest(thing: pd.Series, timestamp: pd.Series) -> pd.Index:

@@ -93,6 +93,11 @@ class Record:
         return (self.family, self.variant, self.m, self.n, self.k, self.world_size, self.dtype, self.device)
 
     @property
+    def thing(self) -> tuple[Any, ...]:
+        """What was measured, and on which kind of device."""
+        return (*self.key, self.device_name)
+
+    @property
     def problem_key(self) -> tuple[Any, ...]:
         """What the variants of one problem have in common."""
         return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
