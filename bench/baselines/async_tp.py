@@ -41,7 +41,7 @@ class AsyncTpOperator(LibraryOperator[P]):
 
 
 class AsyncTpAllGather(Gathers, AsyncTpOperator[AllGatherGemmProblem]):
-    """See the module. `gathered` is the whole A after every call."""
+    """Torch's fused all-gather and GEMM; `gathered` is the whole A after every call."""
 
     family = all_gather_gemm.FAMILY
 
@@ -56,7 +56,7 @@ class AsyncTpAllGather(Gathers, AsyncTpOperator[AllGatherGemmProblem]):
 
 
 class AsyncTpReduceScatter(AsyncTpOperator[GemmReduceScatterProblem]):
-    """See the module."""
+    """Torch's fused GEMM and reduce-scatter."""
 
     family = gemm_reduce_scatter.FAMILY
 

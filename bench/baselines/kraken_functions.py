@@ -3,7 +3,7 @@
 - all-gather, ``kraken.fused.all_gather_matmul``: copy engines beside a GEMM kernel. Copied in every call, and part of
   its time: A, into the symmetric buffer that peers read; B, unless it is the transpose of a contiguous matrix.
 - reduce-scatter, ``kraken.fused.gemm_reduce_scatter_ce_persistent``, of kraken's two functions the one that its
-  benchmark runs: a GEMM kernel, copy engines behind it, and a kernel that sums. Copied in every call, and part of its
+  benchmark runs: a GEMM kernel, copy engines after it, and a kernel that sums. Copied in every call, and part of its
   time: A and B, unless A and B's transpose are contiguous.
 - all-reduce, ``kraken.fused.gemm_one_shot_all_reduce_fused``: one kernel, one-shot. Its output is fp32: the copy that
   rounds it to the operands' dtype is part of the time.
@@ -30,7 +30,7 @@ _FLAG_BYTES = 4
 
 
 class KrakenAllGather(Gathers, KrakenOperator[AllGatherGemmProblem]):
-    """See the module. `gathered` is the whole A after every call."""
+    """All-gather by copy engines beside a GEMM kernel; `gathered` is the whole A after every call."""
 
     family = all_gather_gemm.FAMILY
     module = "all_gather_matmul"
@@ -75,7 +75,7 @@ class KrakenAllGather(Gathers, KrakenOperator[AllGatherGemmProblem]):
 
 
 class KrakenReduceScatter(KrakenOperator[GemmReduceScatterProblem]):
-    """See the module."""
+    """Reduce-scatter by a GEMM kernel, copy engines after it, and a kernel that sums."""
 
     family = gemm_reduce_scatter.FAMILY
     module = "gemm_reduce_scatter_ce_persistent"
@@ -120,7 +120,7 @@ class KrakenReduceScatter(KrakenOperator[GemmReduceScatterProblem]):
 
 
 class KrakenAllReduce(KrakenOperator[GemmAllReduceProblem]):
-    """See the module."""
+    """All-reduce, one-shot, in one kernel; a copy rounds its fp32 output."""
 
     family = gemm_all_reduce.FAMILY
     module = "gemm_one_shot_all_reduce_fused"

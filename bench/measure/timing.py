@@ -1,7 +1,7 @@
 """How long calls take: the variants of one problem interleaved, round by round, so that all see the same machine.
 
 A round measures every subject twice: a burst of calls back to back (`time_us`), and one call alone (`latency_us`), each
-behind a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
+after a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
 sleeps, before the barrier, so that times are the device's; the host's own time to queue a call is reported beside them.
 How long it sleeps goes by what the host took of late. Where it was late all the same, on any rank, the round is left
 out; where it was in most of them, that is said. A rank's time is the median over rounds, the result the slowest rank's.

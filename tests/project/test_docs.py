@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import io
+import os
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,12 @@ PAGES = sorted(
 EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 IMAGES = ROOT / "docs/img"
 FOLDERS = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench", "tests", "examples")
+SOURCES = {
+    f"/{file.relative_to(ROOT)}"
+    for folder in ("", *FOLDERS, "docs", "results")
+    for suffix in ("py", "md")
+    for file in (ROOT / folder).glob(f"**/*.{suffix}" if folder else f"*.{suffix}")
+}
 ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
@@ -64,11 +74,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(linked), target
 
 
-def test_pages_that_the_code_names_exist() -> None:
-    sources = [ROOT / "Makefile", *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))]
-    for source in sources:
-        for page in re.findall(r"\b(?:docs|results)/[\w/]+\.md\b", source.read_text()):
-            assert (ROOT / page).exists(), f"{source.relative_to(ROOT)}: {page}"
+@by_page
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    assert not _missing_files(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_files_that_docstrings_and_comments_name_exist(folder: str) -> None:
+    missing = {str(file.relative_to(ROOT)): _missing_files(_prose_of(file)) for file in (ROOT / folder).rglob("*.py")}
+    assert not {file: names for file, names in missing.items() if names}
+
+
+def test_files_that_the_makefile_names_exist() -> None:
+    assert not _missing_files((ROOT / "Makefile").read_text())
 
 
 def test_every_decision_is_in_the_index() -> None:
@@ -205,6 +223,26 @@ def _run(example: Path, arguments: list[str]) -> str:
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip(), "an example shows something"
     return done.stdout
+
+
+def _missing_files(text: str) -> list[str]:
+    """The sources and pages that a text names, by a path or the end of one, and that are not there."""
+    named = re.findall(r"(?<![\w./*<-])[\w./-]*\w\.(?:py|md)\b(?!\w|\.\w)", text)
+    return [one for one in dict.fromkeys(named) if not any(file.endswith(f"/{_plain(one)}") for file in SOURCES)]
+
+
+def _plain(name: str) -> str:
+    """A path without the steps up that it begins with."""
+    return re.sub(r"^(?:\.\.?/)+", "", name)
+
+
+def _prose_of(source: Path) -> str:
+    """The docstrings and comments of a file."""
+    text = source.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join([*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
 
 
 def _anchors(page: Path) -> set[str]:

@@ -260,3 +260,12 @@ def is_documented(name: str, thing: object) -> bool:
 def test_everything_public_is_documented(module: str) -> None:
     silent = [name for name, thing in public_things(importlib.import_module(module)) if not is_documented(name, thing)]
     assert not silent
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "kernels"])
+def test_docstrings_say_more_than_where_to_look(folder: str) -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, documented):
+                assert not (ast.get_docstring(node) or "").startswith("See "), f"{file.relative_to(ROOT)}: {node}"

@@ -1,4 +1,4 @@
-"""Layers cut over the ranks as modules and functions: what they share, torch's modes, and what they refuse."""
+"""Layers sharded over the ranks as modules and functions: what they share, torch's modes, and what they refuse."""
 
 from __future__ import annotations
 
