@@ -84,6 +84,7 @@ class Context(TensorFactories):
         watchdog: bounds every wait of this rank's kernels.
         recovery: what fails on all ranks at once, and its reset.
         collectives: what the hosts of all ranks start together.
+        ccl: collectives on whole tensors.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
@@ -110,7 +111,8 @@ class Context(TensorFactories):
             self._opened = opened.pop_all()
 
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
-        from .collectives.host_collectives import HostCollectives  # which is no part of the core
+        from .collectives.ccl import CCL  # which are no part of the core
+        from .collectives.host_collectives import HostCollectives
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
@@ -131,6 +133,7 @@ class Context(TensorFactories):
         self._device_context = encode(self.get_rank(), self.heap.bases, self.watchdog.words.data_ptr())
         self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
+        self.ccl = CCL(self)
         self.barrier()
 
     # Who and where ---------------------------------------------------------------------------------------------
