@@ -7,14 +7,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
 
+from ..backends.base import Stream
 from ..context import Context
+from .config import Config
 from .group import Group, make_group
-from .launches import Exchange, Launches
-from .operands import checked_pair, operation
+from .launches import Launches
+from .operands import Call, operation
 from .work import Work
 
 ReduceOp = dist.ReduceOp
+DEFAULT = Config()
+_TEXT_BYTES = 512  # of what a rank gives, compared where IRIS_DEBUG=1
 
 
 class CCL:
@@ -42,6 +47,7 @@ class CCL:
         self._ctx = ctx
         self._world: Group | None = None
         self._launches = Launches(ctx)
+        self._stream: Stream | None = None
 
     def prepare(self) -> None:
         """Make what collectives of all ranks work with, if it is not there; collective over all ranks.
@@ -76,6 +82,7 @@ class CCL:
         op: Any = ReduceOp.SUM,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Combine all ranks' inputs, element by element, on every rank.
 
@@ -85,14 +92,14 @@ class CCL:
             op: ReduceOp.SUM, MAX or MIN, or "sum", "max", "min".
             group: of `new_group`; None for all ranks.
             async_op: whether to queue on a stream of its own, and return a `Work` to wait for.
+            config: how to do it; None for `Config()`.
 
         Returns:
             None, or with `async_op` what is waited for.
         """
         input_tensor = output_tensor if input_tensor is None else input_tensor
         group = self._group(group)
-        checked_pair("all_reduce", self._ctx, output_tensor, input_tensor, reduces=True)
-        return self._run(Exchange("all_reduce", output_tensor, input_tensor, op=operation(op)), group, async_op)
+        return self._run(Call("all_reduce", output_tensor, input_tensor, op=operation(op)), group, async_op, config)
 
     def all_gather(
         self,
@@ -100,17 +107,17 @@ class CCL:
         input_tensor: torch.Tensor,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Put all ranks' inputs together, in the order of the group, on every rank.
 
         Args:
             output_tensor: as many elements as all inputs, as of (group size * M, N) or (group size, M, N).
             input_tensor: such as (M, N); may be this rank's part of the output.
-            group, async_op: as of `all_reduce`.
+            group, async_op, config: as of `all_reduce`.
         """
         group = self._group(group)
-        checked_pair("all_gather", self._ctx, output_tensor, input_tensor, outputs=group.size)
-        return self._run(Exchange("all_gather", output_tensor, input_tensor), group, async_op)
+        return self._run(Call("all_gather", output_tensor, input_tensor), group, async_op, config)
 
     def reduce_scatter(
         self,
@@ -119,18 +126,17 @@ class CCL:
         op: Any = ReduceOp.SUM,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Combine all ranks' inputs and give each rank its part of the result.
 
         Args:
             output_tensor: such as (M, N); may be this rank's part of the input.
             input_tensor: as many elements as all outputs, as of (group size * M, N).
-            op, group, async_op: as of `all_reduce`.
+            op, group, async_op, config: as of `all_reduce`.
         """
         group = self._group(group)
-        checked_pair("reduce_scatter", self._ctx, output_tensor, input_tensor, inputs=group.size, reduces=True)
-        exchange = Exchange("reduce_scatter", output_tensor, input_tensor, op=operation(op), scattered=True)
-        return self._run(exchange, group, async_op)
+        return self._run(Call("reduce_scatter", output_tensor, input_tensor, op=operation(op)), group, async_op, config)
 
     def all_to_all(
         self,
@@ -138,17 +144,17 @@ class CCL:
         input_tensor: torch.Tensor,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Exchange parts: part p of a rank's input becomes, on rank p, the part with this rank's number.
 
         Args:
             output_tensor: of the input's shape; may be the input.
             input_tensor: its first dimension is cut in group size equal parts.
-            group, async_op: as of `all_reduce`.
+            group, async_op, config: as of `all_reduce`.
         """
         group = self._group(group)
-        checked_pair("all_to_all", self._ctx, output_tensor, input_tensor, parts=group.size)
-        return self._run(Exchange("all_to_all", output_tensor, input_tensor, scattered=True), group, async_op)
+        return self._run(Call("all_to_all", output_tensor, input_tensor), group, async_op, config)
 
     def broadcast(
         self,
@@ -157,6 +163,7 @@ class CCL:
         src: int = 0,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Give every rank the input of `src`.
 
@@ -164,13 +171,12 @@ class CCL:
             output_tensor: gets it; without `input_tensor` it is the input, too.
             input_tensor: of the same shape and dtype; others' than `src`'s is not looked at.
             src: the rank of the context that sends.
-            group, async_op: as of `all_reduce`.
+            group, async_op, config: as of `all_reduce`.
         """
         input_tensor = output_tensor if input_tensor is None else input_tensor
         group = self._group(group)
         sender = group.index_of(src, "src")
-        checked_pair("broadcast", self._ctx, output_tensor, input_tensor)
-        return self._run(Exchange("broadcast", output_tensor, input_tensor, sender=sender), group, async_op)
+        return self._run(Call("broadcast", output_tensor, input_tensor, sender=sender), group, async_op, config)
 
     def reduce(
         self,
@@ -180,6 +186,7 @@ class CCL:
         op: Any = ReduceOp.SUM,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Combine all ranks' inputs on `dst`.
 
@@ -188,13 +195,12 @@ class CCL:
                 is the input, too.
             input_tensor: of the same shape and dtype.
             dst: the rank of the context that gets the result.
-            op, group, async_op: as of `all_reduce`.
+            op, group, async_op, config: as of `all_reduce`.
         """
         group = self._group(group)
         receiver = group.index_of(dst, "dst")
         output, given = _either("reduce", output_tensor, input_tensor, "output_tensor", receiver == group.index)
-        checked_pair("reduce", self._ctx, output, given, reduces=True)
-        return self._run(Exchange("reduce", output, given, op=operation(op), receiver=receiver), group, async_op)
+        return self._run(Call("reduce", output, given, op=operation(op), receiver=receiver), group, async_op, config)
 
     def gather(
         self,
@@ -203,6 +209,7 @@ class CCL:
         dst: int = 0,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Put all ranks' inputs together, in the order of the group, on `dst`.
 
@@ -210,14 +217,12 @@ class CCL:
             output_tensor: on `dst` as of `all_gather`; others' is not written and may be None.
             input_tensor: such as (M, N).
             dst: the rank of the context that gets all.
-            group, async_op: as of `all_reduce`.
+            group, async_op, config: as of `all_reduce`.
         """
         group = self._group(group)
         receiver = group.index_of(dst, "dst")
-        outputs = group.size if output_tensor is not None else 1
         output, given = _either("gather", output_tensor, input_tensor, "output_tensor", receiver == group.index)
-        checked_pair("gather", self._ctx, output, given, outputs=outputs)
-        return self._run(Exchange("gather", output, given, receiver=receiver), group, async_op)
+        return self._run(Call("gather", output, given, receiver=receiver), group, async_op, config)
 
     def scatter(
         self,
@@ -226,6 +231,7 @@ class CCL:
         src: int = 0,
         group: Group | None = None,
         async_op: bool = False,
+        config: Config | None = None,
     ) -> Work | None:
         """Give each rank its part of the input of `src`.
 
@@ -233,14 +239,12 @@ class CCL:
             output_tensor: such as (M, N).
             input_tensor: on `src`, as many elements as all outputs; others' is not looked at and may be None.
             src: the rank of the context that sends.
-            group, async_op: as of `all_reduce`.
+            group, async_op, config: as of `all_reduce`.
         """
         group = self._group(group)
         sender = group.index_of(src, "src")
-        inputs = group.size if input_tensor is not None else 1
         given, output = _either("scatter", input_tensor, output_tensor, "input_tensor", sender == group.index)
-        checked_pair("scatter", self._ctx, output, given, inputs=inputs)
-        return self._run(Exchange("scatter", output, given, scattered=True, sender=sender), group, async_op)
+        return self._run(Call("scatter", output, given, sender=sender), group, async_op, config)
 
     def _group(self, group: Group | None) -> Group:
         """Return the group that is meant, which this rank is in."""
@@ -256,10 +260,94 @@ class CCL:
             )
         return group
 
-    def _run(self, exchange: Exchange, group: Group, async_op: bool) -> Work | None:
+    def send(self, tensor: torch.Tensor, dst: int, group: Group | None = None, config: Config | None = None) -> None:
+        """Send a tensor to a rank that calls `recv`; messages between two ranks arrive in the order they were sent.
+
+        In stream order, a small message is sent before the receiver is there, a larger one is taken block by block.
+
+        Args:
+            tensor: what to send.
+            dst: the rank of the context that receives, another one of the group.
+            group, config: as of `all_reduce`; of None, some collective of all ranks, or `prepare`, came before.
+
+        Raises:
+            RuntimeError: nothing came before.
+        """
+        group = self._group_of_messages(group)
+        self._message(Call("send", tensor, tensor, receiver=group.index_of(dst, "dst")), dst, group, config)
+
+    def recv(self, tensor: torch.Tensor, src: int, group: Group | None = None, config: Config | None = None) -> None:
+        """Receive a tensor from a rank that calls `send` with one of the same size and dtype.
+
+        Args:
+            tensor: gets it.
+            src: the rank of the context that sends, another one of the group.
+            group, config: as of `send`.
+
+        Raises:
+            RuntimeError: as of `send`.
+        """
+        group = self._group_of_messages(group)
+        self._message(Call("recv", tensor, tensor, sender=group.index_of(src, "src")), src, group, config)
+
+    def _group_of_messages(self, group: Group | None) -> Group:
+        if group is None and self._world is None:
+            raise RuntimeError("send and recv are not of all ranks; all call ctx.ccl.prepare() first")
+        return self._group(group)
+
+    def _message(self, call: Call, peer: int, group: Group, config: Config | None) -> None:
+        if peer == self._ctx.get_rank():
+            raise ValueError(f"{call.name}: rank {peer} is this rank; copy_ copies a tensor")
         self._ctx.check()
-        self._launches.run(exchange, group, group.channel)
-        return None
+        self._launches.run(call, group, group.messages, config or DEFAULT)
+        _count_write(call, group)
+
+    def _run(self, call: Call, group: Group, async_op: bool, config: Config | None) -> Work | None:
+        self._ctx.check()
+        config = config or DEFAULT
+        if self._ctx.debug:
+            self._compare(call, group, config)
+        if not async_op:
+            self._launches.run(call, group, group.channel, config)
+            _count_write(call, group)
+            return None
+        if self._stream is None:
+            self._stream = self._ctx.make_stream()
+        self._stream.wait_for_current()
+        with self._stream.as_current():
+            self._launches.run(call, group, group.async_channel, config)
+        _count_write(call, group)
+        return Work(self._stream, (call.output, call.input))
+
+    def _compare(self, call: Call, group: Group, config: Config) -> None:
+        """Raise on every rank of the group, if what one gives makes no sense or is not what the others give."""
+        device = self._ctx.get_device()
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
+        mistake = None
+        try:
+            call.key()
+            call.check(self._ctx, group.size)
+            own = f"{call.describe(group.size)}, {self._launches.variant(call, group, config)}"
+        except ValueError as error:
+            mistake, own = error, str(error)
+        text = own.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+        given = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+        texts = torch.empty(group.size, _TEXT_BYTES, dtype=torch.uint8, device=device)
+        self._launches.run(Call("all_gather", texts, given), group, group.channel, DEFAULT)
+        of_ranks = [bytes(row.tolist()).decode(errors="replace").strip() for row in texts.cpu()]
+        self._ctx.check()
+        if mistake is not None:
+            raise mistake
+        if len(set(of_ranks)) > 1:
+            listed = "; ".join(f"rank {rank}: {one}" for rank, one in zip(group.ranks, of_ranks, strict=True))
+            raise ValueError(f"the ranks' collectives differ: {listed}")
+
+
+def _count_write(call: Call, group: Group) -> None:
+    """Let autograd see that the output was written, where it was."""
+    if call.receiver in (-1, group.index):
+        increment_version(call.output)
 
 
 def _either(

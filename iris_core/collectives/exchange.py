@@ -1,8 +1,8 @@
 """One kernel for the collectives that send every part once: all-reduce in one shot, all-gather, reduce-scatter, …
 
 For each block of a part, a rank stores the block to a slot of its own on each peer, signals, waits for all members'
-flags, and combines or copies what has come to its own slots. Operands are read and written by their own rank alone: they
-lie anywhere, and need not be in the same place on all ranks.
+flags, and combines or copies what has come to its own slots. Operands are read and written by their own rank alone:
+they lie anywhere, and need not be in the same place on all ranks.
 
 | collective | sent to a peer | what has come is |
 |---|---|---|
@@ -97,6 +97,18 @@ def ccl_exchange(
                 GROUP_SIZE, BLOCK, SLOT, SCATTERED, OP,
             )  # fmt: skip
     tl.store(row_ptr + GROUP_SIZE, first + rounds - 1)
+
+
+@triton.jit(do_not_specialize=["rank", "index"])
+def ccl_barrier(state_ptr, rank, index, members_ptr, heap_bases, watchdog_ptr, GROUP_SIZE: tl.constexpr):
+    """Meet the other members; `state_ptr`: GROUP_SIZE + 1 int64 words on the heap, zeroed once. One program.
+
+    Edge: what each member's stream did before happens before what any member's does after.
+    """
+    epoch = tl.load(state_ptr + GROUP_SIZE) + 1
+    signal_members(state_ptr, epoch, rank, index, members_ptr, heap_bases, GROUP_SIZE)
+    wait_peers(state_ptr, epoch, index, GROUP_SIZE, watchdog_ptr)
+    tl.store(state_ptr + GROUP_SIZE, epoch)
 
 
 @triton.jit

@@ -9,8 +9,10 @@ import torch
 from ..context import Context
 from ..utils.settings import is_whole
 from .exchange import DEPTH
+from .messages import MESSAGE_WORDS
 
 MOST_PROGRAMS = 64  # of a collective: 64 slots of 32 KiB on the way keep an NVLink of 450 GB/s busy for 4 µs
+MESSAGE_PROGRAMS = 16
 _SLOT_BYTES = 32 << 10
 _SLOTS_BYTES = 128 << 10  # of all members' slots for one block
 _INTERPRETED_SLOT_BYTES = 4 << 10
@@ -24,27 +26,30 @@ class Channel:
         members: the ranks of the group.
         programs: most programs of a call.
         what: its calls are, for reports of failed waits.
+        words: a member for each program, of messages; 0 of collectives.
 
     Attributes:
-        flags: (programs, group size + 1) int64 words.
+        flags: (programs, group size + 1) int64 words; of messages (programs, group size, words).
         slots: (programs, DEPTH, group size, slot_bytes) bytes.
         slot_bytes: of a slot.
         barrier_state: group size + 1 int64 words of `barrier_members`.
     """
 
-    def __init__(self, ctx: Context, members: Sequence[int], programs: int, what: str) -> None:
+    def __init__(self, ctx: Context, members: Sequence[int], programs: int, what: str, words: int = 0) -> None:
         size = len(members)
+        row = words * size or size + 1
         self.programs = programs
         self.slot_bytes = _INTERPRETED_SLOT_BYTES
         if not ctx.is_interpreted():
             self.slot_bytes = min(_SLOT_BYTES, _SLOTS_BYTES >> (size - 1).bit_length())
-        self.flags = ctx.heap.allocate((programs, size + 1), torch.int64).zero_()
+        self.flags = ctx.heap.allocate((programs, row), torch.int64).zero_()
         self.slots = ctx.heap.allocate((programs, DEPTH.value, size, self.slot_bytes), torch.uint8)
         self.barrier_state = ctx.heap.allocate((size + 1,), torch.int64).zero_()
 
         def describe(word: int, _: int) -> str:
-            program, peer = divmod(word, size + 1)
-            return f"rank {members[peer % size]}'s blocks for program {program} in {what} of {_named(members)}"
+            program, place = divmod(word, row)
+            peer = members[place // words if words else place % size]
+            return f"rank {peer}'s part in {what} of {_named(members)}, program {program}"
 
         ctx.watchdog.watch(self.flags, describe)
         ctx.watchdog.watch(
@@ -76,6 +81,9 @@ class Group:
         with ctx.collective_allocation(f"make the group of {_named(self.ranks)}"):
             self.channel = Channel(ctx, self.ranks, programs, "a collective")
             self.async_channel = Channel(ctx, self.ranks, programs, "a collective with async_op=True")
+            self.messages = Channel(
+                ctx, self.ranks, min(MESSAGE_PROGRAMS, programs), "send or recv", MESSAGE_WORDS.value
+            )
         is_context = self.ranks == tuple(range(self.size))
         self.members = None if is_context else torch.tensor(self.ranks, dtype=torch.int32, device=ctx.get_device())
         ctx.barrier()  # no rank signals before all flags are zero

@@ -1,57 +1,38 @@
-"""Launches of the collectives' kernels."""
+"""What a collective queues: prepared once for tensors that lie where they lie, and from then on only queued.
+
+The host time of a call is that of finding its key. On NVIDIA GPUs launches are prepared (loaded_kernel.py); elsewhere
+they go through Triton.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 
+from ..backends.base import Step
 from ..context import Context
-from .exchange import ccl_exchange
+from .all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
+from .config import AUTO, Config
+from .exchange import ccl_barrier, ccl_exchange
 from .group import Channel, Group
+from .loaded_kernel import LoadedKernel
+from .messages import ccl_recv, ccl_send
+from .operands import SHAPES, Call
 
 _VECTOR_BYTES = 16
-_WARP_BYTES = 32 * _VECTOR_BYTES
-_LEAST_BLOCK_BYTES = 4 * _WARP_BYTES
+_LEAST_BLOCK_BYTES = 128 * _VECTOR_BYTES
 _MOST_WARPS = 16
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A collective in which every part is sent once; the arguments are `ccl_exchange`'s.
-
-    Args:
-        name: of the collective.
-        output, input: tensors; of the larger, a part is as large as the other.
-        op: "sum", "max", "min", or "none".
-        scattered: whether each member has a part of its own in the input.
-        sender, receiver: index of the only member that sends or receives, or -1.
-    """
-
-    name: str
-    output: torch.Tensor
-    input: torch.Tensor
-    op: str = "none"
-    scattered: bool = False
-    sender: int = -1
-    receiver: int = -1
-
-    @property
-    def is_all_to_all(self) -> bool:
-        """Whether both tensors are of as many parts as there are members."""
-        return self.scattered and self.op == "none" and self.sender < 0
-
-    def part(self, group_size: int) -> int:
-        """Return how many elements a part has."""
-        if self.is_all_to_all:
-            return self.input.numel() // group_size
-        return min(self.input.numel(), self.output.numel())
+_MOST_CALLS = 1024  # that are kept
+ONE_SHOT_BYTES = 512 << 10  # of an all-reduce, times the inputs that one shot sends more than two shots: W - 2
+COPY_BYTES = 8 << 20  # of a part from which on a copy engine is worth two barriers; not measured yet
 
 
 class Launches:
-    """Launches collectives of a context.
+    """Prepares and queues the collectives of a context.
 
     Args:
         ctx: the context.
@@ -59,52 +40,143 @@ class Launches:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
+        self._calls: dict[Any, Sequence[Step]] = {}
+        self._kernels: dict[Any, LoadedKernel] = {}
 
-    def run(self, exchange: Exchange, group: Group, channel: Channel) -> None:
-        """Queue a collective on the current stream."""
-        size = exchange.part(group.size)
+    def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
+        """Queue a collective on the current stream.
+
+        Raises:
+            ValueError: the tensors do not fit, or the variant does not do it.
+        """
+        key = (call.key(), channel, config)
+        steps = self._calls.get(key)
+        if steps is None:
+            call.check(self._ctx, group.size)
+            variant = self.variant(call, group, config)
+            steps = self._prepare(call, variant, group, channel, config)
+            if self._ctx.backend.name == "cuda" and variant != "copy_engine":  # whose steps keep the operands
+                if len(self._calls) == _MOST_CALLS:
+                    self._calls.clear()
+                self._calls[key] = steps
+        for step in steps:
+            step()
+
+    def barrier(self, group: Group, channel: Channel) -> None:
+        """Queue a barrier of the group on the current stream."""
+        self._barrier(group, channel)()
+
+    def _prepare(self, call: Call, variant: str, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
+        size = call.part(group.size)
         if not size:
-            return
-        as_words = exchange.op == "none"
-        output, given = (_flat(one, as_words, size) for one in (exchange.output, exchange.input))
-        size = size * exchange.output.element_size() // output.element_size()
-        block_bytes = block_of(size * output.element_size(), channel)
-        block = block_bytes // output.element_size()
-        ccl_exchange[(min(channel.programs, triton.cdiv(size, block)),)](
-            output,
-            given,
-            channel.slots.view(output.dtype),
-            channel.flags,
-            size,
-            self._ctx.get_rank(),
-            group.index,
-            exchange.sender,
-            exchange.receiver,
-            group.members,
-            self._ctx.heap.bases,
-            self._ctx.watchdog.words,
-            GROUP_SIZE=group.size,
-            BLOCK=block,
-            SLOT=channel.slot_bytes // output.element_size(),
-            SCATTERED=exchange.scattered,
-            OP=exchange.op,
-            num_warps=max(1, min(_MOST_WARPS, block_bytes // _WARP_BYTES)),
+            return ()
+        if variant == "copy_engine":
+            return self._copies(call, group, channel)
+        output, given = (_flat(one, call.op == "none", size) for one in (call.output, call.input))
+        size = size * call.output.element_size() // output.element_size()
+        if variant in ("two_shot", "ring"):
+            part = triton.cdiv(triton.cdiv(size, group.size), _VECTOR_BYTES) * _VECTOR_BYTES
+            kernel = ccl_all_reduce_two_shot if variant == "two_shot" else ccl_all_reduce_ring
+            arguments = {"out_ptr": output, "in_ptr": given, "size": size, "part": part, "OP": call.op}
+            return (self._step(kernel, arguments, part, output, group, channel, config),)
+        if call.name == "send":
+            arguments = {"in_ptr": given, "size": size, "peer": call.receiver}
+            return (self._step(ccl_send, arguments, size, output, group, channel, config),)
+        if call.name == "recv":
+            arguments = {"out_ptr": output, "size": size, "peer": call.sender}
+            return (self._step(ccl_recv, arguments, size, output, group, channel, config),)
+        arguments = {"out_ptr": output, "in_ptr": given, "size": size, "OP": call.op}
+        arguments |= {"sender": call.sender, "receiver": call.receiver, "SCATTERED": SHAPES[call.name].scattered}
+        return (self._step(ccl_exchange, arguments, size, output, group, channel, config),)
+
+    def variant(self, call: Call, group: Group, config: Config) -> str:
+        """Return by which variant a collective is done.
+
+        Raises:
+            ValueError: the variant that the caller chose does not do it.
+        """
+        chosen = getattr(config, f"{call.name}_variant", "direct")
+        if call.name == "all_reduce":
+            if group.size == 1:
+                return "one_shot"  # there is nobody to pass anything to
+            if chosen == AUTO:
+                return "one_shot" if call.input.nbytes * (group.size - 2) <= ONE_SHOT_BYTES else "two_shot"
+        elif call.name in ("all_gather", "broadcast"):
+            is_symmetric = self._ctx.heap.contains(call.output)
+            if chosen == "copy_engine" and not is_symmetric:
+                raise ValueError(
+                    f'{call.name}: the variant "copy_engine" takes an output on the heap, as ctx.empty makes it; '
+                    '"direct" takes any'
+                )
+            if chosen == AUTO:
+                is_large = call.part(group.size) * call.output.element_size() >= COPY_BYTES
+                return "copy_engine" if is_symmetric and is_large else "direct"
+        return str(chosen)
+
+    def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
+        """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers."""
+        meet = self._barrier(group, channel)
+        if call.sender not in (-1, group.index):
+            return (meet, meet)
+        assert group.index is not None
+        size = call.part(group.size)
+        start = group.index * size if call.sender < 0 else 0
+        source = call.input.detach().view(-1)
+        views = self._ctx.heap.peer_view(call.output.detach().view(-1)[start : start + size])
+        order = [group.ranks[(group.index + step) % group.size] for step in range(1, group.size)]
+        targets = [views[rank] for rank in (*order, group.ranks[group.index])]
+        return (meet, *(functools.partial(target.copy_, source, non_blocking=True) for target in targets), meet)
+
+    def _barrier(self, group: Group, channel: Channel) -> Step:
+        return self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
+
+    def _step(
+        self,
+        kernel: Any,
+        arguments: dict[str, Any],
+        size: int,
+        words: torch.Tensor,
+        group: Group,
+        channel: Channel,
+        config: Config,
+    ) -> Step:
+        """Return what launches a kernel that moves parts of `size` elements, of such words, in blocks."""
+        itemsize = words.element_size()
+        programs = min(channel.programs, config.comm_sms or channel.programs)
+        share = triton.next_power_of_2(triton.cdiv(size * itemsize, programs))  # one block a program, if it may be so
+        block_bytes = min(channel.slot_bytes, max(_LEAST_BLOCK_BYTES, share))
+        arguments |= {"slots_ptr": channel.slots.view(words.dtype), "BLOCK": block_bytes // itemsize}
+        arguments |= {"SLOT": channel.slot_bytes // itemsize}
+        arguments["words_ptr" if "words_ptr" in kernel.arg_names else "flags_ptr"] = channel.flags
+        warp_bytes = (64 if self._ctx.backend.name == "hip" else 32) * _VECTOR_BYTES
+        num_warps = min(_MOST_WARPS, block_bytes // warp_bytes)
+        return self._launch(
+            kernel, min(programs, triton.cdiv(size * itemsize, block_bytes)), arguments, num_warps, group
         )
 
+    def _launch(self, kernel: Any, programs: int, arguments: dict[str, Any], num_warps: int, group: Group) -> Step:
+        arguments |= {"rank": self._ctx.get_rank(), "index": group.index, "members_ptr": group.members}
+        arguments |= {"heap_bases": self._ctx.heap.bases, "watchdog_ptr": self._ctx.watchdog.words}
+        arguments |= {"GROUP_SIZE": group.size}
+        backend: Any = self._ctx.backend
+        if backend.name != "cuda":
+            return functools.partial(kernel.run, grid=(programs,), warmup=False, num_warps=num_warps, **arguments)
+        compiled = kernel.run(grid=(programs,), warmup=True, num_warps=num_warps, **arguments)
+        compiled = compiled.result() if hasattr(compiled, "result") else compiled
+        if compiled not in self._kernels:
+            self._kernels[compiled] = LoadedKernel(compiled)
+        in_order = [arguments[name] for name in kernel.arg_names]
+        return self._kernels[compiled].launching(programs, backend.current_stream, in_order)
 
-def block_of(part_bytes: int, channel: Channel) -> int:
-    """Return the bytes of a block, a power of two: all programs have one, if that makes no block too small or large."""
-    share = triton.next_power_of_2(triton.cdiv(part_bytes, channel.programs))
-    return min(channel.slot_bytes, max(_LEAST_BLOCK_BYTES, share))
 
-
-def _flat(tensor: torch.Tensor, as_words: bool, size: int) -> torch.Tensor:
+def _flat(tensor: torch.Tensor, are_words: bool, size: int) -> torch.Tensor:
     """Return a tensor's elements in a row; where they are only moved, as the widest words that a part is made of."""
     flat: Any = tensor.detach().view(-1)
-    if not as_words:
+    if not are_words:
         return flat
     flat = flat.view(torch.uint8)
+    start = flat.storage_offset()
     for dtype in (torch.int32, torch.int16):
         if not (size * tensor.element_size() % dtype.itemsize or flat.data_ptr() % dtype.itemsize):
-            return flat.view(dtype) if not flat.storage_offset() % dtype.itemsize else flat
+            return flat.view(dtype) if not start % dtype.itemsize else flat
     return flat
