@@ -27,7 +27,7 @@ from .exchange import DEPTH, combine, load_block, load_sent, signal_members, sto
 def ccl_all_reduce_two_shot(
     out_ptr,
     in_ptr,
-    slots_ptr,
+    staging_ptr,
     flags_ptr,
     size,
     part,
@@ -48,7 +48,7 @@ def ccl_all_reduce_two_shot(
     """
     pid = tl.program_id(0)
     row_ptr = flags_ptr + pid * (GROUP_SIZE + 1)
-    own_slots_ptr = slots_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
+    own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
     number = tl.load(row_ptr + GROUP_SIZE)
     own_start = index * tl.cast(part, tl.int64)
     own_size = _length(size, part, index)
@@ -59,24 +59,24 @@ def ccl_all_reduce_two_shot(
             length = _length(size, part, peer)
             value = load_block(in_ptr + peer * tl.cast(part, tl.int64), block, length, BLOCK)
             store_to_slot(
-                own_slots_ptr, number, block, value, length, rank, index, peer, members_ptr, heap_bases, GROUP_SIZE,
+                own_staging_ptr, number, block, value, length, rank, index, peer, members_ptr, heap_bases, GROUP_SIZE,
                 BLOCK, SLOT,
             )  # fmt: skip
         signal_members(row_ptr, number, rank, index, members_ptr, heap_bases, GROUP_SIZE)
         wait_peers(row_ptr, number, index, GROUP_SIZE, watchdog_ptr)
         own_ptr = in_ptr + own_start
         total = accumulator(
-            load_sent(own_slots_ptr, own_ptr, number, block, own_size, index, 0, GROUP_SIZE, BLOCK, SLOT)
+            load_sent(own_staging_ptr, own_ptr, number, block, own_size, index, 0, GROUP_SIZE, BLOCK, SLOT)
         )
         for source in tl.static_range(1, GROUP_SIZE):
-            value = load_sent(own_slots_ptr, own_ptr, number, block, own_size, index, source, GROUP_SIZE, BLOCK, SLOT)
+            value = load_sent(own_staging_ptr, own_ptr, number, block, own_size, index, source, GROUP_SIZE, BLOCK, SLOT)
             total = combine(total, accumulator(value), OP)
         result = total.to(in_ptr.dtype.element_ty)
         store_block(out_ptr + own_start, block, result, own_size, BLOCK)
         number += 1
         for step in tl.static_range(1, GROUP_SIZE):
             store_to_slot(
-                own_slots_ptr, number, block, result, own_size, rank, index, (index + step) % GROUP_SIZE, members_ptr,
+                own_staging_ptr, number, block, result, own_size, rank, index, (index + step) % GROUP_SIZE, members_ptr,
                 heap_bases, GROUP_SIZE, BLOCK, SLOT,
             )  # fmt: skip
         signal_members(row_ptr, number, rank, index, members_ptr, heap_bases, GROUP_SIZE)
@@ -84,7 +84,7 @@ def ccl_all_reduce_two_shot(
         for step in tl.static_range(1, GROUP_SIZE):
             source = (index + step) % GROUP_SIZE
             length = _length(size, part, source)
-            value = load_sent(own_slots_ptr, own_ptr, number, block, length, index, source, GROUP_SIZE, BLOCK, SLOT)
+            value = load_sent(own_staging_ptr, own_ptr, number, block, length, index, source, GROUP_SIZE, BLOCK, SLOT)
             store_block(out_ptr + source * tl.cast(part, tl.int64), block, value, length, BLOCK)
     tl.store(row_ptr + GROUP_SIZE, number)
 
@@ -93,7 +93,7 @@ def ccl_all_reduce_two_shot(
 def ccl_all_reduce_ring(
     out_ptr,
     in_ptr,
-    slots_ptr,
+    staging_ptr,
     flags_ptr,
     size,
     part,
@@ -113,7 +113,7 @@ def ccl_all_reduce_ring(
     """
     pid = tl.program_id(0)
     row_ptr = flags_ptr + pid * (GROUP_SIZE + 1)
-    own_slots_ptr = slots_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
+    own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
     number = tl.load(row_ptr + GROUP_SIZE)
     following = (index + 1) % GROUP_SIZE
     previous = (index + GROUP_SIZE - 1) % GROUP_SIZE
@@ -124,7 +124,7 @@ def ccl_all_reduce_ring(
             sent = (index + 2 * GROUP_SIZE - step) % GROUP_SIZE
             number += 1
             store_to_slot(
-                own_slots_ptr, number, block, value, _length(size, part, sent), rank, index, following, members_ptr,
+                own_staging_ptr, number, block, value, _length(size, part, sent), rank, index, following, members_ptr,
                 heap_bases, GROUP_SIZE, BLOCK, SLOT,
             )  # fmt: skip
             signal_members(row_ptr, number, rank, index, members_ptr, heap_bases, GROUP_SIZE)
@@ -132,7 +132,7 @@ def ccl_all_reduce_ring(
             came = (sent + GROUP_SIZE - 1) % GROUP_SIZE
             length = _length(size, part, came)
             start = came * tl.cast(part, tl.int64)
-            value = load_sent(own_slots_ptr, in_ptr, number, block, length, index, previous, GROUP_SIZE, BLOCK, SLOT)
+            value = load_sent(own_staging_ptr, in_ptr, number, block, length, index, previous, GROUP_SIZE, BLOCK, SLOT)
             if step < GROUP_SIZE - 1:
                 own = load_block(in_ptr + start, block, length, BLOCK)
                 value = combine(accumulator(value), accumulator(own), OP).to(in_ptr.dtype.element_ty)

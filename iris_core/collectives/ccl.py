@@ -273,7 +273,7 @@ class CCL:
         Raises:
             RuntimeError: nothing came before.
         """
-        group = self._group_of_messages(group)
+        group = self._group_of_pair(group)
         self._message(Call("send", tensor, tensor, receiver=group.index_of(dst, "dst")), dst, group, config)
 
     def recv(self, tensor: torch.Tensor, src: int, group: Group | None = None, config: Config | None = None) -> None:
@@ -287,10 +287,10 @@ class CCL:
         Raises:
             RuntimeError: as of `send`.
         """
-        group = self._group_of_messages(group)
+        group = self._group_of_pair(group)
         self._message(Call("recv", tensor, tensor, sender=group.index_of(src, "src")), src, group, config)
 
-    def _group_of_messages(self, group: Group | None) -> Group:
+    def _group_of_pair(self, group: Group | None) -> Group:
         if group is None and self._world is None:
             raise RuntimeError("send and recv are not of all ranks; all call ctx.ccl.prepare() first")
         return self._group(group)
@@ -299,7 +299,7 @@ class CCL:
         if peer == self._ctx.get_rank():
             raise ValueError(f"{call.name}: rank {peer} is this rank; copy_ copies a tensor")
         self._ctx.check()
-        self._launches.run(call, group, group.messages, config or DEFAULT)
+        self._launches.run(call, group, group.pair_channel, config or DEFAULT)
         _count_write(call, group)
 
     def _run(self, call: Call, group: Group, async_op: bool, config: Config | None) -> Work | None:

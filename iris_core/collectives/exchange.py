@@ -40,7 +40,7 @@ _MEMBERS_AT_ONCE = tl.constexpr(32)
 def ccl_exchange(
     out_ptr,
     in_ptr,
-    slots_ptr,
+    staging_ptr,
     flags_ptr,
     size,
     rank,
@@ -64,7 +64,7 @@ def ccl_exchange(
     Args:
         out_ptr: the output, in memory of this rank; may be the input, or its own part in it.
         in_ptr: the input, in memory of this rank.
-        slots_ptr: on the heap, (programs, DEPTH, GROUP_SIZE, SLOT) elements.
+        staging_ptr: on the heap, (programs, DEPTH, GROUP_SIZE, SLOT) elements.
         flags_ptr: on the heap, (programs, GROUP_SIZE + 1) int64 words, zeroed once.
         size: elements of a part, the same on all ranks.
         rank, index: of this rank in the context, and in the group.
@@ -77,23 +77,23 @@ def ccl_exchange(
     """
     pid = tl.program_id(0)
     row_ptr = flags_ptr + pid * (GROUP_SIZE + 1)
-    own_slots_ptr = slots_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
+    own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
     first = tl.load(row_ptr + GROUP_SIZE) + 1
     rounds = tl.cdiv(tl.cdiv(size, BLOCK) - pid, tl.num_programs(0))
     _send(
-        in_ptr, own_slots_ptr, row_ptr, first, pid, size, rank, index, sender, receiver, members_ptr, heap_bases,
+        in_ptr, own_staging_ptr, row_ptr, first, pid, size, rank, index, sender, receiver, members_ptr, heap_bases,
         GROUP_SIZE, BLOCK, SLOT, SCATTERED,
     )  # fmt: skip
     for turn in range(rounds):
         if turn + 1 < rounds:
             _send(
-                in_ptr, own_slots_ptr, row_ptr, first + turn + 1, pid + (turn + 1) * tl.num_programs(0), size, rank,
+                in_ptr, own_staging_ptr, row_ptr, first + turn + 1, pid + (turn + 1) * tl.num_programs(0), size, rank,
                 index, sender, receiver, members_ptr, heap_bases, GROUP_SIZE, BLOCK, SLOT, SCATTERED,
             )  # fmt: skip
         wait_peers(row_ptr, first + turn, index, GROUP_SIZE, watchdog_ptr)
         if (receiver < 0) | (receiver == index):
             _receive(
-                out_ptr, in_ptr, own_slots_ptr, first + turn, pid + turn * tl.num_programs(0), size, index, sender,
+                out_ptr, in_ptr, own_staging_ptr, first + turn, pid + turn * tl.num_programs(0), size, index, sender,
                 GROUP_SIZE, BLOCK, SLOT, SCATTERED, OP,
             )  # fmt: skip
     tl.store(row_ptr + GROUP_SIZE, first + rounds - 1)
@@ -113,7 +113,7 @@ def ccl_barrier(state_ptr, rank, index, members_ptr, heap_bases, watchdog_ptr, G
 
 @triton.jit
 def _send(
-    in_ptr, own_slots_ptr, row_ptr, number, block, size, rank, index, sender, receiver, members_ptr, heap_bases,
+    in_ptr, own_staging_ptr, row_ptr, number, block, size, rank, index, sender, receiver, members_ptr, heap_bases,
     GROUP_SIZE: tl.constexpr, BLOCK: tl.constexpr, SLOT: tl.constexpr, SCATTERED: tl.constexpr,
 ):  # fmt: skip
     """Store a block to this member's slot on each receiver, and signal to all members."""
@@ -123,7 +123,7 @@ def _send(
             if (receiver < 0) | (receiver == peer):
                 value = load_block(in_ptr + peer * tl.cast(size, tl.int64) * SCATTERED, block, size, BLOCK)
                 store_to_slot(
-                    own_slots_ptr, number, block, value, size, rank, index, peer, members_ptr, heap_bases, GROUP_SIZE,
+                    own_staging_ptr, number, block, value, size, rank, index, peer, members_ptr, heap_bases, GROUP_SIZE,
                     BLOCK, SLOT,
                 )  # fmt: skip
     signal_members(row_ptr, number, rank, index, members_ptr, heap_bases, GROUP_SIZE)
@@ -131,7 +131,7 @@ def _send(
 
 @triton.jit
 def _receive(
-    out_ptr, in_ptr, own_slots_ptr, number, block, size, index, sender,
+    out_ptr, in_ptr, own_staging_ptr, number, block, size, index, sender,
     GROUP_SIZE: tl.constexpr, BLOCK: tl.constexpr, SLOT: tl.constexpr, SCATTERED: tl.constexpr, OP: tl.constexpr,
 ):  # fmt: skip
     """Combine or copy the blocks of all senders, this member's own from its input."""
@@ -140,12 +140,12 @@ def _receive(
     if OP == "none":
         for source in tl.static_range(GROUP_SIZE):
             if (sender < 0) | (sender == source):
-                value = load_sent(own_slots_ptr, own_ptr, number, block, size, index, source, GROUP_SIZE, BLOCK, SLOT)
+                value = load_sent(own_staging_ptr, own_ptr, number, block, size, index, source, GROUP_SIZE, BLOCK, SLOT)
                 store_block(out_ptr + tl.where(sender < 0, source, 0) * part, block, value, size, BLOCK)
     else:
-        total = accumulator(load_sent(own_slots_ptr, own_ptr, number, block, size, index, 0, GROUP_SIZE, BLOCK, SLOT))
+        total = accumulator(load_sent(own_staging_ptr, own_ptr, number, block, size, index, 0, GROUP_SIZE, BLOCK, SLOT))
         for source in tl.static_range(1, GROUP_SIZE):
-            value = load_sent(own_slots_ptr, own_ptr, number, block, size, index, source, GROUP_SIZE, BLOCK, SLOT)
+            value = load_sent(own_staging_ptr, own_ptr, number, block, size, index, source, GROUP_SIZE, BLOCK, SLOT)
             total = combine(total, accumulator(value), OP)
         store_block(out_ptr, block, total, size, BLOCK)
 
@@ -180,13 +180,13 @@ def store_block(ptr, block, value, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_sent(
-    own_slots_ptr, own_ptr, number, block, size, index, source,
+    own_staging_ptr, own_ptr, number, block, size, index, source,
     GROUP_SIZE: tl.constexpr, BLOCK: tl.constexpr, SLOT: tl.constexpr,
 ):  # fmt: skip
     """Load what a member has sent; of this member itself, its own part at `own_ptr`."""
     offsets = tl.arange(0, BLOCK)
     start = tl.cast(block, tl.int64) * BLOCK
-    slot_ptr = own_slots_ptr + ((number % DEPTH) * GROUP_SIZE + source) * SLOT
+    slot_ptr = own_staging_ptr + ((number % DEPTH) * GROUP_SIZE + source) * SLOT
     # .cg: L1 may hold what a slot held DEPTH blocks earlier.
     from_ptr = tl.where(source == index, own_ptr + start, slot_ptr)
     return tl.load(from_ptr + offsets, mask=offsets < size - start, other=0, cache_modifier=".cg")
@@ -194,13 +194,13 @@ def load_sent(
 
 @triton.jit
 def store_to_slot(
-    own_slots_ptr, number, block, value, size, rank, index, peer, members_ptr, heap_bases,
+    own_staging_ptr, number, block, value, size, rank, index, peer, members_ptr, heap_bases,
     GROUP_SIZE: tl.constexpr, BLOCK: tl.constexpr, SLOT: tl.constexpr,
 ):  # fmt: skip
     """Store a block to this member's slot on a peer."""
     offsets = tl.arange(0, BLOCK)
     start = tl.cast(block, tl.int64) * BLOCK
-    slot_ptr = own_slots_ptr + ((number % DEPTH) * GROUP_SIZE + index) * SLOT
+    slot_ptr = own_staging_ptr + ((number % DEPTH) * GROUP_SIZE + index) * SLOT
     peer_ptr = translate(slot_ptr, rank, rank_of(members_ptr, peer), heap_bases)
     tl.store(peer_ptr + offsets, value, mask=offsets < size - start)
 

@@ -9,7 +9,7 @@ import torch
 from ..context import Context
 from ..utils.settings import is_whole
 from .exchange import DEPTH
-from .messages import MESSAGE_WORDS
+from .send_recv import MESSAGE_WORDS
 
 MOST_PROGRAMS = 64  # of a collective: 64 slots of 32 KiB on the way keep an NVLink of 450 GB/s busy for 4 µs
 MESSAGE_PROGRAMS = 16
@@ -68,7 +68,7 @@ class Group:
         members: the ranks on the device, for kernels; None, where they are 0 to size - 1.
         channel: of calls on the current stream.
         async_channel: of calls with ``async_op=True``.
-        messages: of `send` and `recv`.
+        pair_channel: of `send` and `recv`.
     """
 
     def __init__(self, ctx: Context, ranks: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class Group:
         with ctx.collective_allocation(f"make the group of {_named(self.ranks)}"):
             self.channel = Channel(ctx, self.ranks, programs, "a collective")
             self.async_channel = Channel(ctx, self.ranks, programs, "a collective with async_op=True")
-            self.messages = Channel(
+            self.pair_channel = Channel(
                 ctx, self.ranks, min(MESSAGE_PROGRAMS, programs), "send or recv", MESSAGE_WORDS.value
             )
         is_context = self.ranks == tuple(range(self.size))

@@ -20,8 +20,8 @@ from .config import AUTO, Config
 from .exchange import ccl_barrier, ccl_exchange
 from .group import Channel, Group
 from .loaded_kernel import LoadedKernel
-from .messages import ccl_recv, ccl_send
 from .operands import SHAPES, Call
+from .send_recv import ccl_recv, ccl_send
 
 _VECTOR_BYTES = 16
 _LEAST_BLOCK_BYTES = 128 * _VECTOR_BYTES
@@ -115,9 +115,9 @@ class Launches:
 
     def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
         """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers."""
-        meet = self._barrier(group, channel)
+        barrier = self._barrier(group, channel)
         if call.sender not in (-1, group.index):
-            return (meet, meet)
+            return (barrier, barrier)
         assert group.index is not None
         size = call.part(group.size)
         start = group.index * size if call.sender < 0 else 0
@@ -125,7 +125,7 @@ class Launches:
         views = self._ctx.heap.peer_view(call.output.detach().view(-1)[start : start + size])
         order = [group.ranks[(group.index + step) % group.size] for step in range(1, group.size)]
         targets = [views[rank] for rank in (*order, group.ranks[group.index])]
-        return (meet, *(functools.partial(target.copy_, source, non_blocking=True) for target in targets), meet)
+        return (barrier, *(functools.partial(target.copy_, source, non_blocking=True) for target in targets), barrier)
 
     def _barrier(self, group: Group, channel: Channel) -> Step:
         return self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
@@ -145,7 +145,7 @@ class Launches:
         programs = min(channel.programs, config.comm_sms or channel.programs)
         share = triton.next_power_of_2(triton.cdiv(size * itemsize, programs))  # one block a program, if it may be so
         block_bytes = min(channel.slot_bytes, max(_LEAST_BLOCK_BYTES, share))
-        arguments |= {"slots_ptr": channel.slots.view(words.dtype), "BLOCK": block_bytes // itemsize}
+        arguments |= {"staging_ptr": channel.slots.view(words.dtype), "BLOCK": block_bytes // itemsize}
         arguments |= {"SLOT": channel.slot_bytes // itemsize}
         arguments["words_ptr" if "words_ptr" in kernel.arg_names else "flags_ptr"] = channel.flags
         warp_bytes = (64 if self._ctx.backend.name == "hip" else 32) * _VECTOR_BYTES

@@ -38,7 +38,6 @@ from iris_core.collectives.loaded_kernel import LoadedKernel
 from .config import GemmConfig
 from .graphs import Graphs, Sequence
 
-
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream

@@ -11,7 +11,7 @@ from compiling import NVIDIA_ACQUIRE, TARGETS, Case, Compiled, StubContext, comp
 
 from iris_core.collectives.all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from iris_core.collectives.exchange import ccl_barrier, ccl_exchange
-from iris_core.collectives.messages import ccl_recv, ccl_send
+from iris_core.collectives.send_recv import ccl_recv, ccl_send
 
 pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -29,7 +29,7 @@ def compiled(name: str, target: str) -> Compiled:
     ctx = StubContext(Case("none", target))
     kernel, own = KERNELS.get(name, (ccl_barrier, {}))
     known: dict[str, Any] = {pointer: ctx.zeros(1 << 20, dtype=torch.int64) for pointer in ("flags_ptr", "words_ptr")}
-    known |= {pointer: ctx.zeros(1 << 22, dtype=torch.bfloat16) for pointer in ("out_ptr", "in_ptr", "slots_ptr")}
+    known |= {pointer: ctx.zeros(1 << 22, dtype=torch.bfloat16) for pointer in ("out_ptr", "in_ptr", "staging_ptr")}
     known |= {"state_ptr": known["flags_ptr"], "size": 1 << 20, "part": 1 << 18, "rank": 2, "index": 2, "peer": 1}
     known |= {"sender": -1, "receiver": -1, "members_ptr": None, "GROUP_SIZE": 4, "BLOCK": 4096, "SLOT": 16384}
     known |= {"heap_bases": ctx.get_heap_bases(), "watchdog_ptr": ctx.get_watchdog()} | own

@@ -13,7 +13,7 @@ from host_collectives import COLLECTIVES, Case, check_call
 
 import iris_core
 from iris_core.checker import check
-from iris_core.collectives import all_reduce, exchange, messages
+from iris_core.collectives import all_reduce, exchange, send_recv
 from iris_core.collectives.config import Config
 
 HEAP_BYTES = 4 << 20
@@ -85,7 +85,7 @@ def test_the_wait_is_needed(name: str) -> None:
 
 
 def test_messages_need_their_waits() -> None:
-    with mock.patch.object(messages, "wait", no_wait):
+    with mock.patch.object(send_recv, "wait", no_wait):
         report = check(send_round, 2, schedules=2)
     assert report.races or report.errors
 

@@ -32,7 +32,7 @@ _SENT = tl.constexpr(3)
 @triton.jit(do_not_specialize=["rank", "index", "peer"])
 def ccl_send(
     in_ptr,
-    slots_ptr,
+    staging_ptr,
     words_ptr,
     size,
     rank,
@@ -51,7 +51,7 @@ def ccl_send(
 
     Args:
         in_ptr: in memory of this rank.
-        slots_ptr: on the heap, (programs, DEPTH, GROUP_SIZE, SLOT) elements.
+        staging_ptr: on the heap, (programs, DEPTH, GROUP_SIZE, SLOT) elements.
         words_ptr: on the heap, (programs, GROUP_SIZE, MESSAGE_WORDS) int64 words, zeroed once; a row a peer.
         peer: its index in the group.
     """
@@ -59,14 +59,14 @@ def ccl_send(
     to_rank = rank_of(members_ptr, peer)
     own_row_ptr = words_ptr + (pid * GROUP_SIZE + peer) * MESSAGE_WORDS
     arrived_ptr = words_ptr + (pid * GROUP_SIZE + index) * MESSAGE_WORDS + _ARRIVED
-    own_slots_ptr = slots_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
+    own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
     number = tl.load(own_row_ptr + _SENT)
     offsets = tl.arange(0, BLOCK)
     for block in range(pid, tl.cdiv(size, BLOCK), tl.num_programs(0)):
         number += 1
         wait(own_row_ptr + _FREE, number - DEPTH, watchdog_ptr)
         value = load_block(in_ptr, block, size, BLOCK)
-        slot_ptr = own_slots_ptr + ((number % DEPTH) * GROUP_SIZE + index) * SLOT
+        slot_ptr = own_staging_ptr + ((number % DEPTH) * GROUP_SIZE + index) * SLOT
         peer_ptr = translate(slot_ptr, rank, to_rank, heap_bases)
         tl.store(peer_ptr + offsets, value, mask=offsets < size - tl.cast(block, tl.int64) * BLOCK)
         signal(translate(arrived_ptr, rank, to_rank, heap_bases), number)
@@ -76,7 +76,7 @@ def ccl_send(
 @triton.jit(do_not_specialize=["rank", "index", "peer"])
 def ccl_recv(
     out_ptr,
-    slots_ptr,
+    staging_ptr,
     words_ptr,
     size,
     rank,
@@ -94,13 +94,13 @@ def ccl_recv(
     from_rank = rank_of(members_ptr, peer)
     own_row_ptr = words_ptr + (pid * GROUP_SIZE + peer) * MESSAGE_WORDS
     free_ptr = words_ptr + (pid * GROUP_SIZE + index) * MESSAGE_WORDS + _FREE
-    own_slots_ptr = slots_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
+    own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
     number = tl.load(own_row_ptr + _RECEIVED)
     offsets = tl.arange(0, BLOCK)
     for block in range(pid, tl.cdiv(size, BLOCK), tl.num_programs(0)):
         number += 1
         wait(own_row_ptr + _ARRIVED, number, watchdog_ptr)
-        slot_ptr = own_slots_ptr + ((number % DEPTH) * GROUP_SIZE + peer) * SLOT
+        slot_ptr = own_staging_ptr + ((number % DEPTH) * GROUP_SIZE + peer) * SLOT
         mask = offsets < size - tl.cast(block, tl.int64) * BLOCK
         # .cg: L1 may hold what a slot held DEPTH blocks earlier.
         value = tl.load(slot_ptr + offsets, mask=mask, other=0, cache_modifier=".cg")
