@@ -290,6 +290,16 @@ class CCL:
         group = self._group_of_pair(group)
         self._message(Call("recv", tensor, tensor, sender=group.index_of(src, "src")), src, group, config)
 
+    def device_barrier(self, group: Group | None = None) -> None:
+        """Queue a barrier of a group on the current stream; the host does not wait.
+
+        Args:
+            group: as of `all_reduce`.
+        """
+        group = self._group(group)
+        self._ctx.check()
+        self._launches.barrier(group, group.channel)
+
     def _group_of_pair(self, group: Group | None) -> Group:
         if group is None and self._world is None:
             raise RuntimeError("send and recv are not of all ranks; all call ctx.ccl.prepare() first")
@@ -305,7 +315,7 @@ class CCL:
     def _run(self, call: Call, group: Group, async_op: bool, config: Config | None) -> Work | None:
         self._ctx.check()
         config = config or DEFAULT
-        if self._ctx.debug:
+        if self._ctx.debug_mode:
             self._compare(call, group, config)
         if not async_op:
             self._launches.run(call, group, group.channel, config)

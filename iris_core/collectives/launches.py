@@ -42,6 +42,7 @@ class Launches:
         self._ctx = ctx
         self._calls: dict[Any, Sequence[Step]] = {}
         self._kernels: dict[Any, LoadedKernel] = {}
+        self._barriers: dict[Channel, Step] = {}
 
     def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
         """Queue a collective on the current stream.
@@ -64,7 +65,9 @@ class Launches:
 
     def barrier(self, group: Group, channel: Channel) -> None:
         """Queue a barrier of the group on the current stream."""
-        self._barrier(group, channel)()
+        if channel not in self._barriers:
+            self._barriers[channel] = self._barrier(group, channel)
+        self._barriers[channel]()
 
     def _prepare(self, call: Call, variant: str, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
         size = call.part(group.size)

@@ -192,7 +192,7 @@ class StubContext(TensorFactories):
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
         self.peer_view = self.heap.peer_view
         self.operators: dict[Any, Any] = {}
-        self.debug = False
+        self.debug_mode = False
         self.ranks_on_device = 1
 
     def _open_window(self, control_plane: Any, size: int) -> tuple[torch.Tensor, int]:

@@ -170,7 +170,7 @@ def test_mistakes_are_refused(ranks: Callable[[int], Ranks]) -> None:
 
 def differ(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx = context()
-    ctx.debug = True
+    ctx.debug_mode = True
     x = torch.ones(4)
     errors = [
         raised(ctx.ccl.all_reduce, x if rank else x.half()),
@@ -179,7 +179,7 @@ def differ(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(ctx.ccl.all_reduce, x if rank else x.bool()),
     ]
     ctx.ccl.all_reduce(x)
-    ctx.debug = False
+    ctx.debug_mode = False
     assert (x == 2).all()
     return errors
 
