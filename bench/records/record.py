@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..ccl.record import CclRecord
 from ..layers.record import LayersRecord
 from ..links.record import LinkRecord
 from ..measure.shapes import OLD_NAMES
@@ -101,8 +102,14 @@ class Record:
 
 
 Row = TypeVar("Row", Record, LayersRecord)
-AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord)
-_COMMANDS: dict[str, type[Any]] = {"run": Record, "layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord, CclRecord)
+_COMMANDS: dict[str, type[Any]] = {
+    "run": Record,
+    "layers": LayersRecord,
+    "links": LinkRecord,
+    "ccl": CclRecord,
+    "stress": StressRecord,
+}
 COLUMNS = tuple(column.name for column in fields(Record))
 _ADDED = {"link_source": ""}  # columns that older files lack, and what they stand for
 
