@@ -40,7 +40,7 @@ def compiled(name: str, target: str) -> Compiled:
 @pytest.mark.parametrize("name", KERNELS)
 def test_blocks_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str) -> None:
     kernel = compiled(name, target)
-    widths = {width for file in ("exchange.py", "messages.py") for width in kernel.stores_by_file().get(file, {})}
+    widths = {width for file in ("exchange.py", "send_recv.py") for width in kernel.stores_by_file().get(file, {})}
     assert 16 in widths
     assert widths <= {8, 16}  # 8: the count of blocks
     is_nvidia = TARGETS[target].is_nvidia
