@@ -12,6 +12,7 @@ import typer
 
 from overlap_taxonomy import list_families
 
+from .ccl.cli import ccl
 from .check.cli import check
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
 from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
@@ -50,6 +51,7 @@ app.command()(tune)
 app.command()(defaults)
 app.command()(trace)
 app.command()(links)
+app.command()(ccl)
 app.command()(layers)
 app.command()(figures)
 

@@ -177,7 +177,7 @@ class Cut(ABC):
         wanted = NOTHING
         if torch.is_grad_enabled():
             wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
-        if self.ctx.debug and not torch.compiler.is_dynamo_compiling():
+        if self.ctx.debug_mode and not torch.compiler.is_dynamo_compiling():
             asked = [self._name, m, str(x.dtype), wanted._asdict()]
             self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
         key = m, x.dtype, *wanted  # of constants alone: else a graph is made again where another number is added

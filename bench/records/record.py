@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..ccl.record import CclRecord
 from ..layers.record import LayersRecord
 from ..links.record import LinkRecord
 from ..measure.shapes import OLD_NAMES
@@ -103,8 +104,14 @@ class Record:
         return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
 
 
-AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord)
-_COMMANDS: dict[str, type[Any]] = {"run": Record, "layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord, CclRecord)
+_COMMANDS: dict[str, type[Any]] = {
+    "run": Record,
+    "layers": LayersRecord,
+    "links": LinkRecord,
+    "ccl": CclRecord,
+    "stress": StressRecord,
+}
 COLUMNS = tuple(column.name for column in fields(Record))
 _ADDED = {"link_source": ""}  # columns that older files lack, and what they stand for
 
@@ -184,7 +191,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     return record
 
 
-def _fault(record: Record | LayersRecord | LinkRecord) -> str:
+def _fault(record: Record | LayersRecord | LinkRecord | CclRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, known in (("dtype", tuple(DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:

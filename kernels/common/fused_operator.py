@@ -45,7 +45,7 @@ class FusedOperator(Operator[P]):
 
     def _queue(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._operand_copies.made = ()
-        if self.ctx.debug or not self._calls.are_prepared:
+        if self.ctx.debug_mode or not self._calls.are_prepared:
             return super()._call(a, b)
         self._check_open()
         self._check_kinds(a, b)
@@ -64,7 +64,7 @@ class FusedOperator(Operator[P]):
 
         Where calls are not prepared it does nothing: kernels are compiled as they are launched.
         """
-        if self.ctx.debug or not self._calls.are_prepared:
+        if self.ctx.debug_mode or not self._calls.are_prepared:
             return
         with self._calls.compiling():
             self._launch(a, b)

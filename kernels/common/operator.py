@@ -131,7 +131,7 @@ class Operator(ABC, Generic[P]):
 
     def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self._check_open()
-        if self.ctx.debug:
+        if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
             with self.ctx.collective_section(f"call {self}"):
                 self._check_operands(a, b)
