@@ -58,7 +58,7 @@ def copy_to_heap(rank: int, world_size: int) -> None:
     assert not ctx.is_symmetric(3)  # type: ignore[arg-type]
     assert ctx.as_symmetric(made) is made
     ctx.barrier()
-    assert torch.equal(ctx.peer_view(made)[1 - rank], given + 1 - 2 * rank)
+    assert torch.equal(ctx.peer_view(made)[1 - rank].cpu(), given + 1 - 2 * rank)
     ctx.barrier()
     ctx.free(made)
 

@@ -79,10 +79,11 @@ def exchange_messages(rank: int, world_size: int) -> None:
     ctx = context()
     ctx.ccl.prepare()
     for call, size in enumerate((1, 37, 9000, 500)):
-        got, sent = torch.empty(size), torch.arange(size) + 1000.0 * call + rank
+        numbers = torch.arange(size, device=ctx.get_device()) + 1000.0 * call
+        got, sent = torch.empty_like(numbers), numbers + rank
         if rank > 0:
             ctx.ccl.recv(got, rank - 1)
-            assert torch.equal(got, torch.arange(size) + 1000.0 * call + rank - 1)
+            assert torch.equal(got, numbers + rank - 1)
         if rank < world_size - 1:
             ctx.ccl.send(sent, rank + 1)
         if rank == world_size - 1:
@@ -90,7 +91,7 @@ def exchange_messages(rank: int, world_size: int) -> None:
         elif rank == 0:
             last = got.half()
             ctx.ccl.recv(last, world_size - 1)
-            assert torch.equal(last, (torch.arange(size) + 1000.0 * call + world_size - 1).half())
+            assert torch.equal(last, (numbers + world_size - 1).half())
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -100,7 +101,8 @@ def test_messages(ranks: Callable[[int], Ranks], world_size: int) -> None:
 
 def run_async(rank: int, world_size: int) -> None:
     ctx = context()
-    given, output = torch.full((100,), rank + 1.0), torch.empty(100)
+    given = torch.full((100,), rank + 1.0, device=ctx.get_device())
+    output = torch.empty_like(given)
     work = ctx.ccl.all_reduce(output, given, async_op=True)
     total = given.clone()
     assert ctx.ccl.all_reduce(total) is None
@@ -113,34 +115,40 @@ def test_async_calls_are_beside_others(ranks: Callable[[int], Ranks]) -> None:
     ranks(2).call(run_async)
 
 
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, device=context().get_device())
+
+
 def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
     ctx = context()
-    ccl, x = ctx.ccl, torch.ones(4)
+    ccl, x = ctx.ccl, ones(4)
     pair = ccl.new_group([0, 1])
     alone = ccl.new_group([0])
     errors = {
         "device": raised(ccl.all_reduce, x.to("meta")),
         "dtype": raised(ccl.all_reduce, x.bool()),
-        "two dtypes": raised(ccl.all_gather, torch.ones(8), x.half()),
-        "shape": raised(ccl.all_gather, torch.ones(9), x),
-        "parts": raised(ccl.all_to_all, torch.ones(3), torch.ones(3)),
-        "strides": raised(ccl.broadcast, torch.ones(4, 4).t()),
+        "two dtypes": raised(ccl.all_gather, ones(8), x.half()),
+        "shape": raised(ccl.all_gather, ones(9), x),
+        "parts": raised(ccl.all_to_all, ones(3), ones(3)),
+        "strides": raised(ccl.broadcast, ones(4, 4).t()),
         "op": raised(ccl.all_reduce, x, op="mean"),
         "group": raised(ccl.all_reduce, x, group="all"),
         "root": raised(ccl.broadcast, x, src=2, group=pair),
         "no tensor": raised(ccl.all_reduce, [1.0]),
-        "nowhere": raised(ccl.all_gather, torch.ones(8), x, config=Config(all_gather_variant="copy_engine")),
+        "nowhere": raised(ccl.all_gather, ones(8), x, config=Config(all_gather_variant="copy_engine")),
         "variant": raised(Config, all_reduce_variant="tree"),
         "self": raised(ccl.send, x, rank),
         "ranks": raised(ccl.new_group, [0, 0]),
     }
+    kind, message = errors["device"]
+    errors["device"] = kind, message.replace(str(ctx.get_device()), "the context's")
     if rank == 1:
         errors["not in it"] = raised(ccl.all_reduce, x, group=alone)
     return errors
 
 
 MISTAKES = {
-    "device": ["meta", "it takes a tensor on cpu"],
+    "device": ["meta", "it takes a tensor on the context's"],
     "dtype": ["bool", "it takes float16"],
     "two dtypes": ["float32", "float16", "alike"],
     "shape": ["(9,)", "(4,)", "2 times"],
@@ -171,10 +179,10 @@ def test_mistakes_are_refused(ranks: Callable[[int], Ranks]) -> None:
 def differ(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx = context()
     ctx.debug_mode = True
-    x = torch.ones(4)
+    x = ones(4)
     errors = [
         raised(ctx.ccl.all_reduce, x if rank else x.half()),
-        raised(ctx.ccl.all_reduce, torch.ones(4 + rank)),
+        raised(ctx.ccl.all_reduce, ones(4 + rank)),
         raised(ctx.ccl.all_reduce if rank else ctx.ccl.broadcast, x),
         raised(ctx.ccl.all_reduce, x if rank else x.bool()),
     ]
@@ -200,12 +208,13 @@ def test_in_debug_mode_all_ranks_raise_what_differs(ranks: Callable[[int], Ranks
 def wait_in_vain(rank: int, world_size: int, name: str) -> tuple[str, str]:
     ctx = context()
     ctx.ccl.prepare()
-    x = torch.ones(4)
+    x = ones(4)
     with short_limit(ctx):
         if rank == 0 and name == "all_reduce":
             ctx.ccl.all_reduce(x)
         elif rank == 0:
             ctx.ccl.recv(x, 1)
+        ctx.backend.synchronize()
     error = raised(ctx.barrier)
     ctx.reset()
     ctx.ccl.all_reduce(x)  # works again

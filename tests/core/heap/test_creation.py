@@ -112,7 +112,7 @@ OUT = {
 def take_torchs_arguments(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
     ctx = context()
     for what, call in OUT.items():
-        expected, own = torch.full((2, 3), -1.0), ctx.full((2, 3), -1.0)
+        expected, own = torch.full((2, 3), -1.0, device=ctx.get_device()), ctx.full((2, 3), -1.0)
         in_use = ctx.heap.allocator.used_bytes
         for made in (expected, own):
             torch.manual_seed(rank)
@@ -123,7 +123,7 @@ def take_torchs_arguments(rank: int, world_size: int) -> dict[str, tuple[str, st
         ctx.free(own)
     trained = ctx.ones(3, requires_grad=True, layout=torch.strided, pin_memory=False)
     (trained * 2).sum().backward()
-    assert torch.equal(trained.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
+    assert torch.equal(trained.grad, torch.full_like(trained, 2.0))  # type: ignore[arg-type]
     like = ctx.zeros_like(trained, memory_format=torch.preserve_format)
     assert not like.requires_grad
     before = ctx.heap.allocator.used_bytes
