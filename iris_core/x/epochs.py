@@ -27,9 +27,7 @@ _STAGES = tl.constexpr(4)
 @triton.jit
 def flags_of(flags_ptr, tile_id, ctx):
     """Return where a tile's words begin, in those of all tiles; None, where the caller orders, stays None."""
-    if flags_ptr is None:
-        return None
-    else:
+    if flags_ptr is not None:  # compiled code cannot return a None that is written out
         return flags_ptr + tile_id.to(tl.int64) * (ctx.world_size + 1)
 
 
