@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..command.exits import complain, leave, refuse
+from ..command.exits import complain, interrupted, leave, refuse
 from ..command.options import Device, Overwrite, Seed, WorldSize
 from ..command.outputs import check_new, check_outputs
 from ..command.progress import CommandProgress
-from ..command.ranks import choose_setting, ending, find_launcher, start_ranks
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..measure import environment
 from ..measure import job as measure
 from ..records import report
@@ -25,7 +25,7 @@ from . import rank
 from .plot import plot_ccl, speedups
 from .record import CclRecord
 
-_SIZES_KIB = {"cpu": "4,16", "cuda": "4,16,64,256,1024,4096,16384,65536,262144"}
+_SIZES_KIB = {"cpu": "4,16", "cuda": "4,64,1024,16384,262144"}
 _ROUNDS = {"cpu": 1, "cuda": 20}
 _BURST = {"cpu": 1, "cuda": 10}
 _STAGING_BYTES = 320 << 20
@@ -36,7 +36,7 @@ def ccl(
     kind: Annotated[str | None, typer.Option(help="Collectives, with commas [default: all].")] = None,
     world_size: WorldSize = None,
     device: Device = "auto",
-    rounds: Annotated[int | None, typer.Option(help="Samples of each [default: 20; CPU: 1].")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Most samples of each [default: 20; CPU: 1].")] = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Speedups by size: .png, .svg or .pdf.")] = None,
@@ -44,9 +44,9 @@ def ccl(
 ) -> None:
     """Measure the collectives on whole tensors (ctx.ccl) beside NCCL's or RCCL's, eager and in CUDA graphs.
 
-    What comes is checked first. A size is that of the larger tensor of a rank, in bf16. Without a GPU the times are the
-    interpreter's and gloo's, and say nothing. Exit status: 0, or 1 if anything was wrong or the ranks were lost, or 2
-    if the command makes no sense.
+    What comes is checked first, and rows are written as they come. A size is that of the larger tensor of a rank, in
+    bf16. Without a GPU the times are the interpreter's and gloo's, and say nothing. Exit status: 0, or 1 if anything
+    was wrong or the ranks were lost, 2 if the command makes no sense, 130 if it was interrupted, by Ctrl-C or SIGTERM.
     """
     is_first = True
     try:
@@ -60,30 +60,66 @@ def ccl(
         check_new(("--out", out), overwrite=overwrite)
     except ValueError as error:
         refuse(error, speak=is_first)
-    ranks = start_ranks(launcher, world_size, device)
-    outcomes: list[rank.Outcome] = []
-    columns: dict[str, str] = {}
-    console = report.make_console(stderr=True)
-    console.quiet = not is_first
-    with CommandProgress(console) as progress, ending(ranks) as ended:
-        progress.add_task("measuring the collectives", total=None)
-        columns = ranks.call(measure.open_rank, 2 * max(plan.sizes) + _STAGING_BYTES, device)
-        outcomes = ranks.call(rank.measure, plan)
-        ranks.call(measure.close_rank)
-    common = {**columns, **environment.versions(), "timestamp": environment.timestamp()}
-    run = {"world_size": world_size, "device": device, "rounds": plan.rounds, "burst": plan.burst, "seed": plan.seed}
-    records = [CclRecord(**asdict(outcome), **run, **common) for outcome in outcomes]  # type: ignore[arg-type]
+    run: dict[str, Any] = {"world_size": world_size, "device": device, "burst": plan.burst, "seed": plan.seed}
+    output = _Output(out if is_first else None)
+    try:
+        error = _run(plan, start_ranks(launcher, world_size, device), output, run | environment.versions())
+    except KeyboardInterrupt:
+        if is_first and output.records:
+            print_ccl(report.make_console(), output.records)
+        left = f"{len(output.records)} rows were {f'written to {out}' if out else 'measured'}"
+        interrupted(left, launcher=launcher, speak=is_first)
     if is_first:
-        if out and records:
-            append_records(out, records, replace=True)
-        if records:
-            print_ccl(report.make_console(), records)
-        if ended.error:
-            complain("the measurement", ended.error)
+        if output.records:
+            print_ccl(report.make_console(), output.records)
+        if error:
+            complain("the measurement", error)
         elif plot:
-            plot_ccl(records, plot)
-    failed = any(record.status == "wrong" for record in records)
-    leave(failed=failed, lost=ended.error is not None, launcher=launcher)
+            plot_ccl(output.records, plot)
+    failed = any(record.status == "wrong" for record in output.records)
+    leave(failed=failed, lost=error is not None, launcher=launcher)
+
+
+@dataclass
+class _Output:
+    """The file that rows are added to, and those of this run; what was there is replaced when there are some."""
+
+    path: Path | None
+    records: list[CclRecord] = field(default_factory=list)
+
+    def add(self, records: list[CclRecord]) -> None:
+        if self.path:
+            append_records(self.path, records, replace=not self.records)
+        self.records += records
+
+
+def _run(plan: rank.Plan, ranks: Ranks, output: _Output, columns: dict[str, Any]) -> Exception | None:
+    """Measure size by size; return what ended this early."""
+    console = report.make_console(stderr=True)
+    console.quiet = not ranks.is_first
+    problems = [(kind, size) for kind in plan.kinds for size in plan.sizes]
+    with CommandProgress(console) as progress, ending(ranks) as ended:
+        task = progress.add_task("starting", total=len(problems))
+        columns |= ranks.call(measure.open_rank, 2 * max(plan.sizes) + _STAGING_BYTES, columns["device"])
+        for number, (kind, size) in enumerate(problems, 1):
+            progress.update(task, description=_describe(kind, size))
+            outcomes = ranks.call(rank.measure, replace(plan, kinds=(kind,), sizes=(size,)))
+            columns["timestamp"] = environment.timestamp()
+            output.add([CclRecord(**asdict(outcome), **columns) for outcome in outcomes])
+            if not console.is_terminal:
+                took = "; ".join(f"{one.library} {one.mode} {_time(one)}" for one in outcomes)
+                console.print(f"[{number}/{len(problems)}] {_describe(kind, size)}: {took}", markup=False)
+            progress.advance(task)
+        ranks.call(measure.close_rank)
+    return ended.error
+
+
+def _describe(kind: str, size: int) -> str:
+    return f"{kind} of {size / 1024:g} KiB"
+
+
+def _time(outcome: rank.Outcome) -> str:
+    return outcome.status if outcome.time_us is None else f"{outcome.time_us:,.1f} us"
 
 
 def _plan(kib: str | None, kind: str | None, rounds: int | None, seed: int, device: str) -> rank.Plan:

@@ -19,11 +19,12 @@ _WHOLE_OUTPUT = ("all_gather", "gather")
 _WHOLE_INPUT = ("reduce_scatter", "scatter")
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # in torch.distributed
 _ALIGNMENT = 16  # elements of a part
+_LIMIT_S = 0.5  # of timing one collective of one size
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: sizes are bytes of the larger tensor of a rank."""
+    """What to measure: sizes are bytes of the larger tensor of a rank; there are fewer rounds where they take long."""
 
     sizes: tuple[int, ...]
     kinds: tuple[str, ...]
@@ -44,6 +45,7 @@ class Outcome:
     latency_us: float | None
     host_us: float | None
     status: str
+    rounds: int
 
 
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
@@ -78,19 +80,23 @@ def _measure(ctx: Context, kind: str, size: int, plan: Plan) -> list[Outcome]:
         for mode in modes:
             key = (name, mode)
             first = given if name == library and kind in _IN_PLACE and (kind != "broadcast" or rank == 0) else None
-            statuses[key] = _status(ctx, call, output, first, expected)
+            if mode == "graph" and statuses[name, "eager"] == "unsupported":
+                statuses[key] = "unsupported"
+                continue
+            queued = call if mode == "eager" else _captured(call)
+            statuses[key] = _status(ctx, queued, output, first, expected)
             if statuses[key] == "ok":
-                queued = call if mode == "eager" else _captured(call)
                 subjects.append(timing.Subject(" ".join(key), lambda *_, queued=queued: queued()))
-    timing.measure(ctx, subjects, [(given, output)], rounds=plan.rounds, burst=plan.burst)
+    timing.measure(ctx, subjects, [(given, output)], rounds=plan.rounds, burst=plan.burst, limit_s=_LIMIT_S)
     times = timing.slowest_medians(ctx, subjects)
+    rounds = {subject.name: len(subject.samples) for subject in subjects}
     ctx.barrier()
     ctx.free(output)
     moved = whole * given.element_size()
     outcomes = []
     for (name, mode), status in statuses.items():
         found = times.get(f"{name} {mode}")
-        outcome = Outcome(kind, name, mode, moved, None, None, None, status)
+        outcome = Outcome(kind, name, mode, moved, None, None, None, status, rounds.get(f"{name} {mode}", 0))
         if found is not None:
             outcome = replace(outcome, time_us=found.time_us, latency_us=found.latency_us, host_us=found.host_us)
         outcomes.append(outcome)

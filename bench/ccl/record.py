@@ -18,6 +18,7 @@ class CclRecord:
         latency_us: of one call alone, likewise.
         host_us: that the host takes for a call.
         status: "ok", "wrong" if the output was not what the collective is defined to give, or "unsupported".
+        rounds: samples of it; fewer than asked for, where they take long.
         timestamp: when it was measured, UTC.
     """
 
@@ -29,10 +30,10 @@ class CclRecord:
     latency_us: float | None
     host_us: float | None
     status: str
+    rounds: int
     world_size: int
     device: str
     device_name: str
-    rounds: int
     burst: int
     seed: int
     torch: str

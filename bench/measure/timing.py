@@ -33,6 +33,7 @@ T = TypeVar("T")
 QUANTITIES = ("time_us", "latency_us", "host_us")  # of a `Sample`
 WARM_UP_S = 0.2  # of this problem's own work: long enough for clocks to settle
 MAX_WARM_UP_ROUNDS = 100
+LEAST_ROUNDS = 4  # within a limit of time
 MIN_SETS, MAX_SETS = 2, 16
 _LEAST_HEAD_START_US = 100.0
 _MAX_HEAD_START_US = 60_000.0  # ten steps of layers that the host dispatches one operation after the other
@@ -134,7 +135,15 @@ def count_sets(*, operand_bytes: int, cache_bytes: int) -> int:
     return min(MAX_SETS, max(MIN_SETS, math.ceil(2 * cache_bytes / max(operand_bytes, 1))))
 
 
-def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands], *, rounds: int, burst: int) -> None:
+def measure(
+    ctx: Context,
+    subjects: Sequence[Subject],
+    sets: Sequence[Operands],
+    *,
+    rounds: int,
+    burst: int,
+    limit_s: float = math.inf,
+) -> None:
     """Fill the subjects' samples; collective. Every rank must give the same subjects in the same order.
 
     Args:
@@ -143,6 +152,7 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
         sets: this rank's operands to rotate through.
         rounds: samples of each subject.
         burst: calls back to back in a sample; with 1, `latency_us` is `time_us`.
+        limit_s: after so long, on any rank, there are no more rounds, if there have been `LEAST_ROUNDS`.
 
     Raises:
         TimeoutError: a rank timed out in a wait for another.
@@ -151,7 +161,11 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
     operands = itertools.cycle(sets)
     if not ctx.is_interpreted():
         _warm_up(ctx, clock, subjects, operands, burst)
+    start = time.perf_counter()
     for number in range(rounds):
+        if number >= LEAST_ROUNDS and limit_s < math.inf:
+            if max(ctx.control_plane.all_gather(time.perf_counter() - start)) > limit_s:
+                break
         _round(ctx, clock, balanced(subjects, number), operands, burst)
 
 

@@ -7,12 +7,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from ranks import Ranks, context
+from ranks import Ranks as Pool
+from ranks import context
 from typer.testing import CliRunner
 
 from iris_bench import cli
+from iris_bench.ccl import cli as command
 from iris_bench.ccl import rank as ccl
 from iris_bench.ccl.record import CclRecord
+from iris_bench.command.ranks import Ranks
 from iris_bench.records.record import read_as
 
 PLAN = ccl.Plan(sizes=(100, 3000), kinds=ccl.KINDS, rounds=1, burst=1, seed=3)
@@ -40,7 +43,7 @@ def measured(rank: int, world_size: int, broken: str) -> list[ccl.Outcome]:
 
 @pytest.mark.parametrize("broken", ["", "all_gather"])
 def test_every_collective_of_both_libraries(ranks: Any, broken: str) -> None:
-    found: Ranks = ranks(2)
+    found: Pool = ranks(2)
     outcomes = found.call(measured, broken)
     assert outcomes[0] == outcomes[1]
     assert {(one.kind, one.library) for one in outcomes[0]} == {
@@ -61,6 +64,39 @@ def test_the_command_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
     assert "broadcast" in done.output
     assert plot.read_text().startswith("<?xml")
     assert [record.library for record in read_as(out, CclRecord)] == ["iris", "gloo"]
+
+
+class Interrupted(Ranks):
+    """Ranks whose command is interrupted in the second measurement."""
+
+    is_first = True
+
+    def __init__(self) -> None:
+        self.plans: list[ccl.Plan] = []
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        if fn is not ccl.measure:
+            return {"device_name": "H100", "driver": ""}
+        (plan,) = args
+        self.plans.append(plan)
+        if len(self.plans) == 2:
+            raise KeyboardInterrupt
+        return [ccl.Outcome(*plan.kinds, "iris", "eager", *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds)]
+
+    def close(self, *, kill: bool = False) -> None:
+        assert kill
+
+
+def test_an_interrupted_command_has_written_its_rows(tmp_path: Path) -> None:
+    out, ranks = tmp_path / "ccl.csv", Interrupted()
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1,2", "--kind", "reduce", "--out", str(out)]
+    with mock.patch.object(command, "start_ranks", return_value=ranks):
+        done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 130, done.output
+    assert "[1/2] reduce of 1 KiB: iris eager 12.0 us" in done.output
+    assert f"1 rows were written to {out}" in done.output
+    assert [(record.kind, record.bytes, record.rounds) for record in read_as(out, CclRecord)] == [("reduce", 1024, 1)]
+    assert [plan.sizes for plan in ranks.plans] == [(1024,), (2048,)]
 
 
 def test_what_makes_no_sense_is_refused() -> None:
