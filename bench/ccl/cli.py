@@ -63,7 +63,7 @@ def ccl(
     run: dict[str, Any] = {"world_size": world_size, "device": device, "burst": plan.burst, "seed": plan.seed}
     output = _Output(out if is_first else None)
     try:
-        error = _run(plan, start_ranks(launcher, world_size, device), output, run | environment.versions())
+        ended_early = _run(plan, start_ranks(launcher, world_size, device), output, run | environment.versions())
     except KeyboardInterrupt:
         if is_first and output.records:
             print_ccl(report.make_console(), output.records)
@@ -72,12 +72,12 @@ def ccl(
     if is_first:
         if output.records:
             print_ccl(report.make_console(), output.records)
-        if error:
-            complain("the measurement", error)
+        if ended_early:
+            complain("the measurement", ended_early)
         elif plot:
             plot_ccl(output.records, plot)
     failed = any(record.status == "wrong" for record in output.records)
-    leave(failed=failed, lost=error is not None, launcher=launcher)
+    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
 @dataclass

@@ -74,7 +74,8 @@ def _measure(ctx: Context, kind: str, size: int, plan: Plan) -> list[Outcome]:
         "iris": lambda: getattr(ctx.ccl, kind)(output, given),
         library: _of_torch(kind, output, given, group),
     }
-    subjects, statuses = [], {}
+    subjects: list[timing.Subject] = []
+    statuses: dict[tuple[str, str], str] = {}
     modes = ("eager",) if ctx.is_interpreted() else ("eager", "graph")
     for name, call in calls.items():
         for mode in modes:
