@@ -54,6 +54,13 @@ def test_imports_point_down(folder: str) -> None:
     assert not upward
 
 
+def test_test_files_have_names_of_their_own() -> None:
+    """Ranks import a test's functions by its file's name alone."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert names
+    assert not {name for name in names if names.count(name) > 1}
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_file_goes_by_its_folders_name(folder: str) -> None:
     """``import kernels`` would work from the root alone."""
