@@ -12,6 +12,7 @@ import typer
 
 from overlap_taxonomy import list_families
 
+from .ccl.cli import ccl
 from .check.cli import check
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
 from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
@@ -26,7 +27,7 @@ from .measure.job import Job
 from .records import frames, report
 from .records import plot as plots
 from .records.looks import check_path
-from .records.record import LIBRARY, Record, latest, other_configurations, read_records
+from .records.record import LIBRARY, Record, read_records
 from .records.resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
@@ -50,6 +51,7 @@ app.command()(tune)
 app.command()(defaults)
 app.command()(trace)
 app.command()(links)
+app.command()(ccl)
 app.command()(layers)
 app.command()(figures)
 
@@ -165,10 +167,10 @@ def plot(
 
 def _shown(file: Path, over: str) -> pd.DataFrame:
     """Return a file's rows, the last of each thing measured, with their speedups over a baseline."""
-    records = read_records(file)
-    if left_out := other_configurations(records):
+    frame = frames.to_frame(read_records(file))
+    if left_out := frames.other_configurations(frame):
         warn(f"{file} has {left_out} rows more of what is shown, with other configurations; they are not shown")
-    return frames.over(frames.to_frame(records), over)
+    return frames.over(frame, over)
 
 
 def main() -> None:
@@ -229,6 +231,6 @@ def _show(output: sweep.Output, plot: Path | None, ended_early: Exception | None
     made = (output.path if output.is_there else None, plot if output.records else None)
     written = [str(path) for path in made if path]
     where = f"; written: {', '.join(written)}" if written else ""
-    console.print(report.summarise(latest(output.records)) + where, soft_wrap=True, markup=False)
+    console.print(report.summarise(frames.latest_records(output.records)) + where, soft_wrap=True, markup=False)
     if ended_early is not None:
         complain("the sweep", ended_early)

@@ -1,4 +1,4 @@
-"""Layers cut over all ranks, for inference, under torch.compile: one graph, in which a call is one step.
+"""Layers sharded over all ranks, for inference, under torch.compile: one graph, in which a call is one step.
 
 What the compiler makes of the rest goes around them.
 

@@ -7,16 +7,12 @@ from iris_kernels.gemm_all_scatter import gemm_all_scatter
 
 
 def body(rank, world_size):
-    ctx = iris_core.iris(heap_size=1 << 24)
-    generator = torch.Generator().manual_seed(0)  # the same A and B on every rank
-    a = torch.randn(64, 96, generator=generator).to(ctx.get_device(), torch.bfloat16)
-    b = torch.randn(96, 128, generator=generator).to(ctx.get_device(), torch.bfloat16)
-    own_columns = b.chunk(world_size, dim=1)[rank]
-    c = gemm_all_scatter(ctx, a, own_columns, variant="workgroup_specialized")
-    expected = a.float() @ b.float()
-    error = ((c.float() - expected).norm() / expected.norm()).item()
-    ctx.close()
-    return f"rank {rank}: C is {tuple(c.shape)}, relative error {error:.1e}"
+    torch.manual_seed(0)  # the same A and B on every rank
+    with iris_core.iris(heap_size=1 << 24) as ctx:
+        a, b = (torch.randn(size).to(ctx.get_device(), torch.bfloat16) for size in [(64, 96), (96, 128)])
+        c = gemm_all_scatter(ctx, a, b.chunk(world_size, dim=1)[rank], variant="workgroup_specialized")
+        error = (c - a.float() @ b.float()).norm() / c.norm()
+        return f"rank {rank}: C is {tuple(c.shape)}, relative error {error:.1e}"
 
 
 if __name__ == "__main__":

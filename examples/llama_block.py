@@ -1,7 +1,7 @@
 """A decoder block as in Llama, its weights loaded from a whole one's, with a cache of keys and values, for inference.
 
-Heads are cut over the ranks, and with them the cache: each rank attends with its own. Prompts and single tokens, all of
-them on all ranks.
+Heads are sharded over the ranks, and with them the cache: each rank attends with its own. Prompts and single tokens,
+all of them on all ranks.
 
 - python examples/llama_block.py --ranks 4
 - torchrun --nproc-per-node 4 examples/llama_block.py
@@ -87,7 +87,7 @@ def body(rank, world_size):
     load_whole(cut, merged(whole.state_dict()))
     errors, caches = [], ([], [])
     with torch.inference_mode():
-        for tokens in (7, 1, 1, 3):  # a prompt, two steps, and another prompt behind them
+        for tokens in (7, 1, 1, 3):  # a prompt, two steps, and another prompt after them
             x = torch.randn(tokens, width, device=heap.get_device())
             expected, found = whole(x, caches[0]), cut(x, caches[1])
             errors.append(((found - expected).norm() / expected.norm()).item())

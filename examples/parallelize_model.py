@@ -1,4 +1,4 @@
-"""A model cut over all ranks by torch's parallelize_module, with fused layers in the place of torch's own.
+"""A model sharded over all ranks by torch's parallelize_module, with fused layers in the place of torch's own.
 
 The plan is torch's: what each linear layer takes and gives. Parameters become DTensors, as they do with torch's styles,
 so optimizers and checkpoints see what they know.

@@ -1,4 +1,4 @@
-"""Two layers cut over all ranks, as in Megatron's sequence parallelism, trained: as without ranks.
+"""Two layers sharded over all ranks, as in Megatron's sequence parallelism, trained: as without ranks.
 
 The first layer's weights are cut by columns, the second's by rows, the tokens by rows. So the way in is an all-gather
 and a GEMM, the way out a GEMM and a reduce-scatter; and backwards each is the other.

@@ -35,8 +35,14 @@ from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .errors import AllocationMismatch, HeapExhausted, PeerError
 from .launcher.pool import RankError, RankPool, launch
 from .rendezvous.rank_info import RankInfo
+from .utils.do_bench import do_bench
+from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
 
 __all__ = [
+    "DEBUG",
+    "ERROR",
+    "INFO",
+    "WARNING",
     "AllocationMismatch",
     "Context",
     "DeviceContext",
@@ -57,6 +63,7 @@ __all__ = [
     "barrier",
     "clock_ns",
     "copy",
+    "do_bench",
     "fence_before_descriptor_loads",
     "gdc_launch_dependents",
     "gdc_wait",
@@ -65,8 +72,10 @@ __all__ = [
     "iris",
     "launch",
     "load",
+    "logger",
     "pause",
     "put",
+    "set_logger_level",
     "signal",
     "signal_each",
     "store",

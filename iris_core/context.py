@@ -21,6 +21,7 @@ from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
 from .rendezvous.process_group import ProcessGroup
 from .utils import settings
+from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
 from .utils.settings import is_whole, switch_in
 from .utils.torch_modes import plain_tensors
 from .watchdog.recovery import Recovery
@@ -84,11 +85,12 @@ class Context(TensorFactories):
         watchdog: bounds every wait of this rank's kernels.
         recovery: what fails on all ranks at once, and its reset.
         collectives: what the hosts of all ranks start together.
+        ccl: collectives on whole tensors.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
-        debug: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
+        debug_mode: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Context(TensorFactories):
         self._host = host
         self._rank_info = host.rank_info(process_group)
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
-        self.debug = switch_in("IRIS_DEBUG")
+        self.debug_mode = switch_in("IRIS_DEBUG")
         self.operators: dict[Any, Any] = {}
         self._process_group: ProcessGroup | None = None
         self.timeout_s = timeout_s
@@ -110,7 +112,8 @@ class Context(TensorFactories):
             self._opened = opened.pop_all()
 
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
-        from .collectives.host_collectives import HostCollectives  # which is no part of the core
+        from .collectives.ccl import CCL  # which are no part of the core
+        from .collectives.host_collectives import HostCollectives
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
@@ -121,7 +124,7 @@ class Context(TensorFactories):
             "heap_size": heap_size,
             "device": self.backend.name,
             "timeout_s": self.timeout_s,
-            "IRIS_DEBUG": self.debug,
+            "IRIS_DEBUG": self.debug_mode,
             "IRIS_RANKS_PER_GPU": ranks_per_gpu,
         }
         self.control_plane.agree("what the ranks ask of their context", asked)
@@ -131,6 +134,7 @@ class Context(TensorFactories):
         self._device_context = encode(self.get_rank(), self.heap.bases, self.watchdog.words.data_ptr())
         self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
+        self.ccl = CCL(self)
         self.barrier()
 
     # Who and where ---------------------------------------------------------------------------------------------
@@ -210,6 +214,22 @@ class Context(TensorFactories):
         self.recovery.check_open()
         return self.heap.peer_view(tensor)
 
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is on this rank's heap."""
+        return isinstance(tensor, torch.Tensor) and self.heap.contains(tensor)
+
+    def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the heap with the values of `tensor`: itself, if it is there, else a copy; collective.
+
+        Raises:
+            HeapExhausted: there is no room.
+            TimeoutError, PeerError: see `check`.
+        """
+        if self.is_symmetric(tensor):
+            return tensor
+        self.check()
+        return self.heap.allocate(tensor.shape, tensor.dtype).copy_(tensor.detach())
+
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
         if device is not None and not _same_device(torch.device(device), self.get_device()):
             raise ValueError(f"device {str(device)!r} is not the heap's; it is on {str(self.get_device())!r}")
@@ -218,15 +238,27 @@ class Context(TensorFactories):
 
     # Collectives and recovery ------------------------------------------------------------------------------------
 
-    def barrier(self) -> None:
+    def barrier(self, stream: Any = None, group: Any = None) -> None:
         """Wait for this rank's device, then for all ranks.
 
+        Args:
+            stream: of torch's; wait for that one alone, not for all of the device.
+            group: of ``ccl.new_group``: its ranks alone meet, by a kernel, and compare no allocations.
+
         Raises:
+            ValueError: this rank is not in the group.
             TimeoutError: a wait in a kernel of any rank passed its limit.
             AllocationMismatch: the ranks allocated or freed in different orders; names the first difference.
             PeerError: a rank died, or did not come within the limit.
         """
-        self.recovery.barrier()
+        synchronize = self.backend.synchronize if stream is None else stream.synchronize
+        if group is None:
+            self.recovery.barrier(synchronize)
+            return
+        synchronize()
+        self.device_barrier(group)
+        self.backend.synchronize()
+        self.check()
 
     def check(self) -> None:
         """Raise if this context cannot be used: a wait or something collective has failed. Costs a few loads.
@@ -279,13 +311,41 @@ class Context(TensorFactories):
         """
         self.recovery.agree(what, value)
 
-    def device_barrier(self) -> None:
-        """Queue a barrier of all ranks on the current stream; the host does not wait.
+    def device_barrier(self, group: Any = None) -> None:
+        """Queue a barrier of all ranks, or of a group's, on the current stream; the host does not wait.
+
+        Args:
+            group: of ``ccl.new_group``; None for all ranks.
 
         Raises:
+            ValueError: this rank is not in the group.
             TimeoutError, PeerError: see `check`.
         """
-        self.collectives.device_barrier()
+        if group is None:
+            self.collectives.device_barrier()
+        else:
+            self.ccl.device_barrier(group)
+
+    # Log records -----------------------------------------------------------------------------------------------
+
+    def debug(self, message: str) -> None:
+        """Log a message with this rank's number at the level DEBUG; see `set_logger_level`."""
+        self._log(DEBUG, message)
+
+    def info(self, message: str) -> None:
+        """Log a message with this rank's number at the level INFO."""
+        self._log(INFO, message)
+
+    def warning(self, message: str) -> None:
+        """Log a message with this rank's number at the level WARNING."""
+        self._log(WARNING, message)
+
+    def error(self, message: str) -> None:
+        """Log a message with this rank's number at the level ERROR."""
+        self._log(ERROR, message)
+
+    def _log(self, level: int, message: str) -> None:
+        log(level, message, self.get_rank(), self.get_num_ranks())
 
     def broadcast(self, value: Any, source_rank: int) -> Any:
         """Return `source_rank`'s value on every rank; collective.

@@ -39,7 +39,7 @@ class Work:
         return self.world_size - 1
 
     def share(self, size: int) -> int:
-        """Return the largest rank's part of a size."""
+        """Return the largest rank's shard of a size."""
         return -(-size // self.world_size)
 
     def is_narrow(self, elements: int) -> bool:

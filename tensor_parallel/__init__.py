@@ -1,4 +1,4 @@
-"""Linear layers cut over the ranks of a context, whose collectives are part of their multiplications.
+"""Linear layers sharded over the ranks of a context, whose collectives are part of their multiplications.
 
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of

@@ -1,4 +1,4 @@
-"""What layers that are cut over the ranks have in common: sizes, a rank's parts, and the operators its calls need."""
+"""What layers sharded over the ranks have in common: sizes, a rank's shards, and the operators its calls need."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Cut(ABC):
     Args:
         ctx: the context.
         in_features, out_features: of the whole layer.
-        sequence_parallel: whether the tokens outside of a pair of layers, before the first and behind the second, are
-            cut over the ranks, too, as ``torch.chunk`` cuts them.
+        sequence_parallel: whether the tokens outside of a pair of layers, before the first and after the second, are
+            sharded over the ranks, too, as ``torch.chunk`` cuts them.
         sequence_dim: which dimension of x is cut then; not its last. Where it is not the first, and those before it are
             not 1, x is copied to bring it there.
         variant, backward_variant: the overlap patterns; "auto" chooses the fastest.
@@ -96,12 +96,12 @@ class Cut(ABC):
         return slice(*shard_bounds(size, self.ctx.get_num_ranks(), self.ctx.get_rank()))
 
     def own_weight(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of (out_features, in_features), a view."""
+        """Return this rank's shard of (out_features, in_features), a view."""
         part = self.shard(whole.shape[self.weight_dim])
         return whole[part] if self.weight_dim == 0 else whole[:, part]
 
     def own_bias(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of (out_features,), a view; all of it where it is not cut."""
+        """Return this rank's shard of (out_features,), a view; all of it where it is not cut."""
         return whole[self.shard(len(whole))] if self.cuts_bias else whole
 
     def _checked(
@@ -177,7 +177,7 @@ class Cut(ABC):
         wanted = NOTHING
         if torch.is_grad_enabled():
             wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
-        if self.ctx.debug and not torch.compiler.is_dynamo_compiling():
+        if self.ctx.debug_mode and not torch.compiler.is_dynamo_compiling():
             asked = [self._name, m, str(x.dtype), wanted._asdict()]
             self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
         key = m, x.dtype, *wanted  # of constants alone: else a graph is made again where another number is added

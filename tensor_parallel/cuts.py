@@ -48,7 +48,7 @@ class ColumnCut(Cut):
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, tokens: int | None = None
     ) -> torch.Tensor:
-        """See `column_parallel_linear`."""
+        """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
         x, weight, bias = self._checked(x, weight, bias)
         rows, behind = self._rows(x)
         m = rows.shape[0]
@@ -100,7 +100,7 @@ class RowCut(Cut):
     cuts_bias = False
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `row_parallel_linear`."""
+        """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
         x, weight, bias = self._checked(x, weight, bias)
         rows, behind = self._rows(x)
         m = rows.shape[0]

@@ -16,12 +16,12 @@ from .cuts import ColumnCut, RowCut
 
 
 class ParallelLinear(nn.Linear):
-    """What both layers are: a rank's parts of a weight and a bias, and how they were cut.
+    """What both layers are: a rank's shards of a weight and a bias, and how they were cut.
 
     Attributes:
         in_features, out_features: of all ranks.
         cut: sizes and options.
-        weight, bias: this rank's parts, parameters; DTensors where torch's ``parallelize_module`` made the layer.
+        weight, bias: this rank's shards, parameters; DTensors where torch's ``parallelize_module`` made the layer.
     """
 
     cut_type: ClassVar[type[Cut]]
@@ -46,7 +46,7 @@ class ParallelLinear(nn.Linear):
 
     @classmethod
     def from_linear(cls, ctx: Context, linear: nn.Linear, **options: Any) -> Self:
-        """Return a layer with copies of this rank's parts of a whole one, which is the same on all ranks.
+        """Return a layer with copies of this rank's shards of a whole one, which is the same on all ranks.
 
         Args:
             ctx: the context.
@@ -111,7 +111,7 @@ class ParallelLinear(nn.Linear):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """`torch.nn.Linear` whose output features are cut over the ranks; making one is collective.
+    """`torch.nn.Linear` whose output features are sharded over the ranks; making one is collective.
 
     With the same seed on all ranks its parts are those of the `torch.nn.Linear` of the whole size.
 
@@ -130,12 +130,12 @@ class ColumnParallelLinear(ParallelLinear):
     cut_type: ClassVar[type[Cut]] = ColumnCut
 
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
-        """See `column_parallel_linear`."""
+        """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
         return self.cut(x, *self._parts(), tokens=tokens)
 
 
 class RowParallelLinear(ParallelLinear):
-    """`torch.nn.Linear` whose input features are cut over the ranks; making one is collective.
+    """`torch.nn.Linear` whose input features are sharded over the ranks; making one is collective.
 
     With the same seed on all ranks its parts are those of the `torch.nn.Linear` of the whole size; its bias, which all
     ranks have, is rank 0's.
@@ -151,7 +151,7 @@ class RowParallelLinear(ParallelLinear):
     cut_type = RowCut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See `row_parallel_linear`."""
+        """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
         return self.cut(x, *self._parts())
 
 
@@ -161,5 +161,5 @@ def is_whole(linear: object) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or of a DTensor this rank's part, with gradients."""
+    """Return a tensor, or of a DTensor this rank's shard, with gradients."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

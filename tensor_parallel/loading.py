@@ -15,7 +15,7 @@ from .layers import ParallelLinear
 def load_whole(
     model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True, assign: bool = False
 ) -> Any:
-    """Load the state_dict of a whole model into one with cut layers, which take this rank's parts.
+    """Load the state_dict of a whole model into one with cut layers, which take this rank's shards.
 
     A `MergedColumnParallelLinear` takes whole weights one above the other, in the order of its outputs, under its own
     name: ``state["qkv.weight"] = torch.cat([query, key, value])``. Each rank gives all tensors, nothing is sent.

@@ -41,16 +41,16 @@ class MergedColumnCut(ColumnCut):
         super().__post_init__()
 
     def own_weight(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's parts of (out_features, in_features), the layers' one above the other; a copy."""
+        """Return this rank's shards of (out_features, in_features), the layers' one above the other; a copy."""
         return torch.cat([part[self.shard(len(part))] for part in whole.split(self.sizes)])
 
     def own_bias(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's parts of (out_features,), the layers' one behind the other; a copy."""
+        """Return this rank's shards of (out_features,), the layers' one behind the other; a copy."""
         return self.own_weight(whole)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
-    """Layers of one x whose output features are cut over the ranks; their outputs come beside each other.
+    """Layers of one x whose output features are sharded over the ranks; their outputs come beside each other.
 
     ``query, key, value = layer.split(layer(x))`` is what a `ColumnParallelLinear` for each gives; but these gather x,
     and sum its gradients over the ranks, once each. Making one is collective. With the same seed on all ranks its parts
@@ -65,7 +65,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         options: sequence_parallel, sequence_dim, variant, backward_variant, copy_output, as in `ColumnCut`.
 
     Attributes:
-        weight, bias: this rank's part of each layer's, one above the other: `cut.own_weight` of whole ones so.
+        weight, bias: this rank's shard of each layer's, one above the other: `cut.own_weight` of whole ones so.
 
     Raises:
         ValueError: options that make no sense, or features that cannot be cut evenly.
@@ -85,7 +85,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
     @classmethod
     def from_linears(cls, ctx: Context, linears: Sequence[nn.Linear], **options: Any) -> Self:
-        """Return a layer with copies of this rank's parts of whole ones, which are the same on all ranks.
+        """Return a layer with copies of this rank's shards of whole ones, which are the same on all ranks.
 
         Args:
             ctx: the context.

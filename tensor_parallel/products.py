@@ -63,8 +63,8 @@ def multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     """Return the sum over ranks of x @ weight.t(), plus bias: all of its rows, or this rank's.
 
     Args:
-        x: (tokens of all ranks, this rank's part of k).
-        weight: (n, this rank's part of k).
+        x: (tokens of all ranks, this rank's shard of k).
+        weight: (n, this rank's shard of k).
         bias: (n,), or None.
         steps: what to call.
     """

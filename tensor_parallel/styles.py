@@ -105,7 +105,7 @@ class _Style(ParallelStyle):
 
     def _from_local(self, mesh: DeviceMesh) -> Any:
         def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> DTensor:
-            # Of the whole, which torch would take to be as many times this rank's part as there are ranks.
+            # Of the whole, which torch would take to be as many times this rank's shard as there are ranks.
             all_tokens = (inputs[0] if isinstance(module, RowParallelLinear) else output).shape[:-1]
             shape = torch.Size([*all_tokens, module.out_features])
             stride = torch.empty(shape, device="meta").stride()
@@ -127,7 +127,7 @@ class ColwiseParallel(_Style):
         ctx: the context; the mesh must be of its ranks (`mesh_of`).
         input_layouts: ``Replicate()``, or ``Shard(dim)`` of a dimension before the last: all-gather and GEMM are fused.
         output_layouts: ``Shard(-1)``; or, of replicated inputs, ``Replicate()``: GEMM and all-scatter are fused.
-        use_local_output: return a tensor, this rank's part, and no DTensor.
+        use_local_output: return a tensor, this rank's shard, and no DTensor.
         options: variant, backward_variant, copy_output; see `ColumnCut`.
 
     Raises:
@@ -164,7 +164,7 @@ class RowwiseParallel(_Style):
         input_layouts: ``Shard(-1)``.
         output_layouts: ``Replicate()``: GEMM and all-reduce are fused; or ``Shard(dim)`` of a dimension before the
             last: GEMM and reduce-scatter are.
-        use_local_output: return a tensor, this rank's part, and no DTensor.
+        use_local_output: return a tensor, this rank's shard, and no DTensor.
         options: variant, backward_variant, copy_output; see `RowCut`.
 
     Raises:

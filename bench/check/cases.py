@@ -114,7 +114,7 @@ def _shapes_of(family: str, shapes: str, world_size: int) -> list[Shape]:
     collective = FAMILIES[family].collective
     # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
     ragged = f"{20 * world_size + 5}x{20 * world_size + 2}x{17 * world_size}"
-    # Of what is cut over the ranks, fewer than ranks; a tile a program at most, which a call then begins and ends with.
+    # Fewer than ranks of what is sharded; a tile a program at most, which a call then begins and ends with.
     few = max(world_size - 1, 1)
     fewer = f"20x{few}x{8 * world_size}" if collective == "all_gather" else f"{few}x20x{8 * world_size}"
     return parse_shapes(shapes or f"{ragged},{fewer}", collective=collective, world_size=world_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -14,7 +13,7 @@ from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
 from ..records import frames
 from .provenance import files, stress
-from .results import FAMILIES, FRONT_PAGE, MACHINES, OTHERS, RESULTS, Machine, large, layers, links, small
+from .results import FAMILIES, MACHINES, OTHERS, RESULTS, Machine, large, layers, links, small
 
 _SHORT = {
     "gemm_all_scatter": "all-scatter",
@@ -67,12 +66,12 @@ def _problems(machine: Machine, m: int, only_layers: bool) -> str:
     return markdown([*header, "iris-overlap", "variant", "ideal"], rows)
 
 
-def _front_page(*models: str) -> str:
-    """A row a layer of models on four GPUs, at many and few rows."""
+def _model(model: str) -> str:
+    """A row a layer of a model on four GPUs, for large and small M."""
     best = MACHINES["h200x4"].best
     timed = {m: best[(best.m == m) & ~best.held_up] for m in (8192, 64)}
     lines = []
-    for model, family in itertools.product(models, FAMILIES):
+    for family in FAMILIES:
         at = best[(best.family == family) & best.m.isin(timed)].drop_duplicates(["n", "k"])
         for one in frames.rows_of(at):
             name = layer_name(OF_BENCH[family].collective, one.n, one.k) or ""
@@ -217,10 +216,9 @@ def _paper(name: str, baseline: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "files": files,
     "stress": stress,
-    "readme": partial(_front_page, "Llama-3-70B"),
-    "front-page-models": partial(_front_page, *FRONT_PAGE),
+    "llama-3-70b": partial(_model, "Llama-3-70B"),
     "losses": partial(_losses, *MACHINES.values()),
-    "losses-of-several": partial(_losses, MACHINES["h200x4"], MACHINES["h200x2"]),
+    "losses-of-four": partial(_losses, MACHINES["h200x4"]),
     "layers": _layers,
     "paper-h200x4": partial(_paper, "h200x4-large-bf16", "library_layout"),
     "paper-h200x2": partial(_paper, "h200x2-paper-bf16", "library_list"),

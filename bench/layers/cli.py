@@ -24,8 +24,9 @@ from ..measure import environment
 from ..measure import job as measure
 from ..records import report
 from ..records.csv_rows import append_records, in_a_line
+from ..records.frames import latest_records
 from ..records.looks import check_path
-from ..records.record import latest, read_as
+from ..records.record import read_as
 from ..records.resume import check_burst, check_device, differences
 from . import rank
 from .plan import heap_bytes, plan, still_to_do, to_records
@@ -108,7 +109,8 @@ def layers(
             interrupted(left, launcher=launcher, speak=is_first)
     if is_first:
         alike = {"dtype": dtype, **setting}
-        shown = [row for row in latest(done + output.records) if all(getattr(row, k) == v for k, v in alike.items())]
+        rows = latest_records(done + output.records)
+        shown = [row for row in rows if all(getattr(row, name) == value for name, value in alike.items())]
         print_layers(report.make_console(), shown)
         if ended_early:
             complain("the measurement", ended_early)

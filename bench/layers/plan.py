@@ -12,7 +12,8 @@ import torch
 from ..measure import environment
 from ..measure.families import FAMILIES
 from ..measure.shapes import parse_sizes
-from ..records.record import DTYPES, latest
+from ..records.frames import latest_records
+from ..records.record import DTYPES
 from . import rank
 from .record import LayersRecord
 from .subjects import SUBJECTS
@@ -84,7 +85,7 @@ def still_to_do(jobs: Sequence[rank.Job], done: Sequence[LayersRecord], setting:
         done: the rows that are there.
         setting: "world_size" and "device" of those to come.
     """
-    rows = {one.key: one for one in latest(done)}
+    rows = {one.key: one for one in latest_records(done)}
     now = environment.versions()
     finished = {key for key, one in rows.items() if _is_finished(one, now)}
     to_do = []

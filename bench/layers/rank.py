@@ -1,4 +1,4 @@
-"""One rank's part: make the layers of every subject, check outputs and gradients against the whole, time them."""
+"""What one rank does: make the layers of every subject, check outputs and gradients against the whole, time them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class _Run:
             outcome.failed("unsupported", reasons[0])
 
     def _call_of(self, subject: str, phase: str, layers: nn.Module) -> Call:
-        """Return what is timed, which gives the output, and the gradients behind it; collective."""
+        """Return what is timed, which gives the output, and the gradients after it; collective."""
         run = {"forward": _forward, "step": _step}[phase]
         if subject == ALONE:
             return lambda x, grad: run(layers, layers, *self.whole_of[x.data_ptr()])
@@ -177,7 +177,7 @@ class _Run:
                 outcome.failed("wrong", f"a row is off by {outcome.error:.2g} of its norm, more than {limit:g}")
 
     def _expected(self, phase: str) -> list[torch.Tensor]:
-        """Return this rank's part of what the whole layers give of the first set, in fp32."""
+        """Return this rank's shard of what the whole layers give of the first set, in fp32."""
         x, grad = (one.float() for one in self.whole_of[self.sets[0][0].data_ptr()])
         whole = copy.deepcopy(self.whole).float()
         leaf = x.clone().requires_grad_()
@@ -204,7 +204,7 @@ class _Run:
         return worst
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the tokens around the pair."""
+        """Return this rank's shard of the tokens around the pair."""
         if self.job.layout == "replicated":
             return whole
         return whole[slice(*shard_bounds(whole.shape[0], self.ctx.get_num_ranks(), self.ctx.get_rank()))]

@@ -59,6 +59,11 @@ class LayersRecord:
         return (self.subject, self.phase, *self.pair_key)
 
     @property
+    def thing(self) -> tuple[Any, ...]:
+        """What was measured, and on which kind of device."""
+        return (*self.key, self.device_name)
+
+    @property
     def pair_key(self) -> tuple[Any, ...]:
         """What all rows of a pair of layers in one layout have in common."""
         sizes = (self.tokens, self.width, self.features)

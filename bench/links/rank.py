@@ -1,4 +1,4 @@
-"""One rank's part: move bytes in every way between every two ranks, check what arrived, time it."""
+"""What one rank does: move bytes in every way between every two ranks, check what arrived, time it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
     "all_load": "as load, from all peers in turn, all ranks at once",
     "all_copy": "as copy, to all peers in turn, all ranks at once",
     "device_barrier": "a barrier of all ranks' devices",
-    "host_barrier": "a barrier of all ranks' hosts, behind their devices' work",
+    "host_barrier": "a barrier of all ranks' hosts, after their devices' work",
     "round_trip": "a signal there and one back, both waited for by kernels",
 }
 PAIRWISE = ("store", "load", "atomic_add", "copy")

@@ -1,7 +1,7 @@
 """How long calls take: the variants of one problem interleaved, round by round, so that all see the same machine.
 
 A round measures every subject twice: a burst of calls back to back (`time_us`), and one call alone (`latency_us`), each
-behind a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
+after a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
 sleeps, before the barrier, so that times are the device's; the host's own time to queue a call is reported beside them.
 How long it sleeps goes by what the host took of late. Where it was late all the same, on any rank, the round is left
 out; where it was in most of them, that is said. A rank's time is the median over rounds, the result the slowest rank's.
@@ -33,6 +33,7 @@ T = TypeVar("T")
 QUANTITIES = ("time_us", "latency_us", "host_us")  # of a `Sample`
 WARM_UP_S = 0.2  # of this problem's own work: long enough for clocks to settle
 MAX_WARM_UP_ROUNDS = 100
+LEAST_ROUNDS = 4  # within a limit of time
 MIN_SETS, MAX_SETS = 2, 16
 _LEAST_HEAD_START_US = 100.0
 _MAX_HEAD_START_US = 60_000.0  # ten steps of layers that the host dispatches one operation after the other
@@ -134,7 +135,15 @@ def count_sets(*, operand_bytes: int, cache_bytes: int) -> int:
     return min(MAX_SETS, max(MIN_SETS, math.ceil(2 * cache_bytes / max(operand_bytes, 1))))
 
 
-def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands], *, rounds: int, burst: int) -> None:
+def measure(
+    ctx: Context,
+    subjects: Sequence[Subject],
+    sets: Sequence[Operands],
+    *,
+    rounds: int,
+    burst: int,
+    limit_s: float = math.inf,
+) -> None:
     """Fill the subjects' samples; collective. Every rank must give the same subjects in the same order.
 
     Args:
@@ -143,6 +152,7 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
         sets: this rank's operands to rotate through.
         rounds: samples of each subject.
         burst: calls back to back in a sample; with 1, `latency_us` is `time_us`.
+        limit_s: after so long, on any rank, there are no more rounds, if there have been `LEAST_ROUNDS`.
 
     Raises:
         TimeoutError: a rank timed out in a wait for another.
@@ -151,7 +161,11 @@ def measure(ctx: Context, subjects: Sequence[Subject], sets: Sequence[Operands],
     operands = itertools.cycle(sets)
     if not ctx.is_interpreted():
         _warm_up(ctx, clock, subjects, operands, burst)
+    start = time.perf_counter()
     for number in range(rounds):
+        if number >= LEAST_ROUNDS and limit_s < math.inf:
+            if max(ctx.control_plane.all_gather(time.perf_counter() - start)) > limit_s:
+                break
         _round(ctx, clock, balanced(subjects, number), operands, burst)
 
 

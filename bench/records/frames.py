@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
+from ..layers.record import LayersRecord
 from ..measure.families import FAMILIES
 from ..measure.shapes import problem_label
 from .record import LIBRARY, YARDSTICKS, Record, read_records
@@ -17,6 +18,7 @@ from .record import LIBRARY, YARDSTICKS, Record, read_records
 SETUP = ["family", "dtype", "world_size", "device", "device_name"]
 PROBLEM = [*SETUP, "m", "n", "k"]
 THING = [*PROBLEM, "variant"]
+Row = TypeVar("Row", Record, LayersRecord)
 
 
 def to_frame(records: Iterable[Record]) -> pd.DataFrame:
@@ -38,9 +40,26 @@ def read_frame(*paths: Path) -> pd.DataFrame:
 
 def latest(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the latest row of each thing measured on each kind of device, in the order of their first ones."""
-    first = frame.groupby(THING, sort=False).ngroup()
-    newest = frame.assign(_first=first).sort_values("timestamp", kind="stable").groupby("_first").tail(1)
-    return newest.sort_values("_first").drop(columns="_first").reset_index(drop=True)
+    return frame.loc[_latest(frame.groupby(THING, sort=False).ngroup(), frame.timestamp)].reset_index(drop=True)
+
+
+def latest_records(records: Sequence[Row]) -> list[Row]:
+    """Return the latest record of each thing measured on each kind of device, in the order of their first ones."""
+    things, _ = pd.factorize(pd.Series([record.thing for record in records], dtype=object))
+    return [records[index] for index in _latest(pd.Series(things), pd.Series([record.timestamp for record in records]))]
+
+
+def _latest(thing: pd.Series, timestamp: pd.Series) -> pd.Index:
+    """Return the indices of the latest row of each thing; things are numbered in the order in which they come."""
+    rows = pd.DataFrame({"thing": thing, "timestamp": timestamp}).sort_values("timestamp", kind="stable")
+    return rows.groupby("thing").tail(1).sort_values("thing").index
+
+
+def other_configurations(frame: pd.DataFrame) -> int:
+    """Return how many rows `latest` leaves out that were measured with another configuration than the last."""
+    timed = frame[frame.time_us.notna()]
+    shown = timed[THING].merge(latest(frame), on=THING, how="left").config
+    return int((timed.config.to_numpy() != shown.to_numpy()).sum())
 
 
 def variants_only(frame: pd.DataFrame) -> pd.DataFrame:

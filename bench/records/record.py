@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..ccl.record import CclRecord
 from ..layers.record import LayersRecord
 from ..links.record import LinkRecord
 from ..measure.shapes import OLD_NAMES
@@ -95,14 +94,24 @@ class Record:
         return (self.family, self.variant, self.m, self.n, self.k, self.world_size, self.dtype, self.device)
 
     @property
+    def thing(self) -> tuple[Any, ...]:
+        """What was measured, and on which kind of device."""
+        return (*self.key, self.device_name)
+
+    @property
     def problem_key(self) -> tuple[Any, ...]:
         """What the variants of one problem have in common."""
         return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
 
 
-Row = TypeVar("Row", Record, LayersRecord)
-AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord)
-_COMMANDS: dict[str, type[Any]] = {"run": Record, "layers": LayersRecord, "links": LinkRecord, "stress": StressRecord}
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord, CclRecord)
+_COMMANDS: dict[str, type[Any]] = {
+    "run": Record,
+    "layers": LayersRecord,
+    "links": LinkRecord,
+    "ccl": CclRecord,
+    "stress": StressRecord,
+}
 COLUMNS = tuple(column.name for column in fields(Record))
 _ADDED = {"link_source": ""}  # columns that older files lack, and what they stand for
 
@@ -132,24 +141,6 @@ def read_as(path: Path, kind: type[AnyRow], *, speak: bool = True) -> list[AnyRo
     if speak:
         found.warn_of_cut(path, "left out")
     return records
-
-
-def latest(records: Iterable[Row]) -> list[Row]:
-    """Return the latest record of each thing measured, on each kind of device, in the order of their first ones."""
-    rows = list(records)
-    newest = {thing_of(row): row for row in sorted(rows, key=attrgetter("timestamp"))}
-    return [newest[thing] for thing in dict.fromkeys(map(thing_of, rows))]
-
-
-def thing_of(row: Record | LayersRecord) -> tuple[Any, ...]:
-    """Return what `latest` has one row of: what was measured, on which device."""
-    return (*row.key, row.device_name)
-
-
-def other_configurations(records: Sequence[Record]) -> int:
-    """Return how many rows `latest` leaves out that were measured with another configuration than the last."""
-    shown = {thing_of(row): row.config for row in latest(records)}
-    return sum(row.config != shown[thing_of(row)] for row in records if row.time_us)
 
 
 def _check_columns(path: Path, header: list[str], kind: type[Any]) -> None:
@@ -200,7 +191,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     return record
 
 
-def _fault(record: Record | LayersRecord | LinkRecord) -> str:
+def _fault(record: Record | LayersRecord | LinkRecord | CclRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, known in (("dtype", tuple(DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:

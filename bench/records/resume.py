@@ -11,7 +11,8 @@ from overlap_taxonomy import get_variant
 
 from ..layers.record import LayersRecord
 from ..measure import environment
-from .record import YARDSTICKS, Record, latest
+from .frames import latest_records
+from .record import YARDSTICKS, Record
 
 
 class Done:
@@ -23,7 +24,7 @@ class Done:
     """
 
     def __init__(self, records: Sequence[Record], *, timed: bool) -> None:
-        self._last = {record.key: record for record in latest(records)}
+        self._last = {record.key: record for record in latest_records(records)}
         self._timed = timed
 
     def is_finished(self, key: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""The check of every element of an output, queued on the device behind the call; the host asks later what was found.
+"""The check of every element of an output, queued on the device after the call; the host asks later what was found.
 
 An element is right if it is within its bound of the reference (correctness.py); NaN is not. Nothing waits for the host:
 a kernel counts what is wrong and notes the first examples in memory of the device.

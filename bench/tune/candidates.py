@@ -89,7 +89,7 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
 def _scale(first: Mapping[str, float], outcomes: Sequence[Outcome]) -> float:
     """Return what brings times of a later run to those of the first, of which that of `library` is kept.
 
-    Runs differ by more than the margin by which `auto` chooses; the best of many would be ahead by luck. What is in
+    Runs differ by more than the margin by which `auto` chooses; the best of many would be faster by luck. What is in
     every run says by how much: the median of the library's GEMM, its collective, and both. The host is late with the
     library's calls now and then, and then the collective is in two of the three: a ratio that no clock explains is
     left out, and without any other nothing is scaled.

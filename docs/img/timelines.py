@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 # From top to bottom; a picture has those that its pattern uses. "comm SMs" are those that a variant sets apart, or that
 # the library's collective takes.
 LANES = ("multiply warps", "load warp", "program 0", "program 1", "compute SMs", "comm SMs", "copy engine", "link")
-# The pieces of a rank's work that are sent as one, in the order in which they are computed, and how long each takes.
+# The chunks of a rank's work, in the order in which they are computed, and how long each takes.
 # All-gather begins with the rank's own shard and reduce-scatter ends with it; it is not sent, or not awaited.
 BLOCKS = ("1", "2", "3", "4")
 GATHERED = ("own", "2", "3", "4")
@@ -18,7 +18,7 @@ COMPUTE_FROM_PEER = 1.35  # the main loop loads over the link
 SEND = 0.8
 STORE = 0.3  # an epilogue's stores, until the program goes on to its next tile
 SUM = 0.25  # an epilogue that adds the peers' partials
-PARTS = 3  # in which a load warp sends a tile, paced by the main loop of the next one
+SUBTILES = 3  # in which a load warp sends a tile, paced by the main loop of the next one
 
 
 @dataclass
@@ -53,9 +53,9 @@ FAMILIES = (ALL_SCATTER, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
 
 def library() -> Panels:
     panels = {family: Timeline() for family in FAMILIES}
-    for family, pieces, sent in ((ALL_SCATTER, BLOCKS, 4), (REDUCE_SCATTER, REDUCED, 3), (ALL_REDUCE, BLOCKS, 6)):
+    for family, chunks, sent in ((ALL_SCATTER, BLOCKS, 4), (REDUCE_SCATTER, REDUCED, 3), (ALL_REDUCE, BLOCKS, 6)):
         line = panels[family]
-        end = _compute(line, pieces)[-1]
+        end = _compute(line, chunks)[-1]
         _collective(line, "comm SMs", end, min(sent, 4), "collective", f"1 – {min(sent, 4)}")
         line.kernels.append(("torch.mm", "compute SMs", "compute SMs", 0, end))
         line.kernels.append(("NCCL's kernel", "comm SMs", "comm SMs", end, line.end))
@@ -69,13 +69,13 @@ def library() -> Panels:
 
 def bulk_synchronous() -> Panels:
     panels = {family: Timeline() for family in FAMILIES}
-    for family, pieces, sent, text in (
+    for family, chunks, sent, text in (
         (ALL_SCATTER, BLOCKS, 4, "all SMs push"),
         (REDUCE_SCATTER, REDUCED, 3, "all SMs pull and add"),
         (ALL_REDUCE, REDUCED, 4, "all SMs pull, add and push sums"),
     ):
         line = panels[family]
-        end = _compute(line, pieces)[-1]
+        end = _compute(line, chunks)[-1]
         _collective(line, "compute SMs", end, sent, text, "1 – 3, Σ" if family == ALL_REDUCE else f"1 – {sent}")
         line.kernels.append(("GEMM kernel", "compute SMs", "compute SMs", 0, end))
         line.kernels.append(("second kernel", "compute SMs", "compute SMs", end, line.end))
@@ -183,13 +183,13 @@ def warp_specialized_copies() -> Panels:
     gather = Timeline()
     now = gather.add("multiply warps", "compute", 0, COMPUTE, GATHERED[0])
     arrived = 0.0
-    pieces = [(shard, 1.0) for shard in GATHERED[1:3]] + [("4a", 0.5), ("4b", 0.5)]
-    for piece, share in pieces:
+    chunks = [(shard, 1.0) for shard in GATHERED[1:3]] + [("4a", 0.5), ("4b", 0.5)]
+    for chunk, share in chunks:
         gather.add("copy engine", "copy", arrived, share * SEND, "own" if share == 1 else "")
-        arrived = gather.add("link", "link", arrived, share * SEND, piece)
+        arrived = gather.add("link", "link", arrived, share * SEND, chunk)
         start = max(now, arrived)
         gather.arrows.append(("link", arrived, "multiply warps", start))
-        now = gather.add("multiply warps", "compute", start, share * COMPUTE, piece)
+        now = gather.add("multiply warps", "compute", start, share * COMPUTE, chunk)
     gather.kernels.append(("one kernel, stream 1", "multiply warps", "multiply warps", 0, now))
     gather.kernels.append(("copies, stream 2", "copy engine", "copy engine", 0, arrived))
     return {ALL_GATHER: gather}
@@ -223,61 +223,61 @@ def one_shot() -> Panels:
     return panels
 
 
-def _compute(line: Timeline, pieces: tuple[str, ...], length: float = COMPUTE, start: float = 0.0) -> list[float]:
-    """Add the multiplication of pieces, one after the other; return when each is done."""
+def _compute(line: Timeline, chunks: tuple[str, ...], length: float = COMPUTE, start: float = 0.0) -> list[float]:
+    """Add the multiplication of chunks, one after the other; return when each is done."""
     return [
-        line.add("compute SMs", "compute", start + index * length, length, piece) for index, piece in enumerate(pieces)
+        line.add("compute SMs", "compute", start + index * length, length, chunk) for index, chunk in enumerate(chunks)
     ]
 
 
-def _collective(line: Timeline, lane: str, start: float, pieces: int, text: str, sent: str) -> float:
+def _collective(line: Timeline, lane: str, start: float, chunks: int, text: str, sent: str) -> float:
     """Add a collective on everything at once; return when it is done."""
-    line.add("link", "link", start, pieces * SEND, sent)
-    return line.add(lane, "push", start, pieces * SEND, text)
+    line.add("link", "link", start, chunks * SEND, sent)
+    return line.add(lane, "push", start, chunks * SEND, text)
 
 
-def _compute_and_send(line: Timeline, pieces: tuple[str, ...], lane: str, kind: str, length: float) -> list[float]:
-    """Add pieces that another lane sends when each is computed; return when each is computed."""
-    computed = _compute(line, pieces, length)
+def _compute_and_send(line: Timeline, chunks: tuple[str, ...], lane: str, kind: str, length: float) -> list[float]:
+    """Add chunks that another lane sends when each is computed; return when each is computed."""
+    computed = _compute(line, chunks, length)
     now = 0.0
-    for piece, done in zip(pieces, computed, strict=True):
+    for chunk, done in zip(chunks, computed, strict=True):
         start = max(done, now)
         line.arrows.append(("compute SMs", done, lane, start))
-        now = line.add(lane, kind, start, SEND, piece)
-        line.add("link", "link", start, SEND, piece)
+        now = line.add(lane, kind, start, SEND, chunk)
+        line.add("link", "link", start, SEND, chunk)
     return computed
 
 
-def _compute_and_store(line: Timeline, pieces: tuple[str, ...]) -> tuple[float, float]:
-    """Add pieces that are sent by whom they are computed; return when that is done, and when the link is."""
+def _compute_and_store(line: Timeline, chunks: tuple[str, ...]) -> tuple[float, float]:
+    """Add chunks that are sent by whom they are computed; return when that is done, and when the link is."""
     now = link_free = 0.0
-    for piece in pieces:
-        now = line.add("compute SMs", "compute", now, COMPUTE, piece)
+    for chunk in chunks:
+        now = line.add("compute SMs", "compute", now, COMPUTE, chunk)
         start = max(now, link_free)
         line.arrows.append(("compute SMs", now, "link", start))
         now = line.add("compute SMs", "push", now, STORE, "")
-        link_free = line.add("link", "link", start, SEND, piece)
+        link_free = line.add("link", "link", start, SEND, chunk)
     return now, link_free
 
 
-def _multiply_and_send(line: Timeline, pieces: tuple[str, ...], *, sends_sums: bool = False) -> None:
-    """Add tiles whose load warp sends each in parts while the next is multiplied; own ones are summed."""
+def _multiply_and_send(line: Timeline, chunks: tuple[str, ...], *, sends_sums: bool = False) -> None:
+    """Add tiles whose load warp sends each by subtiles while the next is multiplied; own ones are summed."""
     now = 0.0
     waiting = ""  # the tile that leaves during the next one's main loop
-    for piece in (*pieces, ""):
-        length = COMPUTE / 2 if piece == "own" else COMPUTE
+    for chunk in (*chunks, ""):
+        length = COMPUTE / 2 if chunk == "own" else COMPUTE
         if waiting:
-            step = length / PARTS if piece else SEND / PARTS
-            for part in range(PARTS):
-                start = now + part * step
-                line.add("load warp", "push", start, min(step, SEND / PARTS), waiting)
-                line.add("link", "link", start, min(step, SEND / PARTS), waiting)
+            step = length / SUBTILES if chunk else SEND / SUBTILES
+            for subtile in range(SUBTILES):
+                start = now + subtile * step
+                line.add("load warp", "push", start, min(step, SEND / SUBTILES), waiting)
+                line.add("link", "link", start, min(step, SEND / SUBTILES), waiting)
             line.arrows.append(("multiply warps", now, "load warp", now))
-        if not piece:
+        if not chunk:
             return
-        now = line.add("multiply warps", "compute", now, length, piece)
-        waiting = piece
-        if piece == "own":
+        now = line.add("multiply warps", "compute", now, length, chunk)
+        waiting = chunk
+        if chunk == "own":
             line.arrows.append(("link", now, "multiply warps", now))
             now = line.add("multiply warps", "sum", now, SUM, "+")
             waiting = "Σ" if sends_sums else ""

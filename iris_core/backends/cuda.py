@@ -26,7 +26,7 @@ def _check(result: tuple[Any, ...]) -> Any:
 
 
 class CudaBackend(VmmBackend):
-    """See `VmmBackend`."""
+    """A GPU's memory through CUDA's virtual-memory calls."""
 
     name = "cuda"
 

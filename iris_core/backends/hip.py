@@ -3,7 +3,7 @@
 Written against the HIP headers and not yet run: no AMD GPU was at hand. Memory is uncached (fine-grained), as stores
 from peers and their flags must be visible while a kernel runs; hipMemCreate takes that kind since ROCm 7.1 or 7.2
 (github.com/ROCm/rocm-systems, pull requests 747 and 847; 4476, of 2026, mends that it was not passed on). That a
-stream's write of a value is behind a fence over the system, as CUDA's is, HIP does not say: it is assumed.
+stream's write of a value comes after a fence over the system, as CUDA's is, HIP does not say: it is assumed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Access(ctypes.Structure):
 
 
 class HipBackend(VmmBackend):
-    """See `VmmBackend`."""
+    """A GPU's memory through HIP's virtual-memory calls."""
 
     name = "hip"
     streams_need_a_unit = True  # ROCm writes stream values by a kernel, and has one for copies in rows

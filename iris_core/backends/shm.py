@@ -22,7 +22,7 @@ EMULATED_COMPUTE_UNITS = 4  # enough for several programs of each role, few enou
 
 
 class ShmBackend(Backend):
-    """See the module."""
+    """Heaps in memory that the ranks' processes share; kernels are interpreted, and each has ended once launched."""
 
     name = "shm"
     device = torch.device("cpu")

@@ -158,7 +158,7 @@ class VmmBackend(Backend):
 
     @abstractmethod
     def writing_value(self, stream: int, address: int, value: int) -> Step:
-        """Prepare a write of the 64-bit word at `address`, behind a fence over the system."""
+        """Prepare a write of the 64-bit word at `address`, after a fence over the system."""
 
     @abstractmethod
     def copying_2d(

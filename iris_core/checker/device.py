@@ -172,7 +172,7 @@ class Streams:
 
 
 class CheckedStream(Stream):
-    """See `Stream`."""
+    """A queue of work whose order, and waits for words, the checker follows."""
 
     def __init__(self, streams: Streams, rank: int) -> None:
         self._streams = streams

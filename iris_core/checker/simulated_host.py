@@ -18,7 +18,7 @@ from .simulation import Simulation
 
 
 class SimulatedHost(Host):
-    """See `iris_core.host.Host`; the rank is the one whose task runs."""
+    """What one process has for each rank that the checker simulates; the rank is the one whose task runs."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams

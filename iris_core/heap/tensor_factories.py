@@ -1,7 +1,6 @@
 """Tensors on the symmetric heap, made as torch makes tensors.
 
-Names are the Iris documentation's, and so are the arguments, as far as there are any for a buffer of the heap: of
-torch's, `out`, `layout`, `requires_grad`, `pin_memory` and `memory_format` are not taken.
+Names are the Iris documentation's, and so are the arguments, which are torch's; see `Options` for those that all take.
 """
 
 from __future__ import annotations
@@ -9,66 +8,123 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
+from typing_extensions import Unpack
 
 Size = int | Sequence[int]
 Device = torch.device | str | int | None
+
+
+class Options(TypedDict, total=False):
+    """Arguments of torch's that all factories take, by keyword.
+
+    Args:
+        out: a tensor on the heap of the shape, and the dtype if one is given, that is filled in place of a new one.
+        layout: ``torch.strided``; there is no other.
+        requires_grad: whether autograd records what is done with it.
+        pin_memory: False; the heap is no memory to pin.
+        memory_format: ``torch.contiguous_format``; `zeros_like` of a contiguous tensor takes ``preserve_format``, too.
+    """
+
+    out: torch.Tensor | None
+    layout: torch.layout
+    requires_grad: bool
+    pin_memory: bool
+    memory_format: torch.memory_format
 
 
 class TensorFactories(ABC):
     """Makes tensors on the heap. Every method here is collective: each rank must make the same calls in the same order.
 
     `device`, where given, must be the context's own. Values drawn at random come from the rank's own torch generator.
-    All raise `HeapExhausted` where there is no room, and ValueError for another device.
+    All raise `HeapExhausted` where there is no room, ValueError for another device, layout, or an `out` that does not
+    fit, and torch's RuntimeError where it would raise one.
     """
 
     @abstractmethod
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor: ...
 
     @abstractmethod
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is on this rank's heap."""
+
+    @abstractmethod
     def free(self, buffer: torch.Tensor) -> None:
         """Give a buffer back."""
 
-    def empty(self, *size: Size, dtype: torch.dtype | None = None, device: Device = None) -> torch.Tensor:
+    def empty(
+        self, *size: Size, dtype: torch.dtype | None = None, device: Device = None, **options: Unpack[Options]
+    ) -> torch.Tensor:
         """Return a tensor whose values are whatever the memory holds."""
-        return self._allocate(_shape(size), dtype or torch.get_default_dtype(), device)
+        return self._filled(size, dtype, device, lambda buffer: buffer, options)
 
-    def zeros(self, *size: Size, dtype: torch.dtype | None = None, device: Device = None) -> torch.Tensor:
+    def zeros(
+        self, *size: Size, dtype: torch.dtype | None = None, device: Device = None, **options: Unpack[Options]
+    ) -> torch.Tensor:
         """Return a tensor of zeros."""
-        return self._filled(size, dtype, device, torch.Tensor.zero_)
+        return self._filled(size, dtype, device, torch.Tensor.zero_, options)
 
-    def ones(self, *size: Size, dtype: torch.dtype | None = None, device: Device = None) -> torch.Tensor:
+    def ones(
+        self, *size: Size, dtype: torch.dtype | None = None, device: Device = None, **options: Unpack[Options]
+    ) -> torch.Tensor:
         """Return a tensor of ones."""
-        return self._filled(size, dtype, device, lambda buffer: buffer.fill_(1))
+        return self._filled(size, dtype, device, lambda buffer: buffer.fill_(1), options)
 
     def full(
-        self, size: Size, fill_value: Any, *, dtype: torch.dtype | None = None, device: Device = None
+        self,
+        size: Size,
+        fill_value: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return a tensor that holds `fill_value` everywhere."""
-        dtype = dtype or torch.tensor(fill_value, device="cpu").dtype
-        return self._filled((size,), dtype, device, lambda buffer: buffer.fill_(fill_value))
+        dtype = dtype or (None if options.get("out") is not None else torch.tensor(fill_value, device="cpu").dtype)
+        return self._filled((size,), dtype, device, lambda buffer: buffer.fill_(fill_value), options)
 
     def zeros_like(
-        self, input: torch.Tensor, *, dtype: torch.dtype | None = None, device: Device = None
+        self,
+        input: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return a tensor of zeros with the shape and dtype of `input`, which need not be on the heap."""
-        return self.zeros(input.shape, dtype=dtype or input.dtype, device=device)
+        if options.get("memory_format") is torch.preserve_format and input.is_contiguous():
+            options["memory_format"] = torch.contiguous_format
+        return self.zeros(input.shape, dtype=dtype or input.dtype, device=device, **options)
 
     def arange(
-        self, start: Any = 0, end: Any = None, step: Any = 1, *, dtype: torch.dtype | None = None, device: Device = None
+        self,
+        start: Any = 0,
+        end: Any = None,
+        step: Any = 1,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return ``start, start + step, …`` up to and without `end`; one argument is `end`."""
         if end is None:
             start, end = 0, start
-        return self._place(torch.arange(start, end, step, dtype=dtype, device="cpu"), device)
+        return self._place(torch.arange(start, end, step, dtype=dtype, device="cpu"), device, options)
 
     def linspace(
-        self, start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, device: Device = None
+        self,
+        start: float,
+        end: float,
+        steps: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return `steps` values evenly from `start` to `end`, both included."""
-        return self._place(torch.linspace(start, end, steps, dtype=dtype, device="cpu"), device)
+        return self._place(torch.linspace(start, end, steps, dtype=dtype, device="cpu"), device, options)
 
     def rand(
         self,
@@ -76,9 +132,10 @@ class TensorFactories(ABC):
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return values uniform in [0, 1)."""
-        return self._filled(size, dtype, device, lambda buffer: buffer.uniform_(generator=generator))
+        return self._filled(size, dtype, device, lambda buffer: buffer.uniform_(generator=generator), options)
 
     def uniform(
         self,
@@ -88,9 +145,10 @@ class TensorFactories(ABC):
         *,
         dtype: torch.dtype | None = None,
         device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return values uniform in [low, high)."""
-        return self._filled((size,), dtype, device, lambda buffer: buffer.uniform_(low, high))
+        return self._filled((size,), dtype, device, lambda buffer: buffer.uniform_(low, high), options)
 
     def randn(
         self,
@@ -98,9 +156,10 @@ class TensorFactories(ABC):
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return values of the standard normal distribution."""
-        return self._filled(size, dtype, device, lambda buffer: buffer.normal_(generator=generator))
+        return self._filled(size, dtype, device, lambda buffer: buffer.normal_(generator=generator), options)
 
     def randint(
         self,
@@ -111,6 +170,7 @@ class TensorFactories(ABC):
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.int64,
         device: Device = None,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return integers uniform in [low, high): ``randint(high, size)``, from 0, or ``randint(low, high, size)``.
 
@@ -124,7 +184,9 @@ class TensorFactories(ABC):
         if high is None or size is None:
             raise TypeError("randint takes (high, size) or (low, high, size)")
         low = low or 0
-        return self._filled((size,), dtype, device, lambda buffer: buffer.random_(low, high, generator=generator))
+        return self._filled(
+            (size,), dtype, device, lambda buffer: buffer.random_(low, high, generator=generator), options
+        )
 
     def _filled(
         self,
@@ -132,17 +194,44 @@ class TensorFactories(ABC):
         dtype: torch.dtype | None,
         device: Device,
         fill: Callable[[torch.Tensor], torch.Tensor],
+        options: Options,
     ) -> torch.Tensor:
         """Return a tensor once it is filled; of one that cannot be, of that dtype, nothing is left on the heap."""
-        buffer = self.empty(*size, dtype=dtype, device=device)
+        out = options.get("out")
+        shape, dtype = _shape(size), dtype or (torch.get_default_dtype() if out is None else out.dtype)
+        _check_options(options, dtype)
+        if out is not None and (out.shape != shape or out.dtype != dtype or not self.is_symmetric(out)):
+            where = "on the heap" if self.is_symmetric(out) else "not on the heap"
+            raise ValueError(
+                f"out is {tuple(out.shape)} of {out.dtype}, {where}; it takes {shape} of {dtype} on the heap"
+            )
+        buffer = self._allocate(shape, dtype, device) if out is None else out
         try:
-            return fill(buffer)
+            return fill(buffer).requires_grad_(options.get("requires_grad", False) or buffer.requires_grad)
         except Exception:
-            self.free(buffer)
+            if out is None:
+                self.free(buffer)
             raise
 
-    def _place(self, values: torch.Tensor, device: Device) -> torch.Tensor:
-        return self._allocate(values.shape, values.dtype, device).copy_(values)
+    def _place(self, values: torch.Tensor, device: Device, options: Options) -> torch.Tensor:
+        out = options.get("out")
+        dtype = values.dtype if out is None else out.dtype
+        return self._filled((values.shape,), dtype, device, lambda buffer: buffer.copy_(values), options)
+
+
+def _check_options(options: Options, dtype: torch.dtype) -> None:
+    """Raise for what a tensor on the heap cannot be."""
+    if unknown := options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"unexpected keyword arguments {', '.join(sorted(unknown))}")
+    if (layout := options.get("layout", torch.strided)) is not torch.strided:
+        raise ValueError(f"layout is {layout}; tensors on the heap are torch.strided")
+    if options.get("pin_memory"):
+        raise RuntimeError("pin_memory=True: only dense CPU tensors can be pinned, and the heap's memory cannot")
+    memory_format = options.get("memory_format", torch.contiguous_format)
+    if memory_format is not torch.contiguous_format:
+        raise RuntimeError(f"memory_format is {memory_format}; tensors on the heap are torch.contiguous_format")
+    if options.get("requires_grad") and not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(f"only tensors of floating point and complex dtype can require gradients, not {dtype}")
 
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..backends.base import Backend
@@ -61,10 +61,10 @@ class Recovery:
             hint = "this is final, start the ranks again" if self._control_plane.is_lost else UNTIL_RESET
             raise PeerError(f"{self._control_plane.failure}; {hint}")
 
-    def barrier(self) -> None:
-        """Wait for this rank's device, then for all ranks."""
+    def barrier(self, synchronize: Callable[[], object] | None = None) -> None:
+        """Wait for this rank's device, or for what `synchronize` waits for, then for all ranks."""
         with self.collective_section("reach the barrier"):
-            self._backend.synchronize()
+            (synchronize or self._backend.synchronize)()
             self.check()
         with self.raising_root_cause():
             self._compare_allocations()

@@ -2,7 +2,7 @@
 
 A tile has world_size + 1 int64 words on the heap, zeroed once: a flag a rank, which that rank alone writes, and the
 number of calls that this rank has made. In its call number e a rank writes at most `_STAGES` values to a flag,
-_STAGES * e + 1 and so on, and waits compare with ≥: a rank that is ahead cannot harm one that is behind.
+_STAGES * e + 1 and so on, and waits compare with ≥: a faster rank cannot harm a slower one.
 
 | stage | says |
 |---|---|
@@ -27,9 +27,7 @@ _STAGES = tl.constexpr(4)
 @triton.jit
 def flags_of(flags_ptr, tile_id, ctx):
     """Return where a tile's words begin, in those of all tiles; None, where the caller orders, stays None."""
-    if flags_ptr is None:
-        return None
-    else:
+    if flags_ptr is not None:  # compiled code cannot return a None that is written out
         return flags_ptr + tile_id.to(tl.int64) * (ctx.world_size + 1)
 
 

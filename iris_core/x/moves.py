@@ -18,7 +18,7 @@ def all_gather(tile, src_view, dst_view, dim: tl.constexpr, ctx, flags_ptr=None,
 
     Args:
         tile: a `TileView`, of `src_view`.
-        src_view: this rank's part, (M, N), in any memory of this rank.
+        src_view: this rank's shard, (M, N), in any memory of this rank.
         dst_view: the output, on the heap: (world_size * M, N) for `dim` 0, (M, world_size * N) for 1.
         dim: the dimension along which parts are put together, in the order of the ranks.
         ctx: a `DeviceContext`.

@@ -50,7 +50,7 @@ def all_reduce_value(value, op: tl.constexpr, ctx, workspace_ptr, flags_ptr, epo
 
 @triton.jit
 def reduce_scatter_value(value, op: tl.constexpr, axis: tl.constexpr, ctx, workspace_ptr, flags_ptr, epoch=None):
-    """Combine all ranks' values, element by element, and return this rank's part of the result.
+    """Combine all ranks' values, element by element, and return this rank's shard of the result.
 
     Order and edge: those of `all_reduce_value`.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from triton import AsyncCompileMode
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from iris_core import Context
 
@@ -50,7 +52,11 @@ def compile_ahead(
     """
     threads = max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // ctx.get_num_ranks()))
     asked = _Asked()
-    with ThreadPoolExecutor(threads) as compilers, AsyncCompileMode(asked, ignore_errors=True) as mode:
+    with (
+        _parsing_in_turn(),
+        ThreadPoolExecutor(threads) as compilers,
+        AsyncCompileMode(asked, ignore_errors=True) as mode,
+    ):
         for operator, a, b in calls:
             with contextlib.suppress(Exception):
                 operator.compile_kernels(a, b)
@@ -69,6 +75,25 @@ def compile_ahead(
             for future in pending:  # of a run that ends early the rest is not waited for
                 future.cancel()
     yield done, of
+
+
+@contextlib.contextmanager
+def _parsing_in_turn() -> Iterator[None]:
+    """Let one thread at a time parse a kernel's source.
+
+    Python 3.11 keeps one depth for the trees of all threads, and raises SystemError where it so seems to be wrong.
+    """
+    parse, turn = JITFunction.parse, threading.Lock()
+
+    def parse_in_turn(self: JITFunction) -> Any:
+        with turn:
+            return parse(self)
+
+    JITFunction.parse = parse_in_turn
+    try:
+        yield
+    finally:
+        JITFunction.parse = parse
 
 
 class _Asked(Executor):

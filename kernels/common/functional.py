@@ -62,7 +62,7 @@ def _find_or_make(
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
     asked = (config, accumulation_dtype, *sizes.values(), *sorted(options.items()))
     key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, asked)
-    if ctx.debug:
+    if ctx.debug_mode:
         ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])
 
     def make() -> Operator[Any]:

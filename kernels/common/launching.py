@@ -34,10 +34,10 @@ from triton import knobs
 from triton.runtime.jit import KernelParam
 
 from iris_core.backends.base import Backend, PreparedStream, Stream
+from iris_core.collectives.loaded_kernel import LoadedKernel
 
 from .config import GemmConfig
 from .graphs import Graphs, Sequence
-from .loaded_kernel import LoadedKernel
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs

@@ -155,7 +155,7 @@ class Operator(Generic[P]):
     def _queue(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
         self._check_open()
         self._was_captured |= self._is_capturing()
-        if self.ctx.debug:
+        if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
             with self.ctx.collective_section(f"call {self}"):
                 self._check_kinds(a, b)

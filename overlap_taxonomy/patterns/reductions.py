@@ -111,7 +111,7 @@ def _split_partials(machine: Machine, work: Work, variant: str) -> tuple[Gemm, f
 
 
 def _behind_peers_us(work: Work, first_us: float, sent_us: float, last_us: float) -> float:
-    """When the own tiles, multiplied last, are done behind those that are sent; alone there are none to be behind."""
+    """When the own tiles, multiplied last, are done after those that are sent; alone there are none to come after."""
     return first_us + sent_us + last_us if work.peers else 0.0
 
 

@@ -52,7 +52,7 @@ def open_in_debug_mode(rank: int, world_size: int) -> tuple[dict[str, bool], tup
         for given in ("", "0", "false", "No", "OFF", "1", "true", "Yes", "ON"):
             environment.setenv("IRIS_DEBUG", given)
             with iris(1 << 20) as ctx:
-                debug[given] = ctx.debug
+                debug[given] = ctx.debug_mode
         environment.setenv("IRIS_DEBUG", "perhaps")
         return debug, raised(iris, 1 << 20)
 

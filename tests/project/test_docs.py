@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-import os
+import io
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+import tokenize
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from prefork import Template
 from ranks import skip_where_ranks_share_a_gpu
 
 from iris_core.utils.settings import ranks_per_gpu
@@ -28,11 +30,18 @@ PAGES = sorted(
 EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 IMAGES = ROOT / "docs/img"
 FOLDERS = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench", "tests", "examples")
+SOURCES = {
+    f"/{file.relative_to(ROOT)}"
+    for folder in ("", *FOLDERS, "docs", "results")
+    for suffix in ("py", "md")
+    for file in (ROOT / folder).glob(f"**/*.{suffix}" if folder else f"*.{suffix}")
+}
 ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
     "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
 }  # of an example; two ranks on the CPU where nothing is said
+FRESH = ("first_program.py", "find_races.py")
 NEEDS_CPU = ("find_races.py",)
 NEEDS_A_GPU_A_RANK = ("parallelize_model.py",)  # it begins with torch's process groups
 
@@ -64,11 +73,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(linked), target
 
 
-def test_pages_that_the_code_names_exist() -> None:
-    sources = [ROOT / "Makefile", *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))]
-    for source in sources:
-        for page in re.findall(r"\b(?:docs|results)/[\w/]+\.md\b", source.read_text()):
-            assert (ROOT / page).exists(), f"{source.relative_to(ROOT)}: {page}"
+@by_page
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    assert not _missing_files(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_files_that_docstrings_and_comments_name_exist(folder: str) -> None:
+    missing = {str(file.relative_to(ROOT)): _missing_files(_prose_of(file)) for file in (ROOT / folder).rglob("*.py")}
+    assert not {file: names for file, names in missing.items() if names}
+
+
+def test_files_that_the_makefile_names_exist() -> None:
+    assert not _missing_files((ROOT / "Makefile").read_text())
 
 
 def test_every_decision_is_in_the_index() -> None:
@@ -146,11 +163,29 @@ def test_time_lines_are_drawn_anew(drawings: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_example_runs(example: Path) -> None:
+def test_example_runs(example: Path, template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two from a fresh start, as users start them, with ranks and without; the others from where all is imported."""
     arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
-    shown = _run(example, arguments, os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""})
+    for gpus in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.setenv(gpus, "")
+    if example.name in FRESH:
+        shown = _run(example, arguments)
+    else:
+        status, shown = template.run(example, arguments, timeout_s=200)
+        assert status == 0, shown
+        assert shown.strip(), "an example shows something"
     if example.name == "find_races.py":
         assert _without_lines(_race_in_readme()) in _without_lines(shown)
+
+
+@pytest.mark.slow
+def test_an_example_that_fails_is_noticed(tmp_path: Path, template: Template) -> None:
+    example = tmp_path / "example.py"
+    example.write_text("print('begun', flush=True)\nraise ValueError('wrong')\n")
+    status, shown = template.run(example, [], timeout_s=200)
+    assert status == 1
+    assert shown.startswith("begun\n")
+    assert shown.endswith("ValueError: wrong\n")
 
 
 def _race_in_readme() -> str:
@@ -173,13 +208,12 @@ def test_example_runs_on_gpus(example: Path) -> None:
     if example.name in NEEDS_A_GPU_A_RANK:
         skip_where_ranks_share_a_gpu()
     has_options = example.name != "first_program.py"
-    _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [], os.environ)
+    _run(example, ["--ranks", "2", "--device", "cuda"] if has_options else [])
 
 
-def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) -> str:
+def _run(example: Path, arguments: list[str]) -> str:
     done = subprocess.run(
         [sys.executable, str(example), *arguments],
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -188,6 +222,26 @@ def _run(example: Path, arguments: list[str], environment: Mapping[str, str]) ->
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip(), "an example shows something"
     return done.stdout
+
+
+def _missing_files(text: str) -> list[str]:
+    """The sources and pages that a text names, by a path or the end of one, and that are not there."""
+    named = re.findall(r"(?<![\w./*<-])[\w./-]*\w\.(?:py|md)\b(?!\w|\.\w)", text)
+    return [one for one in dict.fromkeys(named) if not any(file.endswith(f"/{_plain(one)}") for file in SOURCES)]
+
+
+def _plain(name: str) -> str:
+    """A path without the steps up that it begins with."""
+    return re.sub(r"^(?:\.\.?/)+", "", name)
+
+
+def _prose_of(source: Path) -> str:
+    """The docstrings and comments of a file."""
+    text = source.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join([*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
 
 
 def _anchors(page: Path) -> set[str]:

@@ -54,6 +54,13 @@ def test_imports_point_down(folder: str) -> None:
     assert not upward
 
 
+def test_test_files_have_names_of_their_own() -> None:
+    """Ranks import a test's functions by its file's name alone."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert names
+    assert not {name for name in names if names.count(name) > 1}
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_file_goes_by_its_folders_name(folder: str) -> None:
     """``import kernels`` would work from the root alone."""
@@ -121,7 +128,7 @@ def test_no_files_import_each_other() -> None:
 CORE = (("errors", "utils"), ("device", "rendezvous"), ("backends",), ("heap",), ("watchdog",), ("host",), ("context",))
 CORE += (("launcher", "gluon"),)
 # On top of that, what the core does without until a context is opened, kernels are interpreted, or ask for it.
-BEYOND = (("collectives", "interpreter", "x"), ("checker",))
+BEYOND = (("interpreter", "x"), ("collectives",), ("checker",))
 LAYER_OF_PART = {part: layer for layer, parts in enumerate((*CORE, *BEYOND)) for part in parts}
 # Where the core reaches for these: in functions.
 HOOKS = {("iris_core.context", "collectives"), ("iris_core.device.interpretation", "interpreter")}
@@ -155,7 +162,7 @@ def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
     assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
 
 
-MOST_LINES = 3500  # of code: without docstrings, comments and empty lines
+MOST_LINES = 3600  # of code: without docstrings, comments and empty lines
 
 
 def lines_of_code(file: Path) -> int:
@@ -260,3 +267,12 @@ def is_documented(name: str, thing: object) -> bool:
 def test_everything_public_is_documented(module: str) -> None:
     silent = [name for name, thing in public_things(importlib.import_module(module)) if not is_documented(name, thing)]
     assert not silent
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "kernels"])
+def test_docstrings_say_more_than_where_to_look(folder: str) -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, documented):
+                assert not (ast.get_docstring(node) or "").startswith("See "), f"{file.relative_to(ROOT)}: {node}"

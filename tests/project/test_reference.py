@@ -16,6 +16,7 @@ import iris_core
 import iris_tensor_parallel
 from iris_bench.cli import app
 from iris_core import Context, x
+from iris_core.collectives.ccl import CCL
 from iris_core.gluon import IrisDeviceCtx
 from iris_tensor_parallel import styles
 from overlap_taxonomy import list_families
@@ -60,6 +61,13 @@ def test_tile_level_collectives() -> None:
     given = names_of("Tile-level collectives")
     assert given.keys() == set(x.__all__)
     check_arguments(given, x)
+
+
+def test_collectives_on_whole_tensors() -> None:
+    given = names_of("Collectives on whole tensors")
+    assert given.keys() == {name for name in dir(CCL) if not name.startswith("_")}
+    for name, arguments in given.items():
+        assert ["self", *arguments_in(arguments)] == signature_of(getattr(CCL, name)), name
 
 
 def test_context() -> None:

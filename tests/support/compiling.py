@@ -192,7 +192,7 @@ class StubContext(TensorFactories):
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
         self.peer_view = self.heap.peer_view
         self.operators: dict[Any, Any] = {}
-        self.debug = False
+        self.debug_mode = False
         self.ranks_on_device = 1
 
     def _open_window(self, control_plane: Any, size: int) -> tuple[torch.Tensor, int]:
@@ -203,10 +203,13 @@ class StubContext(TensorFactories):
     def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return self.heap.allocate(shape, dtype)
 
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        return self.heap.contains(tensor)
+
     def free(self, buffer: torch.Tensor) -> None:
         self.heap.free(buffer)
 
-    def zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    def zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> torch.Tensor:
         return self.empty(*size, dtype=dtype)
 
     def get_rank(self) -> int:

@@ -54,6 +54,7 @@ class Machine:
     def __init__(self, seed: int, *, late: str = "") -> None:
         self._random = random.Random(seed)
         self._late = late
+        self.has_late_tasks = False
         self._prompt_tasks: list[Task] = []
         self._late_tasks: list[Task] = []
         self._greenlets = import_greenlet()
@@ -84,6 +85,7 @@ class Machine:
 
     def _fellows(self, task: Task) -> list[Task]:
         is_late = bool(self._late) and self._late in f"{task.name} {task.rank}"
+        self.has_late_tasks |= is_late
         return self._late_tasks if is_late else self._prompt_tasks
 
     def _choose(self, tasks: list[Task]) -> Task | None:

@@ -1,4 +1,4 @@
-"""Layers cut over the ranks, and the whole ones that they must equal: what their tests share, on a rank."""
+"""Layers sharded over the ranks, and the whole ones that they must equal: what their tests share, on a rank."""
 
 from __future__ import annotations
 

@@ -12,17 +12,22 @@ import fcntl
 import importlib
 import os
 import pickle
+import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import util
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-_IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor", "triton", "pytest")
+_IMPORTED = ("torch._inductor.compile_fx", "torch.distributed.tensor", "pytest")
+_IMPORTED += ("iris_core.checker", "iris_core.interpreter.patches", "iris_bench.cli", "tensor_parallel")
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _MANY_FILES = 64
 _ABOVE_FILES = 4096  # descriptors that no process passes on
@@ -66,6 +71,39 @@ class Template:
                 stdin=subprocess.DEVNULL,
             )
 
+    def fork(self) -> None:
+        """Make this process's own fork the template: it is one itself, and has run nothing yet."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            self._socket.close()
+            try:
+                code = fork_ranks(theirs.detach())
+            except SystemExit:
+                os._exit(0)  # the program's ends are not this one's
+            exec(code, vars(sys.modules["__main__"]))
+            os._exit(0)
+        theirs.close()
+
+    def run(self, program: Path, arguments: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
+        """Run a script in a fork, and fork its ranks of that; return its exit status and what it wrote.
+
+        Raises:
+            TimeoutError: it was ended after that long.
+        """
+        with tempfile.TemporaryFile("w+") as output:
+            code = _PROGRAM.format(output=output.fileno(), program=str(program))
+            process = self.start(["-c", code, *arguments], [output.fileno()])
+            with open(os.pidfd_open(process)) as end:
+                has_ended = bool(select.select([end], [], [], timeout_s)[0])
+            if not has_ended:
+                os.kill(process, signal.SIGKILL)
+            _, status = os.waitpid(process, 0)
+            output.seek(0)
+            shown = output.read()
+        if not has_ended:
+            raise TimeoutError(f"{program.name} took longer than {timeout_s} s, and wrote\n{shown}")
+        return os.waitstatus_to_exitcode(status), shown
+
     def close(self) -> None:
         """End the process; its ranks go on."""
         if self._socket is not None:
@@ -74,6 +112,20 @@ class Template:
 
 
 _CODE = "import sys; sys.path.insert(0, {folder!r}); import prefork; exec(prefork.fork_ranks({socket}), globals())"
+
+
+_PROGRAM = "import prefork; prefork.run_program({program!r}, {output})"
+
+
+def run_program(program: str, output: int) -> None:
+    """Be the process of a script that writes to a file; its ranks are forked, too."""
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    own = Template()
+    own.fork()
+    sys.argv[0], sys.path[0] = program, os.path.dirname(program)
+    with preforked(own):
+        runpy.run_path(program, run_name="__main__")
 
 
 def fork_ranks(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Layers cut over the ranks: outputs and gradients of the whole, whatever is cut."""
+"""Layers sharded over the ranks: outputs and gradients of the whole, whatever is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers cut over the ranks under torch.compile: whole graphs, gradients included, for every number of tokens."""
+"""Layers sharded over the ranks under torch.compile: whole graphs, gradients included, for every number of tokens."""
 
 from __future__ import annotations
 

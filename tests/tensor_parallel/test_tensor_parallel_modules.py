@@ -1,4 +1,4 @@
-"""Layers cut over the ranks as modules and functions: what they share, torch's modes, and what they refuse."""
+"""Layers sharded over the ranks as modules and functions: what they share, torch's modes, and what they refuse."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ def test_operators_that_were_released_are_made_again(ranks: Callable[[int], Rank
 def want_another_gradient(rank: int, world_size: int) -> tuple[str, str]:
     ctx, layer = context(), ColumnParallelLinear(context(), *SIZES[:2], sequence_parallel=True)
     x = draw(0, 4, SIZES[0]).requires_grad_(rank == 0)
-    ctx.debug = True
+    ctx.debug_mode = True
     error = raised(layer, x)
-    ctx.debug = False
+    ctx.debug_mode = False
     return error
 
 

@@ -14,7 +14,8 @@ from records import ENVIRONMENT, make_plan, make_records
 from iris_bench.measure import sweep
 from iris_bench.measure.job import Outcome
 from iris_bench.records.csv_rows import append_records
-from iris_bench.records.record import COLUMNS, latest, other_configurations, read_records
+from iris_bench.records.frames import latest_records, other_configurations, to_frame
+from iris_bench.records.record import COLUMNS, read_records
 
 RESULTS = [
     path
@@ -64,9 +65,9 @@ def test_a_csv_of_another_command_is_named(name: str) -> None:
 def test_rows_of_other_configurations_are_counted() -> None:
     """Not those of the same one, measured again, nor those that were not timed."""
     done = make_records()
-    assert other_configurations([*done, *done]) == 0
+    assert other_configurations(to_frame([*done, *done])) == 0
     again = [replace(record, config="64x64x64") for record in done]
-    assert other_configurations([*done, *again]) == sum(record.time_us is not None for record in done)
+    assert other_configurations(to_frame([*done, *again])) == sum(record.time_us is not None for record in done)
 
 
 def test_derived_figures() -> None:
@@ -205,13 +206,13 @@ def test_a_link_that_is_no_number_is_refused(link_gbps: float) -> None:
 def test_the_last_row_of_a_thing_counts() -> None:
     first = make_records()
     again = replace(first[2], status="ok")
-    assert latest([*first, again]) == [*first[:2], again, *first[3:]]
+    assert latest_records([*first, again]) == [*first[:2], again, *first[3:]]
 
 
 def test_rows_of_two_kinds_of_gpu_are_of_two_problems() -> None:
     rows = make_records()
     others = [replace(row, device_name="Another GPU") for row in rows]
-    assert latest([*rows, *others, *rows]) == [*rows, *others]
+    assert latest_records([*rows, *others, *rows]) == [*rows, *others]
     assert len({row.problem_key for row in [*rows, *others]}) == 2
 
 

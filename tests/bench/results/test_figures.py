@@ -75,3 +75,7 @@ def test_the_front_page_has_the_figures_of_llama_70b() -> None:
     assert f"{down.library / down.time_us:.2f}× for `down` with its reduce-scatter (8192 × 8192 × 28672)" in text
     for row in (gate, down):
         assert f"{row.async_tp / row.time_us:.2f}× over async-TP on both" in text
+    of_two = [line for line in TABLES["losses"]().splitlines() if line.startswith("| 2 × H200")]
+    assert {line.rsplit(" | ", 1)[1] for line in of_two} == {"1 × 4099 × 8193 |"}
+    assert {line.split(" | ")[3] for line in of_two} == {"1 of 48"}
+    assert "On two GPUs only M = 1 with rows that are not on 16 bytes loses" in text

@@ -10,7 +10,8 @@ from records import ENVIRONMENT, make_plan, make_records
 
 from iris_bench.measure import environment, sweep
 from iris_bench.records.csv_rows import append_records
-from iris_bench.records.record import YARDSTICKS, Record, latest, read_records
+from iris_bench.records.frames import latest_records
+from iris_bench.records.record import YARDSTICKS, Record, read_records
 from iris_bench.records.resume import differences
 from overlap_taxonomy import get_variant, registry
 
@@ -73,7 +74,7 @@ def test_a_library_that_was_only_checked_is_timed_once(tmp_path: Path) -> None:
     sweep.Output(path, read_records(path)).add(timed)
     done = read_records(path)
     assert [record.variant for record in done[:3]] == ["library", "library", "copy_engine"]
-    assert [record.time_us for record in latest(done)[:2]] == [700.0, 500.0]
+    assert [record.time_us for record in latest_records(done)[:2]] == [700.0, 500.0]
     assert make_plan(done=done, variants="library,copy_engine").jobs == ()
     sweep.Output(path, done, timed=False).add([replace(timed[0], time_us=None)])
     assert read_records(path) == done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class Machine(timing.Clock):
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine, rounds: int = ROUNDS
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, rounds: int = ROUNDS, limit_s: float = math.inf
 ) -> tuple[timing.Times, list[Sample]]:
     ctx: Any = SimpleNamespace(
         is_interpreted=lambda: False,
@@ -61,7 +62,7 @@ def measured(
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: machine.host * 1e-6))
     subject = timing.Subject("subject", machine.call)
     operands: Any = [(0, 0)]
-    timing.measure(ctx, [subject], operands, rounds=rounds, burst=BURST)
+    timing.measure(ctx, [subject], operands, rounds=rounds, burst=BURST, limit_s=limit_s)
     return timing.slowest_medians(ctx, [subject])["subject"], subject.samples
 
 
@@ -94,6 +95,15 @@ def test_a_host_that_is_always_late_is_named(monkeypatch: pytest.MonkeyPatch) ->
     times, _ = measured(monkeypatch, Machine(lambda: 2 * timing._MAX_HEAD_START_US / BURST))
     assert times.time_us > DEVICE_US
     assert f"time_us is partly the host's, which was late in {ROUNDS} of {ROUNDS} rounds" in times.remark
+
+
+def test_there_are_fewer_rounds_within_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounds_within(limit_s: float) -> int:
+        return len(measured(monkeypatch, Machine(lambda: 1000.0), rounds=100, limit_s=limit_s)[1])
+
+    assert rounds_within(1e-6) == timing.LEAST_ROUNDS
+    assert timing.LEAST_ROUNDS < rounds_within(0.5) < 100
+    assert rounds_within(1e3) == 100
 
 
 def test_what_compiles_does_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

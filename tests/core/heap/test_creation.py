@@ -96,6 +96,76 @@ def test_random_values_have_their_range_and_generator(ranks: Callable[[int], Ran
     ranks(2).call(draw)
 
 
+OUT = {
+    "zeros": lambda make, out: make.zeros(2, 3, out=out),
+    "ones": lambda make, out: make.ones((2, 3), out=out),
+    "full": lambda make, out: make.full((2, 3), 5, out=out),
+    "empty": lambda make, out: make.empty(2, 3, out=out).fill_(1),
+    "arange": lambda make, out: make.arange(6, out=out.view(-1)),
+    "linspace": lambda make, out: make.linspace(0, 1, 6, out=out.view(-1)),
+    "rand": lambda make, out: make.rand(2, 3, out=out),
+    "randn": lambda make, out: make.randn(2, 3, out=out),
+    "randint": lambda make, out: make.randint(9, (2, 3), out=out, dtype=out.dtype),
+}
+
+
+def take_torchs_arguments(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
+    ctx = context()
+    for what, call in OUT.items():
+        expected, own = torch.full((2, 3), -1.0, device=ctx.get_device()), ctx.full((2, 3), -1.0)
+        in_use = ctx.heap.allocator.used_bytes
+        for made in (expected, own):
+            torch.manual_seed(rank)
+            result = call(torch if made is expected else ctx, made)
+            assert result.data_ptr() == made.data_ptr(), what
+        assert torch.equal(own, expected), what
+        assert ctx.heap.allocator.used_bytes == in_use
+        ctx.free(own)
+    trained = ctx.ones(3, requires_grad=True, layout=torch.strided, pin_memory=False)
+    (trained * 2).sum().backward()
+    assert torch.equal(trained.grad, torch.full_like(trained, 2.0))  # type: ignore[arg-type]
+    like = ctx.zeros_like(trained, memory_format=torch.preserve_format)
+    assert not like.requires_grad
+    before = ctx.heap.allocator.used_bytes
+    errors = {
+        "layout": raised(ctx.zeros, 3, layout=torch.sparse_coo),
+        "pinned": raised(ctx.empty, 3, pin_memory=True),
+        "format": raised(ctx.empty, 1, 2, 3, 4, memory_format=torch.channels_last),
+        "strides": raised(ctx.zeros_like, torch.ones(2, 3).t(), memory_format=torch.preserve_format),
+        "integers": raised(ctx.arange, 3, requires_grad=True),
+        "out elsewhere": raised(ctx.zeros, 3, out=torch.empty(3)),
+        "out of a shape": raised(ctx.zeros, 4, out=like),
+        "out of a dtype": raised(ctx.zeros, 3, out=like, dtype=torch.int8),
+        "unknown": raised(ctx.zeros, 3, colour="red"),
+    }
+    assert ctx.heap.allocator.used_bytes == before
+    ctx.free(trained)
+    ctx.free(like)
+    ctx.barrier()
+    return errors
+
+
+REFUSED = {
+    "layout": ("ValueError", "torch.sparse_coo; tensors on the heap are torch.strided"),
+    "pinned": ("RuntimeError", "only dense CPU tensors can be pinned"),
+    "format": ("RuntimeError", "torch.channels_last; tensors on the heap are torch.contiguous_format"),
+    "strides": ("RuntimeError", "torch.preserve_format"),
+    "integers": ("RuntimeError", "floating point and complex dtype can require gradients, not torch.int64"),
+    "out elsewhere": ("ValueError", "not on the heap; it takes (3,)"),
+    "out of a shape": ("ValueError", "out is (3,) of torch.float32, on the heap; it takes (4,)"),
+    "out of a dtype": ("ValueError", "it takes (3,) of torch.int8"),
+    "unknown": ("TypeError", "colour"),
+}
+
+
+def test_torchs_arguments_are_taken_or_refused(ranks: Callable[[int], Ranks]) -> None:
+    for errors in ranks(2).call(take_torchs_arguments):
+        assert errors.keys() == REFUSED.keys()
+        for what, (kind, part) in REFUSED.items():
+            assert errors[what][0] == kind, what
+            assert part in errors[what][1], what
+
+
 def free_and_reuse(rank: int, world_size: int) -> None:
     ctx = context()
     before = ctx.heap.allocator.used_bytes

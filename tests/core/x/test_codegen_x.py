@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -14,13 +15,15 @@ from tile_collectives import COLLECTIVES, collective_kernel
 pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
 # Files whose stores are of tiles, whose atomics are on tiles.
 STORING = ("access.py", "moves.py", "values.py")
+FLAGGED = ("all_reduce_ring", "messages")  # these are nothing without
 VALUES = {"all_reduce_value": False, "reduce_scatter_value": True}
 
 
-def compiled(name: str, target: str) -> Compiled:
+@functools.cache
+def compiled(name: str, target: str, *, flagged: bool = True) -> Compiled:
     ctx = StubContext(Case("none", target))
     known: dict[str, Any] = {
-        "flags_ptr": ctx.zeros(1 << 12, dtype=torch.int64),
+        "flags_ptr": ctx.zeros(1 << 12, dtype=torch.int64) if flagged else None,
         "rank": 2,
         "heap_bases": ctx.get_heap_bases(),
         "watchdog_ptr": ctx.get_watchdog(),
@@ -66,6 +69,16 @@ def test_edges_are_over_the_system(target: str, name: str) -> None:
         assert kernel.count(r"buffer_wbl2 sc0 sc1\n")
         assert kernel.count(r"buffer_inv sc0 sc1\n")
         assert not kernel.count(r"buffer_(?:wbl2|inv) sc[01]\n")
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in FLAGGED])
+def test_without_flags_only_locks_signal(target: str, name: str) -> None:
+    signal = r"\batom\.global\.sys\.release\.exch" if TARGETS[target].is_nvidia else r"buffer_wbl2 sc0 sc1\n"
+    signals = compiled(name, target, flagged=False).count(signal)
+    if name == "all_reduce_spinlock":
+        assert 0 < signals < compiled(name, target).count(signal)
+    else:
+        assert not signals
 
 
 def test_additions_to_peers_are_atomic_over_the_system(target: str) -> None:

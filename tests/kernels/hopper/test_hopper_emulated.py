@@ -43,6 +43,7 @@ from iris_kernels.common.hopper import host as hopper
 from iris_kernels.gemm_reduce_scatter import roles as reduce_scatter_roles
 from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
+from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 COPIES = "warp_specialized_copies"
 KERNELS = {
@@ -253,9 +254,15 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
     run_case("all_gather_gemm", COPIES, case, 0, keep_gathered=True)
 
 
-@pytest.mark.parametrize("late", ["", "_tiles", "_second", "_collect"])
 @pytest.mark.parametrize("case", IN_TURNS, ids=lambda case: case.why)
-@pytest.mark.parametrize(("family", "name"), KERNELS)
+@pytest.mark.parametrize(
+    ("family", "name", "late"),
+    [
+        (*kernel, late)
+        for kernel in KERNELS
+        for late in ("", "_tiles", "_second", *["_collect"] * (kernel[0] in SUMMING_FAMILIES))
+    ],
+)
 def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case, late: str) -> None:
     run_case(family, name, case, 0, late=late)
 
@@ -355,4 +362,5 @@ def run_case(
         with emulated(machine, modules, **world.names):
             machine.run()
     assert not faults
+    assert machine.has_late_tasks == bool(late)  # else this is the run without
     return world.spans

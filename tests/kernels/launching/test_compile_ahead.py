@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -50,8 +53,16 @@ TWO_KERNELS = get_variant("all_gather_gemm", "producer_consumer")
 
 
 def test_kernels_compile_at_once() -> None:
-    """Each has its launcher only as another one has."""
+    """Each has its launcher only as another one has; what compiling raises is this test's failure."""
     both = threading.Barrier(2)
+    errors: list[BaseException] = []
+
+    def fail(future: Future[Any], error: BaseException) -> None:
+        errors.append(error)
+        both.abort()  # no other kernel waits for this one
+        set_exception(future, error)
+
+    set_exception = Future.set_exception
 
     class Launcher(nvidia.CudaLauncher):
         def __init__(self, *arguments: Any) -> None:
@@ -63,10 +74,35 @@ def test_kernels_compile_at_once() -> None:
         with (
             mock.patch.object(driver.active, "launcher_cls", Launcher),
             mock.patch("os.sched_getaffinity", return_value=range(2 * case.world_size)),
+            mock.patch.object(Future, "set_exception", fail),
         ):
             *_, last = compile_ahead(ctx, [(operator, *data)])
+    if errors:
+        raise errors[0]
     assert last == (2, 2)
-    assert not both.broken
+
+
+def test_one_thread_parses_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two do, Python 3.11 fails at random."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # what is in a cache is not parsed
+    parse, two, met = JITFunction.parse, threading.Barrier(2), []
+
+    def parse_if_alone(self: JITFunction) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.append(two.wait(0.5))  # broken by the first that is alone, for all
+        return parse(self)
+
+    case = case_of(TWO_KERNELS)
+    with driven(case) as (ctx, _, _):
+        operator, data = build(case, alone(ctx)), operands(case)
+        with (
+            mock.patch.object(JITFunction, "parse", parse_if_alone),
+            mock.patch("os.sched_getaffinity", return_value=range(2 * case.world_size)),
+        ):
+            list(compile_ahead(ctx, [(operator, *data)]))
+    assert two.broken
+    assert not met
 
 
 def test_what_cannot_be_compiled_is_left_to_the_call() -> None:

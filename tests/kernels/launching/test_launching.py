@@ -169,7 +169,7 @@ def test_no_call_is_prepared_in_debug_mode_or_under_a_profiler() -> None:
         with mock.patch.object(JITFunction, "run", autospec=True, side_effect=JITFunction.run) as run:
             through_triton(operator, log, *data)
             hooked = run.call_count
-            ctx.debug = True
+            ctx.debug_mode = True
             ctx.agree = mock.Mock()  # type: ignore[method-assign]
             operator(*data)
             assert run.call_count == 2 * hooked > 0

@@ -125,9 +125,9 @@ def refuse_one_ranks_call(rank: int, world_size: int) -> tuple[str, str]:
     problem = make_problem(FAMILY, 8, 8, 8, world_size, DTYPE)
     operator = get_variant(FAMILY, "fused_sequential").build(ctx, problem)
     data = make_data(FAMILY, problem, rank, 0, ctx.get_device())
-    ctx.debug = True
+    ctx.debug_mode = True
     error = raised(operator, data.a.half() if rank == 1 else data.a, data.b)
-    ctx.debug = False
+    ctx.debug_mode = False
     assert fault(operator(data.a, data.b), data, DTYPE) is None
     operator.close()
     return error
@@ -144,10 +144,10 @@ def call_in_another_order(rank: int, world_size: int) -> tuple[str, str]:
     problems = [make_problem(FAMILY, m, 8, 8, world_size, DTYPE) for m in (8, 16)]
     operators = [get_variant(FAMILY, "fused_sequential").build(ctx, problem) for problem in problems]
     data = [make_data(FAMILY, problem, rank, 0, ctx.get_device()) for problem in problems]
-    ctx.debug = True
+    ctx.debug_mode = True
     first = rank  # each rank starts with another operator, whose operands fit it
     error = raised(operators[first], data[first].a, data[first].b)
-    ctx.debug = False
+    ctx.debug_mode = False
     for operator, one in zip(operators, data, strict=True):
         assert fault(operator(one.a, one.b), one, DTYPE) is None
         operator.close()

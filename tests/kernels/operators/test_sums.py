@@ -88,9 +88,9 @@ def call_another_shape(rank: int, world_size: int) -> tuple[str, str]:
     ctx = context()
     a, b = torch.ones(4, 6, device=ctx.get_device()), torch.ones(6, 5, device=ctx.get_device())
     gemm_all_scatter(ctx, a, b)
-    ctx.debug = True
+    ctx.debug_mode = True
     error = raised(gemm_all_scatter, ctx, a if rank == 0 else torch.ones(8, 6, device=ctx.get_device()), b)
-    ctx.debug = False
+    ctx.debug_mode = False
     ctx.operators.popitem()[1].close()
     return error
 

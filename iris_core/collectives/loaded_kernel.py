@@ -17,7 +17,7 @@ from typing import Any
 
 import triton
 
-from iris_core.backends.base import Step
+from ..backends.base import Step
 
 KNOWN = ("3.6", "3.7")
 _NO_SCRATCH = (None, None)

@@ -1,0 +1,1 @@
+"""``iris-bench ccl``: the collectives on whole tensors beside NCCL's."""

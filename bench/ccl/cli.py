@@ -1,0 +1,155 @@
+"""The command ``iris-bench ccl``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..command.exits import complain, interrupted, leave, refuse
+from ..command.options import Device, Overwrite, Seed, WorldSize
+from ..command.outputs import check_new, check_outputs
+from ..command.progress import CommandProgress
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..measure import environment
+from ..measure import job as measure
+from ..records import report
+from ..records.csv_rows import append_records
+from ..records.looks import check_path
+from . import rank
+from .plot import plot_ccl, speedups
+from .record import CclRecord
+
+_SIZES_KIB = {"cpu": "4,16", "cuda": "4,64,1024,16384,262144"}
+_ROUNDS = {"cpu": 1, "cuda": 20}
+_BURST = {"cpu": 1, "cuda": 10}
+_STAGING_BYTES = 320 << 20
+
+
+def ccl(
+    kib: Annotated[str | None, typer.Option(help="Sizes in KiB [default: 4 to 262144; CPU: 4,16].")] = None,
+    kind: Annotated[str | None, typer.Option(help="Collectives, with commas [default: all].")] = None,
+    world_size: WorldSize = None,
+    device: Device = "auto",
+    rounds: Annotated[int | None, typer.Option(help="Most samples of each [default: 20; CPU: 1].")] = None,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Speedups by size: .png, .svg or .pdf.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Measure the collectives on whole tensors (ctx.ccl) beside NCCL's or RCCL's, eager and in CUDA graphs.
+
+    What comes is checked first, and rows are written as they come. A size is that of the larger tensor of a rank, in
+    bf16. Without a GPU the times are the interpreter's and gloo's, and say nothing. Exit status: 0, or 1 if anything
+    was wrong or the ranks were lost, 2 if the command makes no sense, 130 if it was interrupted, by Ctrl-C or SIGTERM.
+    """
+    is_first = True
+    try:
+        launcher = find_launcher()
+        is_first = launcher is None or launcher.rank == 0
+        device, world_size = choose_setting(device, world_size, launcher=launcher)
+        if plot:
+            check_path(plot)
+        plan = _plan(kib, kind, rounds, seed, device)
+        check_outputs(("--out", out), ("--plot", plot))
+        check_new(("--out", out), overwrite=overwrite)
+    except ValueError as error:
+        refuse(error, speak=is_first)
+    run: dict[str, Any] = {"world_size": world_size, "device": device, "burst": plan.burst, "seed": plan.seed}
+    output = _Output(out if is_first else None)
+    try:
+        ended_early = _run(plan, start_ranks(launcher, world_size, device), output, run | environment.versions())
+    except KeyboardInterrupt:
+        if is_first and output.records:
+            print_ccl(report.make_console(), output.records)
+        left = f"{len(output.records)} rows were {f'written to {out}' if out else 'measured'}"
+        interrupted(left, launcher=launcher, speak=is_first)
+    if is_first:
+        if output.records:
+            print_ccl(report.make_console(), output.records)
+        if ended_early:
+            complain("the measurement", ended_early)
+        elif plot:
+            plot_ccl(output.records, plot)
+    failed = any(record.status == "wrong" for record in output.records)
+    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+
+
+@dataclass
+class _Output:
+    """The file that rows are added to, and those of this run; what was there is replaced when there are some."""
+
+    path: Path | None
+    records: list[CclRecord] = field(default_factory=list)
+
+    def add(self, records: list[CclRecord]) -> None:
+        if self.path:
+            append_records(self.path, records, replace=not self.records)
+        self.records += records
+
+
+def _run(plan: rank.Plan, ranks: Ranks, output: _Output, columns: dict[str, Any]) -> Exception | None:
+    """Measure size by size; return what ended this early."""
+    console = report.make_console(stderr=True)
+    console.quiet = not ranks.is_first
+    problems = [(kind, size) for kind in plan.kinds for size in plan.sizes]
+    with CommandProgress(console) as progress, ending(ranks) as ended:
+        task = progress.add_task("starting", total=len(problems))
+        columns |= ranks.call(measure.open_rank, 2 * max(plan.sizes) + _STAGING_BYTES, columns["device"])
+        for number, (kind, size) in enumerate(problems, 1):
+            progress.update(task, description=_describe(kind, size))
+            outcomes = ranks.call(rank.measure, replace(plan, kinds=(kind,), sizes=(size,)))
+            columns["timestamp"] = environment.timestamp()
+            output.add([CclRecord(**asdict(outcome), **columns) for outcome in outcomes])
+            if not console.is_terminal:
+                took = "; ".join(f"{one.library} {one.mode} {_time(one)}" for one in outcomes)
+                console.print(f"[{number}/{len(problems)}] {_describe(kind, size)}: {took}", markup=False)
+            progress.advance(task)
+        ranks.call(measure.close_rank)
+    return ended.error
+
+
+def _describe(kind: str, size: int) -> str:
+    return f"{kind} of {size / 1024:g} KiB"
+
+
+def _time(outcome: rank.Outcome) -> str:
+    return outcome.status if outcome.time_us is None else f"{outcome.time_us:,.1f} us"
+
+
+def _plan(kib: str | None, kind: str | None, rounds: int | None, seed: int, device: str) -> rank.Plan:
+    try:
+        sizes = tuple(int(float(size) * 1024) for size in (kib or _SIZES_KIB[device]).split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"--kib {kib} makes no sense; it takes positive numbers with commas")
+    kinds = tuple(kind.split(",")) if kind else rank.KINDS
+    if unknown := set(kinds) - set(rank.KINDS):
+        raise ValueError(f"--kind {', '.join(sorted(unknown))}: there are {', '.join(rank.KINDS)}")
+    rounds = _ROUNDS[device] if rounds is None else rounds
+    if rounds < 1:
+        raise ValueError(f"--rounds {rounds} makes no sense; it takes a positive number")
+    return rank.Plan(sizes, kinds, rounds, _BURST[device], seed)
+
+
+def print_ccl(console: Console, records: list[CclRecord]) -> None:
+    """Print a row a collective, mode and size: times, bandwidth, the speedup over torch's backend."""
+    other = next((record.library for record in records if record.library != "iris"), "")
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("collective", "mode", "bytes", "iris us", f"{other} us", "iris GB/s", "speedup"):
+        table.add_column(name, justify="left" if name in ("collective", "mode") else "right")
+    rows: list[dict[str, Any]] = speedups(records).to_dict("records")  # type: ignore[assignment]
+    for row in rows:
+        rate = row["bytes"] / row["iris"] / 1e3
+        known = (f"{row['iris']:,.1f}", f"{row['other']:,.1f}", f"{rate:,.3g}", f"{row['speedup']:.2f}")
+        table.add_row(row["kind"], row["mode"], f"{row['bytes']:,}", *known)
+    console.print(table)
+    wrong = sorted({f"{record.kind} of {record.library}" for record in records if record.status == "wrong"})
+    if wrong:
+        console.print(f"wrong: {', '.join(wrong)}")

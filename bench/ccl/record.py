@@ -1,0 +1,44 @@
+"""A row of ``iris-bench ccl``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CclRecord:
+    """One collective, of one size, by one library.
+
+    Args:
+        kind: the collective.
+        library: "iris", or the backend of torch's process group: "nccl", "gloo".
+        mode: "eager" or "graph".
+        bytes: of the larger of a rank's tensors.
+        time_us: of a call among others, back to back; of the slowest rank, the median.
+        latency_us: of one call alone, likewise.
+        host_us: that the host takes for a call.
+        status: "ok", "wrong" if the output was not what the collective is defined to give, or "unsupported".
+        rounds: samples of it; fewer than asked for, where they take long.
+        timestamp: when it was measured, UTC.
+    """
+
+    kind: str
+    library: str
+    mode: str
+    bytes: int
+    time_us: float | None
+    latency_us: float | None
+    host_us: float | None
+    status: str
+    rounds: int
+    world_size: int
+    device: str
+    device_name: str
+    burst: int
+    seed: int
+    torch: str
+    triton: str
+    driver: str
+    commit: str
+    timestamp: str
+    command: str

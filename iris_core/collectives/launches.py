@@ -1,0 +1,185 @@
+"""What a collective queues: prepared once for tensors that lie where they lie, and from then on only queued.
+
+The host time of a call is that of finding its key. On NVIDIA GPUs launches are prepared (loaded_kernel.py); elsewhere
+they go through Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+
+from ..backends.base import Step
+from ..context import Context
+from .all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
+from .config import AUTO, Config
+from .exchange import ccl_barrier, ccl_exchange
+from .group import Channel, Group
+from .loaded_kernel import LoadedKernel
+from .operands import SHAPES, Call
+from .send_recv import ccl_recv, ccl_send
+
+_VECTOR_BYTES = 16
+_LEAST_BLOCK_BYTES = 128 * _VECTOR_BYTES
+_MOST_WARPS = 16
+_MOST_CALLS = 1024  # that are kept
+ONE_SHOT_BYTES = 512 << 10  # of an all-reduce, times the inputs that one shot sends more than two shots: W - 2
+COPY_BYTES = 8 << 20  # of a part from which on a copy engine is worth two barriers; not measured yet
+
+
+class Launches:
+    """Prepares and queues the collectives of a context.
+
+    Args:
+        ctx: the context.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._calls: dict[Any, Sequence[Step]] = {}
+        self._kernels: dict[Any, LoadedKernel] = {}
+        self._barriers: dict[Channel, Step] = {}
+
+    def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
+        """Queue a collective on the current stream.
+
+        Raises:
+            ValueError: the tensors do not fit, or the variant does not do it.
+        """
+        key = (call.key(), channel, config)
+        steps = self._calls.get(key)
+        if steps is None:
+            call.check(self._ctx, group.size)
+            variant = self.variant(call, group, config)
+            steps = self._prepare(call, variant, group, channel, config)
+            if self._ctx.backend.name == "cuda" and variant != "copy_engine":  # whose steps keep the operands
+                if len(self._calls) == _MOST_CALLS:
+                    self._calls.clear()
+                self._calls[key] = steps
+        for step in steps:
+            step()
+
+    def barrier(self, group: Group, channel: Channel) -> None:
+        """Queue a barrier of the group on the current stream."""
+        if channel not in self._barriers:
+            self._barriers[channel] = self._barrier(group, channel)
+        self._barriers[channel]()
+
+    def _prepare(self, call: Call, variant: str, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
+        size = call.part(group.size)
+        if not size:
+            return ()
+        if variant == "copy_engine":
+            return self._copies(call, group, channel)
+        output, given = (_flat(one, call.op == "none", size) for one in (call.output, call.input))
+        size = size * call.output.element_size() // output.element_size()
+        if variant in ("two_shot", "ring"):
+            part = triton.cdiv(triton.cdiv(size, group.size), _VECTOR_BYTES) * _VECTOR_BYTES
+            kernel = ccl_all_reduce_two_shot if variant == "two_shot" else ccl_all_reduce_ring
+            arguments = {"out_ptr": output, "in_ptr": given, "size": size, "part": part, "OP": call.op}
+            return (self._step(kernel, arguments, part, output, group, channel, config),)
+        if call.name == "send":
+            arguments = {"in_ptr": given, "size": size, "peer": call.receiver}
+            return (self._step(ccl_send, arguments, size, output, group, channel, config),)
+        if call.name == "recv":
+            arguments = {"out_ptr": output, "size": size, "peer": call.sender}
+            return (self._step(ccl_recv, arguments, size, output, group, channel, config),)
+        arguments = {"out_ptr": output, "in_ptr": given, "size": size, "OP": call.op}
+        arguments |= {"sender": call.sender, "receiver": call.receiver, "SCATTERED": SHAPES[call.name].scattered}
+        return (self._step(ccl_exchange, arguments, size, output, group, channel, config),)
+
+    def variant(self, call: Call, group: Group, config: Config) -> str:
+        """Return by which variant a collective is done.
+
+        Raises:
+            ValueError: the variant that the caller chose does not do it.
+        """
+        chosen = getattr(config, f"{call.name}_variant", "direct")
+        if call.name == "all_reduce":
+            if group.size == 1:
+                return "one_shot"  # there is nobody to pass anything to
+            if chosen == AUTO:
+                return "one_shot" if call.input.nbytes * (group.size - 2) <= ONE_SHOT_BYTES else "two_shot"
+        elif call.name in ("all_gather", "broadcast"):
+            is_symmetric = self._ctx.heap.contains(call.output)
+            if chosen == "copy_engine" and not is_symmetric:
+                raise ValueError(
+                    f'{call.name}: the variant "copy_engine" takes an output on the heap, as ctx.empty makes it; '
+                    '"direct" takes any'
+                )
+            if chosen == AUTO:
+                is_large = call.part(group.size) * call.output.element_size() >= COPY_BYTES
+                return "copy_engine" if is_symmetric and is_large else "direct"
+        return str(chosen)
+
+    def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
+        """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers."""
+        barrier = self._barrier(group, channel)
+        if call.sender not in (-1, group.index):
+            return (barrier, barrier)
+        assert group.index is not None
+        size = call.part(group.size)
+        start = group.index * size if call.sender < 0 else 0
+        source = call.input.detach().view(-1)
+        views = self._ctx.heap.peer_view(call.output.detach().view(-1)[start : start + size])
+        order = [group.ranks[(group.index + step) % group.size] for step in range(1, group.size)]
+        targets = [views[rank] for rank in (*order, group.ranks[group.index])]
+        return (barrier, *(functools.partial(target.copy_, source, non_blocking=True) for target in targets), barrier)
+
+    def _barrier(self, group: Group, channel: Channel) -> Step:
+        return self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
+
+    def _step(
+        self,
+        kernel: Any,
+        arguments: dict[str, Any],
+        size: int,
+        words: torch.Tensor,
+        group: Group,
+        channel: Channel,
+        config: Config,
+    ) -> Step:
+        """Return what launches a kernel that moves parts of `size` elements, of such words, in blocks."""
+        itemsize = words.element_size()
+        programs = min(channel.programs, config.comm_sms or channel.programs)
+        share = triton.next_power_of_2(triton.cdiv(size * itemsize, programs))  # one block a program, if it may be so
+        block_bytes = min(channel.slot_bytes, max(_LEAST_BLOCK_BYTES, share))
+        arguments |= {"staging_ptr": channel.slots.view(words.dtype), "BLOCK": block_bytes // itemsize}
+        arguments |= {"SLOT": channel.slot_bytes // itemsize}
+        arguments["words_ptr" if "words_ptr" in kernel.arg_names else "flags_ptr"] = channel.flags
+        warp_bytes = (64 if self._ctx.backend.name == "hip" else 32) * _VECTOR_BYTES
+        num_warps = min(_MOST_WARPS, block_bytes // warp_bytes)
+        return self._launch(
+            kernel, min(programs, triton.cdiv(size * itemsize, block_bytes)), arguments, num_warps, group
+        )
+
+    def _launch(self, kernel: Any, programs: int, arguments: dict[str, Any], num_warps: int, group: Group) -> Step:
+        arguments |= {"rank": self._ctx.get_rank(), "index": group.index, "members_ptr": group.members}
+        arguments |= {"heap_bases": self._ctx.heap.bases, "watchdog_ptr": self._ctx.watchdog.words}
+        arguments |= {"GROUP_SIZE": group.size}
+        backend: Any = self._ctx.backend
+        if backend.name != "cuda":
+            return functools.partial(kernel.run, grid=(programs,), warmup=False, num_warps=num_warps, **arguments)
+        compiled = kernel.run(grid=(programs,), warmup=True, num_warps=num_warps, **arguments)
+        compiled = compiled.result() if hasattr(compiled, "result") else compiled
+        if compiled not in self._kernels:
+            self._kernels[compiled] = LoadedKernel(compiled)
+        in_order = [arguments[name] for name in kernel.arg_names]
+        return self._kernels[compiled].launching(programs, backend.current_stream, in_order)
+
+
+def _flat(tensor: torch.Tensor, are_words: bool, size: int) -> torch.Tensor:
+    """Return a tensor's elements in a row; where they are only moved, as the widest words that a part is made of."""
+    flat: Any = tensor.detach().view(-1)
+    if not are_words:
+        return flat
+    flat = flat.view(torch.uint8)
+    start = flat.storage_offset()
+    for dtype in (torch.int32, torch.int16):
+        if not (size * tensor.element_size() % dtype.itemsize or flat.data_ptr() % dtype.itemsize):
+            return flat.view(dtype) if not start % dtype.itemsize else flat
+    return flat

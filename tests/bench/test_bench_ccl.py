@@ -1,0 +1,106 @@
+"""`iris-bench ccl`: both libraries' collectives are checked and timed, and what is wrong is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from ranks import Ranks as Pool
+from ranks import context
+from typer.testing import CliRunner
+
+from iris_bench import cli
+from iris_bench.ccl import cli as command
+from iris_bench.ccl import rank as ccl
+from iris_bench.ccl.record import CclRecord
+from iris_bench.command.ranks import Ranks
+from iris_bench.records.record import read_as
+
+PLAN = ccl.Plan(sizes=(100, 3000), kinds=ccl.KINDS, rounds=1, burst=1, seed=3)
+
+
+def measured(rank: int, world_size: int, broken: str) -> list[ccl.Outcome]:
+    """Measure; a collective that is broken leaves the last element on the last rank."""
+    ctx = context()
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            call = getattr(ctx.ccl, name)
+
+            def forget(output: Any, given: Any) -> None:
+                call(output, given)
+                if name == broken and rank == world_size - 1:
+                    output[-1] = 77
+
+            return forget if name in ccl.KINDS else call
+
+    fake = mock.Mock(wraps=ctx, ccl=Broken(), control_plane=ctx.control_plane)
+    with mock.patch.object(ccl, "context", return_value=fake):
+        return ccl.measure(rank, world_size, PLAN)
+
+
+@pytest.mark.parametrize("broken", ["", "all_gather"])
+def test_every_collective_of_both_libraries(ranks: Any, broken: str) -> None:
+    found: Pool = ranks(2)
+    outcomes = found.call(measured, broken)
+    assert outcomes[0] == outcomes[1]
+    assert {(one.kind, one.library) for one in outcomes[0]} == {
+        (kind, library) for kind in ccl.KINDS for library in ("iris", "gloo")
+    }
+    assert {one.bytes for one in outcomes[0]} == {64, 2944}
+    for one in outcomes[0]:
+        is_broken = (one.kind, one.library) == (broken, "iris")
+        assert one.status == ("wrong" if is_broken else "ok"), one
+        assert (one.time_us is None) == is_broken
+
+
+def test_the_command_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
+    out, plot = tmp_path / "ccl.csv", tmp_path / "ccl.svg"
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "broadcast"]
+    done = CliRunner().invoke(cli.app, [*arguments, "--out", str(out), "--plot", str(plot)])
+    assert done.exit_code == 0, done.output
+    assert "broadcast" in done.output
+    assert plot.read_text().startswith("<?xml")
+    assert [record.library for record in read_as(out, CclRecord)] == ["iris", "gloo"]
+
+
+class Interrupted(Ranks):
+    """Ranks whose command is interrupted in the second measurement."""
+
+    is_first = True
+
+    def __init__(self) -> None:
+        self.plans: list[ccl.Plan] = []
+
+    def call(self, fn: Any, *args: Any) -> Any:
+        if fn is not ccl.measure:
+            return {"device_name": "H100", "driver": ""}
+        (plan,) = args
+        self.plans.append(plan)
+        if len(self.plans) == 2:
+            raise KeyboardInterrupt
+        return [ccl.Outcome(*plan.kinds, "iris", "eager", *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds)]
+
+    def close(self, *, kill: bool = False) -> None:
+        assert kill
+
+
+def test_an_interrupted_command_has_written_its_rows(tmp_path: Path) -> None:
+    out, ranks = tmp_path / "ccl.csv", Interrupted()
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1,2", "--kind", "reduce", "--out", str(out)]
+    with mock.patch.object(command, "start_ranks", return_value=ranks):
+        done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 130, done.output
+    assert "[1/2] reduce of 1 KiB: iris eager 12.0 us" in done.output
+    assert f"1 rows were written to {out}" in done.output
+    assert [(record.kind, record.bytes, record.rounds) for record in read_as(out, CclRecord)] == [("reduce", 1024, 1)]
+    assert [plan.sizes for plan in ranks.plans] == [(1024,), (2048,)]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for arguments, said in ((["--kib", "no"], "--kib no"), (["--kind", "scan"], "scan: there are all_reduce")):
+        done = CliRunner().invoke(cli.app, ["ccl", "--device", "cpu", *arguments])
+        assert done.exit_code == 2
+        assert said in done.output

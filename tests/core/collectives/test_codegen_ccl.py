@@ -1,0 +1,61 @@
+"""The machine code of the collectives on whole tensors: 16-byte accesses, edges over the system, no spills."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from compiling import NVIDIA_ACQUIRE, TARGETS, Case, Compiled, StubContext, compile_kernel
+
+from iris_core.collectives.all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
+from iris_core.collectives.exchange import ccl_barrier, ccl_exchange
+from iris_core.collectives.send_recv import ccl_recv, ccl_send
+
+pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
+KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "all_reduce": (ccl_exchange, {"OP": "sum", "SCATTERED": False}),
+    "reduce_scatter": (ccl_exchange, {"OP": "sum", "SCATTERED": True}),
+    "all_to_all": (ccl_exchange, {"OP": "none", "SCATTERED": True}),
+    "two_shot": (ccl_all_reduce_two_shot, {"OP": "sum"}),
+    "ring": (ccl_all_reduce_ring, {"OP": "sum"}),
+    "send": (ccl_send, {}),
+    "recv": (ccl_recv, {}),
+}
+
+
+def compiled(name: str, target: str) -> Compiled:
+    ctx = StubContext(Case("none", target))
+    kernel, own = KERNELS.get(name, (ccl_barrier, {}))
+    known: dict[str, Any] = {pointer: ctx.zeros(1 << 20, dtype=torch.int64) for pointer in ("flags_ptr", "words_ptr")}
+    known |= {pointer: ctx.zeros(1 << 22, dtype=torch.bfloat16) for pointer in ("out_ptr", "in_ptr", "staging_ptr")}
+    known |= {"state_ptr": known["flags_ptr"], "size": 1 << 20, "part": 1 << 18, "rank": 2, "index": 2, "peer": 1}
+    known |= {"sender": -1, "receiver": -1, "members_ptr": None, "GROUP_SIZE": 4, "BLOCK": 4096, "SLOT": 16384}
+    known |= {"heap_bases": ctx.get_heap_bases(), "watchdog_ptr": ctx.get_watchdog()} | own
+    arguments = {argument: value for argument, value in known.items() if argument in kernel.arg_names}
+    return compile_kernel(kernel, arguments | {"num_warps": 16 if TARGETS[target].is_nvidia else 8}, target)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_blocks_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str) -> None:
+    kernel = compiled(name, target)
+    widths = {width for file in ("exchange.py", "send_recv.py") for width in kernel.stores_by_file().get(file, {})}
+    assert 16 in widths
+    assert widths <= {8, 16}  # 8: the count of blocks
+    is_nvidia = TARGETS[target].is_nvidia
+    loads = re.findall(r"\bld\.global\.cg\.(\S+)" if is_nvidia else r"_load_(\S+) .*\bnt\b", kernel.code)
+    assert set(loads) == (set() if name == "send" else {"v4.b32" if is_nvidia else "dwordx4"})
+    assert kernel.scratch_bytes == 0
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "barrier"])
+def test_edges_are_over_the_system(target: str, name: str) -> None:
+    kernel = compiled(name, target)
+    if TARGETS[target].is_nvidia:
+        assert kernel.count(r"\batom\.global\.sys\.release\.exch")
+        assert kernel.count(NVIDIA_ACQUIRE.format("sys"))
+        assert not kernel.count(r"\b(?:gpu|cta)\.(?:release|acquire)|(?:release|acquire)\.(?:gpu|cta)\b")
+    else:
+        assert kernel.count(r"buffer_wbl2 sc0 sc1\n")
+        assert kernel.count(r"buffer_inv sc0 sc1\n")
