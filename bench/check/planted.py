@@ -149,7 +149,7 @@ def begin_after_peers(peers, WORLD_SIZE: tl.constexpr):
 @triton.jit
 def finish_unawaited(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     """`finish_call` that does not wait for the peers' data."""
-    if handshake._is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
+    if handshake._is_last(peers, num_programs, "sys", WORLD_SIZE):
         done_ptr = peers.state_ptr + WORLD_SIZE
         for distance in tl.static_range(1, WORLD_SIZE):
             peer = (peers.rank + distance) % WORLD_SIZE
@@ -160,16 +160,18 @@ def finish_unawaited(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 @triton.jit
 def finish_uncleared(peers, epoch, num_programs, flags_ptr, num_flags, WORLD_SIZE: tl.constexpr):
     """`finish_and_clear` that leaves the flags as they are."""
-    if handshake._is_last(peers, epoch, num_programs, "sys", WORLD_SIZE):
+    if handshake._is_last(peers, num_programs, "sys", WORLD_SIZE):
         handshake._end_with_peers(peers, epoch, WORLD_SIZE)
 
 
 @triton.jit
-def relaxed_arrival(peers, epoch, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.constexpr):
+def relaxed_arrival(peers, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.constexpr):
     """`_is_last` without its edges."""
     tl.debug_barrier()
     arrived = tl.atomic_add(peers.state_ptr + 2 * WORLD_SIZE + 1, 1, sem="relaxed", scope="sys") + 1
-    return arrived == epoch * num_programs
+    if arrived == num_programs:
+        tl.store(peers.state_ptr + 2 * WORLD_SIZE + 1, 0)
+    return arrived == num_programs
 
 
 @triton.jit

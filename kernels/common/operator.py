@@ -304,6 +304,8 @@ class Operator(Generic[P]):
 
     @property
     def _output(self) -> torch.Tensor:
+        if not self.keeps_outputs:
+            raise AttributeError(f"{self} has no output of its own: each call returns new memory")
         return self.outputs()[0]
 
     @property
