@@ -2,70 +2,65 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from iris_bench.measure import job as measure
 from iris_bench.measure.shapes import Shape
 from iris_core import RankPool
-from iris_kernels.gemm_all_scatter.library import LibraryLayout
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant, register
+from iris_kernels.common.library import library_variant
+from iris_kernels.gemm_all_scatter import library
+from overlap_taxonomy import Variant, register
 
 
-class _Broken(LibraryLayout):
-    """Right, but for what its subclass does to the output."""
-
-    calls = 0
-
-    def _launch(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        kept = self._matrix.clone()
-        output = super()._launch(a, b)
-        self.spoil(output, kept)
-        return output
-
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        raise NotImplementedError
+def stale(call: Any, calls: int, output: torch.Tensor, kept: torch.Tensor) -> None:
+    if calls == 2:
+        output.copy_(kept)
 
 
-class _Stale(_Broken):
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        if self.calls == 2:
-            output.copy_(kept.view(len(output), -1)[:, : output.shape[1]])
+def one_element(call: Any, calls: int, output: torch.Tensor, kept: torch.Tensor) -> None:
+    if call.rank == 1:
+        output[2, 1] += 1
 
 
-class _OneElement(_Broken):
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        if self.rank == 1:
-            output[2, 1] += 1
+def raises(call: Any, calls: int, output: torch.Tensor, kept: torch.Tensor) -> None:
+    raise RuntimeError("no luck")
 
 
-class _Raises(_Broken):
-    def spoil(self, output: torch.Tensor, kept: torch.Tensor) -> None:
-        raise RuntimeError("no luck")
+def refuses(ctx: Any, problem: Any) -> None:
+    raise ValueError("not on this device")
 
 
-class _Refuses(_Broken):
-    def _open(self) -> None:
-        raise ValueError("not on this device")
+def broken_variant(name: str, spoil: Callable[..., None], open: Callable[..., Any]) -> Variant:
+    """Return a variant that is right, but for what `spoil` does to its output."""
+    calls = itertools.count(1)
+
+    def launch(call: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+        kept = library.matrix_of(call)[0].clone()
+        (output,) = library.launch_layout(call, a, b)
+        spoil(call, next(calls), output, kept)
+        return (output,)
+
+    return library_variant(
+        "gemm_all_scatter",
+        name,
+        launch,
+        workspace=library.layout_workspace,
+        outputs=library.matrix_of,
+        open=open,
+        summary="broken",
+    )
 
 
 def measure_broken_variants(rank: int, world_size: int) -> list[measure.Outcome]:
-    broken = {"stale": _Stale, "one_element": _OneElement, "raises": _Raises, "refuses": _Refuses}
-    for name, build in broken.items():
-        register(
-            Variant(
-                "gemm_all_scatter",
-                name,
-                Arrangement.LIBRARY,
-                Agent.LIBRARY,
-                Sync.STREAM_ORDER,
-                "broken",
-                build,
-                build.unsupported_reason,
-            )
-        )
+    broken = {"stale": stale, "one_element": one_element, "raises": raises, "refuses": raises}
+    for name, spoil in broken.items():
+        open_group = refuses if name == "refuses" else lambda ctx, problem: ctx.process_group()
+        register(broken_variant(name, spoil, open_group))
     measure.open_rank(rank, world_size, 1 << 20, "cpu")
     job = measure.Job(
         family="gemm_all_scatter",
