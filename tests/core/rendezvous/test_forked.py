@@ -24,6 +24,7 @@ from iris_kernels.gemm_all_scatter import gemm_all_scatter
 # What a child may know as well as its parent does.
 KNOWN_TO_ALL = {
     *("get_rank", "get_num_ranks", "get_device", "get_device_id", "get_cu_count", "get_arch", "is_interpreted"),
+    *("debug", "info", "warning", "error", "is_symmetric"),
     "close",  # does nothing
 }
 
@@ -53,6 +54,7 @@ def uses_of(ctx: Context, tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
         "randint": (0, 9, 4),
         "free": (tensor,),
         "peer_view": (tensor,),
+        "as_symmetric": (torch.ones(4),),
         "broadcast": (1, 0),
         "agree": ("this", 1),
     }
