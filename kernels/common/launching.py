@@ -33,7 +33,7 @@ import torch
 from triton import knobs
 
 from iris_core.backends.base import Backend, PreparedStream, Stream
-from iris_core.collectives.loaded_kernel import LoadedKernel
+from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
 from .config import GemmConfig
 from .graphs import Graphs, Sequence
@@ -147,8 +147,7 @@ class Calls:
         key = (self._alignment, self._num_launches)
         self._num_launches += 1
         if key not in self._kernels:
-            compiled = kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
-            self._kernels[key] = LoadedKernel(compiled.result() if hasattr(compiled, "result") else compiled)
+            self._kernels[key] = LoadedKernel(compiled_kernel(kernel, num_programs, arguments, options))
         stream = self._backend.current_stream if self.stream is None else self.stream.handle
         in_order = [arguments[name] for name in kernel.arg_names]
         self.recording.steps.append(self._kernels[key].launching(num_programs, stream, in_order))
