@@ -23,7 +23,7 @@ from ..records.csv_rows import append_records
 from ..records.looks import check_path
 from . import rank
 from .plot import plot_ccl, speedups
-from .record import CclRecord
+from .record import CclRecord, Outcome
 
 _SIZES_KIB = {"cpu": "4,16", "cuda": "4,64,1024,16384,262144"}
 _ROUNDS = {"cpu": 1, "cuda": 20}
@@ -118,7 +118,7 @@ def _describe(kind: str, size: int) -> str:
     return f"{kind} of {size / 1024:g} KiB"
 
 
-def _time(outcome: rank.Outcome) -> str:
+def _time(outcome: Outcome) -> str:
     return outcome.status if outcome.time_us is None else f"{outcome.time_us:,.1f} us"
 
 

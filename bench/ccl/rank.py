@@ -13,6 +13,7 @@ from iris_core import Context
 
 from ..measure import timing
 from ..measure.job import context
+from .record import Outcome
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 _WHOLE_OUTPUT = ("all_gather", "gather")
@@ -31,21 +32,6 @@ class Plan:
     rounds: int
     burst: int
     seed: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one measurement; the names are those of `CclRecord`."""
-
-    kind: str
-    library: str
-    mode: str
-    bytes: int
-    time_us: float | None
-    latency_us: float | None
-    host_us: float | None
-    status: str
-    rounds: int
 
 
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class CclRecord:
-    """One collective, of one size, by one library.
+class Outcome:
+    """What came of measuring one collective, of one size, by one library.
 
     Args:
         kind: the collective.
@@ -19,7 +19,6 @@ class CclRecord:
         host_us: that the host takes for a call.
         status: "ok", "wrong" if the output was not what the collective is defined to give, or "unsupported".
         rounds: samples of it; fewer than asked for, where they take long.
-        timestamp: when it was measured, UTC.
     """
 
     kind: str
@@ -31,6 +30,16 @@ class CclRecord:
     host_us: float | None
     status: str
     rounds: int
+
+
+@dataclass(frozen=True)
+class CclRecord(Outcome):
+    """An outcome, and what it was measured on, and with.
+
+    Args:
+        timestamp: when it was measured, UTC.
+    """
+
     world_size: int
     device: str
     device_name: str

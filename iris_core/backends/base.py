@@ -124,6 +124,10 @@ class Backend(ABC):
     def synchronize(self) -> None:
         """Wait for all work queued on the device."""
 
+    def is_capturing(self) -> bool:
+        """Return whether somebody captures the current stream in a graph."""
+        return False
+
     @abstractmethod
     def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> Stream:
         """Return a new queue, of high priority where there are priorities.

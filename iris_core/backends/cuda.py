@@ -114,10 +114,6 @@ class CudaBackend(VmmBackend):
         copy.WidthInBytes, copy.Height = width_bytes, height
         return _queuing(cu.cuMemcpy2DAsync, copy, cu.CUstream(stream))
 
-    def is_capturing(self) -> bool:
-        """Return whether somebody captures the current stream in a graph."""
-        return torch.cuda.is_current_stream_capturing()
-
     def capture(self, steps: Iterable[Step], stream: int | None = None) -> CudaGraph:
         """Make a graph of what steps queue; nothing runs.
 

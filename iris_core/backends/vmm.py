@@ -86,6 +86,9 @@ class VmmBackend(Backend):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> PreparedStream:
         return GpuStream(self)
 

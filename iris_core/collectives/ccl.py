@@ -31,8 +31,9 @@ class CCL:
     one order on the device: who uses several streams orders them.
 
     Tensors are contiguous, on the context's device; they may be on the heap and need not be. `src` and `dst` are ranks
-    of the context, as torch's are global ranks. Sums are fp32 for floats of at most 32 bits, in the order of the
-    group's ranks, the same bits on every rank and in every run.
+    of the context, as torch's are global ranks. Floats of at most 32 bits are summed in fp32, in the order of the
+    group's ranks; only all-reduce's "ring" sums around the ring and rounds at each rank. Every rank has the same bits,
+    in every run.
 
     The first collective of all ranks, `prepare` and `new_group` make flags and slots on the heap, which never grow.
 
@@ -331,9 +332,9 @@ class CCL:
 
     def _compare(self, call: Call, group: Group, config: Config) -> None:
         """Raise on every rank of the group, if what one gives makes no sense or is not what the others give."""
-        device = self._ctx.get_device()
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._ctx.backend.is_capturing():
             return
+        device = self._ctx.get_device()
         mistake = None
         try:
             call.key()

@@ -110,7 +110,7 @@ def make_group(ctx: Context, ranks: Sequence[int] | None) -> Group:
     Raises:
         ValueError: there are no such ranks, or one comes twice, or they differ between ranks; on every rank.
     """
-    if ctx.get_device().type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if ctx.backend.is_capturing():
         raise RuntimeError("a CUDA graph is being captured; make the group, or call ctx.ccl.prepare(), before")
     world_size = ctx.get_num_ranks()
     given = list(range(world_size)) if ranks is None else list(ranks)

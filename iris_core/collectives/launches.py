@@ -19,7 +19,7 @@ from .all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from .config import AUTO, Config
 from .exchange import ccl_barrier, ccl_exchange
 from .group import Channel, Group
-from .loaded_kernel import LoadedKernel
+from .loaded_kernel import LoadedKernel, compiled_kernel
 from .operands import SHAPES, Call
 from .send_recv import ccl_recv, ccl_send
 
@@ -101,7 +101,7 @@ class Launches:
         chosen = getattr(config, f"{call.name}_variant", "direct")
         if call.name == "all_reduce":
             if group.size == 1:
-                return "one_shot"  # there is nobody to pass anything to
+                return "one_shot"  # the only one for a rank alone
             if chosen == AUTO:
                 return "one_shot" if call.input.nbytes * (group.size - 2) <= ONE_SHOT_BYTES else "two_shot"
         elif call.name in ("all_gather", "broadcast"):
@@ -164,8 +164,7 @@ class Launches:
         backend: Any = self._ctx.backend
         if backend.name != "cuda":
             return functools.partial(kernel.run, grid=(programs,), warmup=False, num_warps=num_warps, **arguments)
-        compiled = kernel.run(grid=(programs,), warmup=True, num_warps=num_warps, **arguments)
-        compiled = compiled.result() if hasattr(compiled, "result") else compiled
+        compiled = compiled_kernel(kernel, programs, arguments, {"num_warps": num_warps})
         if compiled not in self._kernels:
             self._kernels[compiled] = LoadedKernel(compiled)
         in_order = [arguments[name] for name in kernel.arg_names]

@@ -26,6 +26,19 @@ _FORMAT = "iiiKKppOOOOOO"  # of what the launcher of 3.6 takes before the kernel
 _ANY_GRID_AND_STREAM = (0, 0, 0, 0)
 
 
+def compiled_kernel(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Return Triton's compiled kernel for such a launch; nothing is launched.
+
+    Args:
+        kernel: the jit function.
+        num_programs: of the grid.
+        arguments: the kernel's, by name.
+        options: of the launch, such as ``num_warps``.
+    """
+    compiled = kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
+    return compiled.result() if hasattr(compiled, "result") else compiled  # a promise, while others compile it
+
+
 class LoadedKernel:
     """A compiled kernel whose launches can be prepared.
 

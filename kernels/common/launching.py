@@ -34,7 +34,7 @@ from triton import knobs
 from triton.runtime.jit import KernelParam
 
 from iris_core.backends.base import Backend, PreparedStream, Stream
-from iris_core.collectives.loaded_kernel import LoadedKernel
+from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
 from .config import GemmConfig
 from .graphs import Graphs, Sequence
@@ -146,8 +146,7 @@ class Calls:
         in_order = [arguments[name] for name in kernel.arg_names]
         key = (kernel, *options.values(), *map(_specialised, in_order, kernel.params))
         if key not in self._kernels:
-            compiled = kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
-            self._kernels[key] = LoadedKernel(compiled.result() if hasattr(compiled, "result") else compiled)
+            self._kernels[key] = LoadedKernel(compiled_kernel(kernel, num_programs, arguments, options))
         stream = self._backend.current_stream if self.stream is None else self.stream.handle
         self.recording.steps.append(self._kernels[key].launching(num_programs, stream, in_order))
 

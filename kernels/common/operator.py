@@ -154,7 +154,7 @@ class Operator(Generic[P]):
 
     def _queue(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
         self._check_open()
-        self._was_captured |= self._is_capturing()
+        self._was_captured |= self.ctx.backend.is_capturing()
         if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
             with self.ctx.collective_section(f"call {self}"):
@@ -279,7 +279,7 @@ class Operator(Generic[P]):
         """
         asked = self._implementation.workspace(call)
         if not self._workspace.fits(asked):
-            if self._is_capturing():
+            if self.ctx.backend.is_capturing():
                 raise RuntimeError(
                     f"{self}: {call.problem.m} rows need memory that there is not yet, and a stream is being captured; "
                     "make a call of so many rows before the capture"
@@ -291,9 +291,6 @@ class Operator(Generic[P]):
             self._channel.clear()
             self._calls.clear()
         call.bind(self._channel, self._workspace.views(asked), self._workspace.half_size)
-
-    def _is_capturing(self) -> bool:
-        return self.ctx.get_device().type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     # What it says of itself ------------------------------------------------------------------------------------------
 

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from iris_bench import cli
 from iris_bench.ccl import cli as command
 from iris_bench.ccl import rank as ccl
-from iris_bench.ccl.record import CclRecord
+from iris_bench.ccl.record import CclRecord, Outcome
 from iris_bench.command.ranks import Ranks
 from iris_bench.records.record import read_as
 
 PLAN = ccl.Plan(sizes=(100, 3000), kinds=ccl.KINDS, rounds=1, burst=1, seed=3)
 
 
-def measured(rank: int, world_size: int, broken: str) -> list[ccl.Outcome]:
+def measured(rank: int, world_size: int, broken: str) -> list[Outcome]:
     """Measure; a collective that is broken leaves the last element on the last rank."""
     ctx = context()
 
@@ -81,7 +81,7 @@ class Interrupted(Ranks):
         self.plans.append(plan)
         if len(self.plans) == 2:
             raise KeyboardInterrupt
-        return [ccl.Outcome(*plan.kinds, "iris", "eager", *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds)]
+        return [Outcome(*plan.kinds, "iris", "eager", *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds)]
 
     def close(self, *, kill: bool = False) -> None:
         assert kill

@@ -312,6 +312,18 @@ def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return a, torch.empty(k, n, dtype=case.dtype)
 
 
+def check_system_edges(kernel: Compiled, target: str) -> None:
+    """Check that a kernel releases and acquires, and over the system alone."""
+    if TARGETS[target].is_nvidia:
+        assert kernel.count(r"\batom\.global\.sys\.release\.exch")
+        assert kernel.count(NVIDIA_ACQUIRE.format("sys"))
+        assert not kernel.count(r"\b(?:gpu|cta)\.(?:release|acquire)|(?:release|acquire)\.(?:gpu|cta)\b")
+    else:
+        assert kernel.count(r"buffer_wbl2 sc0 sc1\n")
+        assert kernel.count(r"buffer_inv sc0 sc1\n")
+        assert not kernel.count(r"buffer_(?:wbl2|inv) sc[01]\n")
+
+
 def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: str, *, config: Any = None) -> Compiled:
     """Compile a kernel for these arguments, options such as ``num_warps`` among them."""
     target = TARGETS[target_name]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import NVIDIA_ACQUIRE, TARGETS, Case, Compiled, StubContext, compile_kernel
+from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, compile_kernel
 
 from iris_core.collectives.all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from iris_core.collectives.exchange import ccl_barrier, ccl_exchange
@@ -51,11 +51,4 @@ def test_blocks_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str)
 
 @pytest.mark.parametrize("name", [*KERNELS, "barrier"])
 def test_edges_are_over_the_system(target: str, name: str) -> None:
-    kernel = compiled(name, target)
-    if TARGETS[target].is_nvidia:
-        assert kernel.count(r"\batom\.global\.sys\.release\.exch")
-        assert kernel.count(NVIDIA_ACQUIRE.format("sys"))
-        assert not kernel.count(r"\b(?:gpu|cta)\.(?:release|acquire)|(?:release|acquire)\.(?:gpu|cta)\b")
-    else:
-        assert kernel.count(r"buffer_wbl2 sc0 sc1\n")
-        assert kernel.count(r"buffer_inv sc0 sc1\n")
+    check_system_edges(compiled(name, target), target)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import NVIDIA_ACQUIRE, TARGETS, Case, Compiled, StubContext, compile_kernel
+from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, compile_kernel
 from test_values import line_kernel
 from tile_collectives import COLLECTIVES, collective_kernel
 
@@ -60,15 +60,7 @@ def test_tiles_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str) 
 
 @pytest.mark.parametrize("name", [*COLLECTIVES, *VALUES])
 def test_edges_are_over_the_system(target: str, name: str) -> None:
-    kernel = compiled(name, target)
-    if TARGETS[target].is_nvidia:
-        assert kernel.count(r"\batom\.global\.sys\.release\.exch")
-        assert kernel.count(NVIDIA_ACQUIRE.format("sys"))
-        assert not kernel.count(r"\b(?:gpu|cta)\.(?:release|acquire)|(?:release|acquire)\.(?:gpu|cta)\b")
-    else:
-        assert kernel.count(r"buffer_wbl2 sc0 sc1\n")
-        assert kernel.count(r"buffer_inv sc0 sc1\n")
-        assert not kernel.count(r"buffer_(?:wbl2|inv) sc[01]\n")
+    check_system_edges(compiled(name, target), target)
 
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in FLAGGED])
