@@ -207,7 +207,7 @@ class Operator(Generic[P]):
         if found is None:
             raise ValueError(
                 f"{self}: A is {tuple(a.shape)} on rank {self.rank}; the operator was made for "
-                f"{problem.a_shape(self.rank)}; of fewer rows, give m, the rows of all ranks"
+                f"{problem.a_shape(self.rank)} of M={problem.m}; with fewer rows, give m, those of all ranks"
             )
         if not 1 <= found <= problem.m:
             raise ValueError(

@@ -112,15 +112,16 @@ def call_adapter(rank: int, world_size: int, family: str) -> list[str | None]:
     problem = make_problem(family, *SIZES, world_size, torch.bfloat16)
     faults = []
     with pretended(family, stub):
-        operator = get_variant(family, "kraken").build(ctx, problem)
+        options = {"keep_gathered": True} if family == "all_gather_gemm" else {}
+        operator: Any = get_variant(family, "kraken").build(ctx, problem, **options)
         for call, layout in enumerate(("kn", "nk", "strided")):
             data = make_data(family, problem, rank, call, ctx.get_device(), layout=layout)
-            faults.append(fault(operator(data.a, data.b), data, torch.bfloat16))
+            output, *gathered = operator.call(data.a, data.b)
+            faults.append(fault(output, data, torch.bfloat16))
+            assert all(torch.equal(whole.chunk(world_size)[rank], data.a) for whole in gathered)
+            assert len(gathered) == len(options)
             assert not stub._tma_desc_cache
         assert operator.describe_config() == "kraken 90a24c24786b"
-        if family == "all_gather_gemm":
-            gathered = operator.gathered.chunk(world_size)[rank]
-            assert torch.equal(gathered, data.a)
     return faults
 
 
@@ -145,7 +146,8 @@ def rehearse(rank: int, world_size: int) -> list[list[Any]]:
         return note
 
     with pretended(family):
-        operator = get_variant(family, "kraken").build(ctx, problem)
+        options = {"keep_gathered": True} if family == "all_gather_gemm" else {}
+        operator: Any = get_variant(family, "kraken").build(ctx, problem, **options)
         with mock.patch.multiple(torch, empty=noted(torch.empty), zeros=noted(torch.zeros)):
             operator(data.a, data.b)
     return requests

@@ -27,7 +27,7 @@ def named(name: str) -> Mutant:
         "no fence_", "no mbarrier.wait(", "no mbarrier.arrive(", "release -> relaxed", "acquire -> relaxed",
         "acq_rel -> relaxed", "sys -> gpu", "no cache_modifier='.cg'", "no volatile=True", "ld.acquire. -> ld.relaxed.",
         "+ 1 -> ", "^ 1 -> ", "always the first", "fence.proxy.async; -> nothing", "fence.acq_rel.sys; -> nothing",
-        "griddepcontrol.wait; -> nothing", "stream.wait_value(",
+        "griddepcontrol.wait; -> nothing", "copies.wait_value(",
     ],
 )  # fmt: skip
 def test_there_are_mutants_of_every_kind(change: str) -> None:
@@ -60,11 +60,12 @@ def test_explanations_are_of_mutants_that_there_are() -> None:
             [("gemm_all_reduce", "warp_specialized"), ("gemm_reduce_scatter", "warp_specialized")],
         ),
         (
-            "kernels/gemm_all_scatter/one_shot.py::send_tile: no signal_chunk_to_all(peers, WORLD_SIZE)",
+            "kernels/gemm_all_scatter/one_shot.py::send_tile: "
+            "no signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), WORLD_SIZE)",
             [("gemm_all_scatter", "one_shot")],
         ),
         (
-            "kernels/all_gather_gemm/copies.py::_overlap: no stream.current_waits()",
+            "kernels/all_gather_gemm/copies.py::queue: no copies.current_waits()",
             [("all_gather_gemm", name) for name in ("copies", "copy_engine", "warp_specialized_copies")],
         ),
     ],

@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks: Callable[[int], Ranks
         "column-parallel layer of 10 to 14 features: x is (4, 9); it must be (…, 10)",
         "x is (10,)",
         "x is torch.float16 and weight torch.float32",
-        "the operator was made for (3, 10) (M=6",
+        "the operator was made for (3, 10) of M=6",
         "all ranks have 6 tokens; where each place of a sequence has 2, its length must be a multiple of the 2 ranks",
         "row-parallel layer of 14 to 6 features: x is (2, 3, 6); it must be (…, 7)",
         "weight is (6, 10); this rank's must be (7, 10)",

@@ -20,19 +20,33 @@ COUNT = 40
 LEFT_BYTES = 128  # each: CPython's type cache, of a limited size, keeps names of attributes
 
 
-def left_behind(make_and_close: Callable[[], object]) -> tuple[dict[str, int], float]:
-    """Return the types of which there are more objects for each that is made, and how many bytes each leaves."""
+def left_behind(make_and_close: Callable[[], object]) -> tuple[dict[str, str], float]:
+    """Return the types of which there are more objects for each that is made, and how many bytes each leaves.
 
-    def objects() -> collections.Counter[str]:
+    Of each such type it says how many more there are, what a late one is, and what refers to that.
+    """
+
+    def objects() -> list[Any]:
         gc.collect()
-        return collections.Counter(type(one).__name__ for one in gc.get_objects())
+        return gc.get_objects()
+
+    def counted(found: list[Any]) -> collections.Counter[str]:
+        return collections.Counter(type(one).__name__ for one in found)
+
+    def describe(name: str, count: int, found: list[Any]) -> str:
+        late = [one for one in found if type(one).__name__ == name][-2]
+        referring = [repr(one)[:200] for one in gc.get_referrers(late) if one is not found]
+        return f"{count} more, such as {late!r}, to which refer {referring}"
 
     for _ in range(3):
         make_and_close()
-    before = objects()
+    before = counted(objects())
     for _ in range(COUNT):
         make_and_close()
-    more = {name: count for name, count in (objects() - before).items() if count >= COUNT}
+    after = objects()
+    grown = {name: count for name, count in (counted(after) - before).items() if count >= COUNT}
+    more = {name: describe(name, count, after) for name, count in grown.items()}
+    del after
     tracemalloc.start()
     try:
         used, _ = tracemalloc.get_traced_memory()
@@ -45,7 +59,7 @@ def left_behind(make_and_close: Callable[[], object]) -> tuple[dict[str, int], f
     return more, left / COUNT
 
 
-def make_operators(rank: int, world_size: int, family: str, variant: str) -> tuple[dict[str, int], float]:
+def make_operators(rank: int, world_size: int, family: str, variant: str) -> tuple[dict[str, str], float]:
     ctx, problem = context(), make_problem(family, 16, 16, 16, world_size, torch.float32)
     return left_behind(lambda: get_variant(family, variant).build(ctx, problem).close())
 
@@ -67,7 +81,7 @@ def test_a_closed_operator_leaves_nothing(ranks: Callable[[int], Ranks], family:
         assert left < LEFT_BYTES
 
 
-def make_buffers(rank: int, world_size: int) -> tuple[dict[str, int], float]:
+def make_buffers(rank: int, world_size: int) -> tuple[dict[str, str], float]:
     ctx = context()
 
     def make_and_free() -> None:
@@ -88,7 +102,7 @@ def test_a_freed_buffer_leaves_nothing(ranks: Callable[[int], Ranks]) -> None:
         assert left < LEFT_BYTES
 
 
-def make_contexts(rank: int, world_size: int) -> tuple[dict[str, int], float]:
+def make_contexts(rank: int, world_size: int) -> tuple[dict[str, str], float]:
     close_context()
     return left_behind(lambda: iris(1 << 20).close())
 

@@ -18,6 +18,7 @@ from ranks import Ranks, close_context, context, raised
 
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.handshake import COUNTS_OF_A_CALL
 from iris_kernels.common.operator import Operator
 from overlap_taxonomy import Variant, get_variant
 
@@ -195,7 +196,9 @@ def test_a_lowered_flag_is_written_whole_by_the_next_signal(ranks: Callable[[int
 def test_a_lowered_count_of_parts_is_reported_with_what_was_expected_and_seen(ranks: Callable[[int], Ranks]) -> None:
     (kind, message), (other, _) = ranks(2).call(corrupt_a_flag, "all_gather_gemm", "workgroup_specialized")
     assert (kind, other) == ("TimeoutError", "TimeoutError")
-    for part in ("all_gather_gemm/workgroup_specialized of 18x34x16: rank 1 to be done", "expected at least 3, saw 2"):
+    due = 3 * COUNTS_OF_A_CALL.value
+    counted = f"expected at least {due}, saw {due - 1}"
+    for part in ("all_gather_gemm/workgroup_specialized of 18x34x16: rank 1 to be done", counted):
         assert part in message
 
 
