@@ -185,6 +185,7 @@ class StubContext(TensorFactories):
         self.backend = mock.Mock(
             device=torch.device("cpu"),
             open_window=self._open_window,
+            is_capturing=lambda: False,
             streams_need_a_unit=not TARGETS[case.target].is_nvidia,
             storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
         )

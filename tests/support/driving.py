@@ -149,7 +149,6 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     ctx = StubContext(case)
     ctx.backend.name = "cuda"
     ctx.backend.current_stream = lambda: streams[-1]
-    ctx.backend.is_capturing = lambda: False
     ctx.backend.capture = lambda steps, stream: StubGraph(steps, log, streams)
     ctx.make_stream = lambda: LoggedStream(log, streams)  # type: ignore[method-assign]
     before = driver._active
