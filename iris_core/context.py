@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -69,6 +71,22 @@ def iris(
     return Context(host, heap_size, device, host.timeout_s(timeout_s), group)
 
 
+_contexts: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def context_named(name: str) -> Context:
+    """Return this process's context of a name, by which torch ops, and so graphs of `torch.compile`, know it.
+
+    Raises:
+        RuntimeError: there is none, or it was closed.
+    """
+    ctx = _contexts.get(name)
+    if ctx is None:
+        raise RuntimeError(f"no context of this process is named {name!r}: it was closed, or another process made it")
+    return ctx
+
+
 class Context(TensorFactories):
     """One rank's handle on the heap, its peers, and what they do together. Make it with `iris_core.iris`.
 
@@ -79,6 +97,7 @@ class Context(TensorFactories):
     be read and written, to leave or close it does nothing, and all else raises RuntimeError.
 
     Attributes:
+        name: which torch ops know it by.
         control_plane: the ranks, outside kernels.
         backend: the kind of memory, and the device.
         heap: the symmetric heap.
@@ -96,6 +115,8 @@ class Context(TensorFactories):
     def __init__(
         self, host: Host, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None
     ) -> None:
+        self.name = f"iris:{next(_numbers)}"
+        _contexts[self.name] = self
         self._host = host
         self._rank_info = host.rank_info(process_group)
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything

@@ -24,7 +24,8 @@ class Variant:
         unsupported_reason: ``unsupported_reason(problem, config)`` returns None, or why this variant cannot do it.
         is_baseline: True for what others made: the library's calls, and other projects' fused operators.
         can_trace: whether its kernels write down what they do, and when.
-        delegates: True where `build` makes another variant's operator: there are no kernels of its own to check.
+        choose: ``choose(ctx, problem, options)`` returns which variant does a problem and with what configuration, as
+            `.variant` and `.config`, the same on all ranks; None where it is this one.
     """
 
     family: str
@@ -37,7 +38,12 @@ class Variant:
     unsupported_reason: Callable[..., str | None] = field(repr=False, compare=False)
     is_baseline: bool = False
     can_trace: bool = False
-    delegates: bool = False
+    choose: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def delegates(self) -> bool:
+        """Whether `build` makes another variant's operator: there are no kernels of its own to check."""
+        return self.choose is not None
 
     @property
     def has_kernels(self) -> bool:

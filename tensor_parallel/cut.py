@@ -1,21 +1,18 @@
-"""What layers sharded over the ranks have in common: sizes, a rank's shards, and the operators its calls need."""
+"""What layers sharded over the ranks have in common: sizes, a rank's shards, and products of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, field
-from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 
 from iris_core import Context
-from iris_kernels.common.functional import keep
-from iris_kernels.common.operator import Operator
 from iris_kernels.common.problem import shard_bounds
-from overlap_taxonomy import get_variant
+from iris_kernels.common.torch_op import Product, multiply
 
-from .products import Steps
+from .products import Step, Steps
 
 
 class Wanted(NamedTuple):
@@ -41,8 +38,6 @@ class Cut(ABC):
         sequence_dim: which dimension of x is cut then; not its last. Where it is not the first, and those before it are
             not 1, x is copied to bring it there.
         variant, backward_variant: the overlap patterns; "auto" chooses the fastest.
-        copy_output: return memory of the caller's. Without it, where there is no bias, it is the operator's own, which
-            the next call of these sizes, by whatever layer, overwrites; in a graph of `torch.compile` it is a copy.
 
     Raises:
         ValueError: a size below one.
@@ -56,8 +51,6 @@ class Cut(ABC):
     sequence_dim: int = 0
     variant: str = "auto"
     backward_variant: str = "auto"
-    copy_output: bool = True
-    _made: dict[Any, Steps] = field(default_factory=dict, init=False, repr=False)
     _weight_shape: torch.Size = field(init=False, repr=False)
     _bias_shape: torch.Size = field(init=False, repr=False)
 
@@ -88,8 +81,8 @@ class Cut(ABC):
         """Whether the bias is cut; else all ranks have the whole."""
 
     @abstractmethod
-    def _steps(self, m: int, dtype: torch.dtype, wanted: Wanted) -> Steps:
-        """Make or find the operators for `m` tokens of all ranks; collective."""
+    def _steps(self, wanted: Wanted) -> Steps:
+        """Return what a call multiplies."""
 
     def shard(self, size: int) -> slice:
         """Return which of so many features are this rank's."""
@@ -172,42 +165,36 @@ class Cut(ABC):
         root = x.sum() + weight.sum() + (0 if bias is None else bias.sum())
         return root.expand(shape)
 
-    def _made_for(self, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Steps, bool]:
-        """Return what to call, and whether there are gradients to compute."""
+    def _wanted(self, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Wanted:
+        """Return which gradients a call is to compute."""
         wanted = NOTHING
         if torch.is_grad_enabled():
             wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
         if self.ctx.debug_mode and not torch.compiler.is_dynamo_compiling():
             asked = [self._name, m, str(x.dtype), wanted._asdict()]
             self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
-        key = m, x.dtype, *wanted  # of constants alone: else a graph is made again where another number is added
-        steps = self._made.get(key)
-        if steps is None or steps.is_closed():
-            make = self._steps
-            if torch.compiler.is_dynamo_compiling():  # ranks make operators together, outside of graphs
-                make = torch.compiler.disable(make)  # for a whole graph: call the layer once before it is compiled
-            steps = self._made[key] = make(m, x.dtype, wanted)
-        return steps, wanted != NOTHING
+        return wanted
 
-    def _operator(
-        self, family: ModuleType, m: int, n: int, k: int, dtype: torch.dtype, **options: Any
-    ) -> Operator[Any]:
-        """Return the context's operator for a product; the first time, make it, which is collective."""
-        variant = options.pop("variant", self.variant)
-        sizes = m, n, k, self.ctx.get_num_ranks(), dtype
+    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int) -> Any:
+        """Make a product for `m` tokens of all ranks; return its outputs, which are the caller's.
 
-        def make() -> Operator[Any]:
-            with self.ctx.collective_section(f"make {family.FAMILY}/{variant}"):
-                if m == 0:
-                    raise ValueError(
-                        f"{self._name}: rank {self.ctx.get_rank()} has no tokens; where ranks have different numbers, "
-                        "say how many all have together, tokens=..."
-                    )
-                build, problem = get_variant(family.FAMILY, variant).build, family.Problem(*sizes)
-            try:
-                return build(self.ctx, problem, None, **options)
-            except ValueError as error:
-                advice = self.advice if self.sequence_parallel else ""
-                raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error
+        Collective where there is no operator for it yet, or it has room for fewer tokens.
 
-        return keep(self.ctx, (family.FAMILY, variant, sizes, *options.items()), make)
+        Raises:
+            ValueError: operands that are not this rank's; names the layer.
+            HeapExhausted: the heap has no room for the operator's buffers.
+        """
+        arguments = m, step.n, step.k, self.ctx.name, step.variant, step.variant, step.keep_gathered
+        if torch.compiler.is_dynamo_compiling():
+            return getattr(torch.ops.iris_overlap, step.family)(a, b, *arguments)
+        if m == 0:
+            with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
+                raise ValueError(
+                    f"{self._name}: rank {self.ctx.get_rank()} has no tokens; where ranks have different numbers, "
+                    "say how many all have together, tokens=..."
+                )
+        try:
+            return multiply(step.family, a, b, Product(*arguments))
+        except ValueError as error:
+            advice = self.advice if self.sequence_parallel else ""
+            raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error

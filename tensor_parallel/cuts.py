@@ -9,7 +9,7 @@ import torch
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 
 from .cut import Cut, Wanted
-from .products import Columns, Rows, Steps, multiply_columns, multiply_rows
+from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,26 +62,24 @@ class ColumnCut(Cut):
             features = self.out_features if self.gather_output else weight.shape[0]
             return self._of_nothing(x, weight, bias, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
         self._check_places(m, x, behind)
-        steps, has_gradients = self._made_for(m, rows, weight, bias)
-        if has_gradients:
+        wanted = self._wanted(m, rows, weight, bias)
+        steps = self._steps(wanted)
+        if any(wanted):
             own = self.shard(self.out_features) if self.gather_output else None
-            output = Columns.apply(rows, weight, bias, steps, own)
+            output = Columns.apply(rows, weight, bias, m, self, steps, own)
         else:
-            output, _ = multiply_columns(rows, weight, bias, steps)
+            output, _ = multiply_columns(self, steps, m, rows, weight, bias)
         return self._back(output, x, behind)
 
-    def _steps(self, m: int, dtype: torch.dtype, wanted: Wanted) -> Steps:
-        forward = backward = None
-        sizes = m, self.out_features, self.in_features, dtype
-        if self.sequence_parallel:
-            forward = self._operator(all_gather_gemm, *sizes, keep_gathered=wanted.weight)
-        elif self.gather_output:
-            forward = self._operator(gemm_all_scatter, *sizes)
-        if wanted.x:
-            back = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
-            sizes = m, self.in_features, self.out_features, dtype
-            backward = self._operator(back, *sizes, variant=self.backward_variant)
-        return Steps(forward, backward, wanted.weight, self.copy_output)
+    def _steps(self, wanted: Wanted) -> Steps:
+        forward = None
+        if self.sequence_parallel or self.gather_output:
+            forth = all_gather_gemm if self.sequence_parallel else gemm_all_scatter
+            keeps = self.sequence_parallel and wanted.weight
+            forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, keeps)
+        back = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
+        backward = Step(back.FAMILY, self.in_features, self.out_features, self.backward_variant)
+        return Steps(forward, backward, wanted.weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +106,19 @@ class RowCut(Cut):
             own = self.shard(x.shape[self.sequence_dim])
             return self._of_nothing(x, weight, bias, self.out_features, own.stop - own.start)
         self._check_places(m, x, behind)
-        steps, has_gradients = self._made_for(m, rows, weight, bias)
-        product = Rows.apply if has_gradients else multiply_rows
-        return self._back(product(rows, weight, bias, steps), x, behind)
+        wanted = self._wanted(m, rows, weight, bias)
+        steps = self._steps(wanted)
+        if any(wanted):
+            output = Rows.apply(rows, weight, bias, m, self, steps)
+        else:
+            output = multiply_rows(self, steps, m, rows, weight, bias)
+        return self._back(output, x, behind)
 
-    def _steps(self, m: int, dtype: torch.dtype, wanted: Wanted) -> Steps:
+    def _steps(self, wanted: Wanted) -> Steps:
         forth = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
-        forward, backward = self._operator(forth, m, self.out_features, self.in_features, dtype), None
-        if self.sequence_parallel and any(wanted):
-            sizes = m, self.in_features, self.out_features, dtype
-            is_kept = wanted.weight or wanted.bias
-            backward = self._operator(all_gather_gemm, *sizes, variant=self.backward_variant, keep_gathered=is_kept)
-        return Steps(forward, backward, wanted.weight, self.copy_output)
+        forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant)
+        backward = None
+        if self.sequence_parallel:
+            keeps = wanted.weight or wanted.bias
+            backward = Step(all_gather_gemm.FAMILY, self.in_features, self.out_features, self.backward_variant, keeps)
+        return Steps(forward, backward, wanted.weight)

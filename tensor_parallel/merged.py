@@ -62,7 +62,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         out_features: of each layer, multiples of the number of ranks.
         bias: whether they have one.
         device, dtype: of the parameters; None for the context's device, and torch's default dtype.
-        options: sequence_parallel, sequence_dim, variant, backward_variant, copy_output, as in `ColumnCut`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, as in `ColumnCut`.
 
     Attributes:
         weight, bias: this rank's shard of each layer's, one above the other: `cut.own_weight` of whole ones so.

@@ -6,70 +6,91 @@
 | GEMM, or GEMM and all-scatter | GEMM and all-reduce |
 | GEMM and reduce-scatter | all-gather and GEMM |
 | GEMM and all-reduce | GEMM |
-
-An operator owns its output and overwrites it at its next call, so whatever outlives a step here is copied.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from iris_kernels.common.operator import Operator
+
+class Step(NamedTuple):
+    """A product of one of the families, for any number of tokens.
+
+    Args:
+        family: its name.
+        n, k: columns of the second operand and rows of it, of the whole product.
+        variant: the overlap pattern.
+        keep_gathered: whether the family's gathered operand is returned, too.
+    """
+
+    family: str
+    n: int
+    k: int
+    variant: str
+    keep_gathered: bool = False
+
+
+class Multiplies(Protocol):
+    """What makes a step; see `Cut.multiply`."""
+
+    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int) -> Any:
+        """Return the step's output, then the gathered operand if it is kept; the caller's memory."""
 
 
 class Steps(NamedTuple):
-    """The operators of one layer's call, for one number of tokens; None where nothing is communicated.
+    """What a layer's call multiplies; None where nothing is communicated.
 
     Args:
         forward: multiplies the layer's input by its weight.
         backward: multiplies the output's gradient by the weight.
         keeps_input: whether the weight's gradient will be asked for.
-        copy_output: whether the output is the caller's, and not the operator's.
     """
 
-    forward: Operator[Any] | None
-    backward: Operator[Any] | None
+    forward: Step | None
+    backward: Step | None
     keeps_input: bool
-    copy_output: bool
-
-    def is_closed(self) -> bool:
-        """Whether an operator's memory was given back."""
-        return any(operator is not None and operator.is_closed for operator in self[:2])
 
 
 def multiply_columns(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, steps: Steps
+    cut: Multiplies, steps: Steps, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x @ weight.t() + bias of this rank's columns, or of all of them, and the x of all ranks.
 
     Args:
+        cut: makes the steps.
+        steps: what to multiply.
+        m: tokens of all ranks.
         x: (tokens, k), of all ranks or of this one; see `Steps.forward`.
         weight: (this rank's columns, k).
         bias: of as many elements as the output has columns, or None.
-        steps: what to call.
     """
     if steps.forward is None:
         return F.linear(x, weight, bias), x
-    output, *gathered = steps.forward.call(x, weight.t())
-    product = _owned(steps.forward, steps.forward.as_matrix(output), bias, copy=steps.copy_output)
-    return product, _owned(steps.forward, gathered[0]) if gathered else x
+    product, *gathered = cut.multiply(steps.forward, x, weight.t(), m)
+    return _plus(product, bias), gathered[0] if gathered else x
 
 
-def multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, steps: Steps) -> torch.Tensor:
+def multiply_rows(
+    cut: Multiplies, steps: Steps, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Return the sum over ranks of x @ weight.t(), plus bias: all of its rows, or this rank's.
 
     Args:
+        cut, steps, m: as in `multiply_columns`.
         x: (tokens of all ranks, this rank's shard of k).
         weight: (n, this rank's shard of k).
         bias: (n,), or None.
-        steps: what to call.
     """
     assert steps.forward is not None
-    return _owned(steps.forward, steps.forward(x, weight.t()), bias, copy=steps.copy_output)
+    return _plus(cut.multiply(steps.forward, x, weight.t(), m)[0], bias)
+
+
+def _plus(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return product if bias is None else product + bias
 
 
 class Columns(torch.autograd.Function):
@@ -77,21 +98,28 @@ class Columns(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, steps: Steps, own: slice | None
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        m: int,
+        cut: Multiplies,
+        steps: Steps,
+        own: slice | None,
     ) -> torch.Tensor:
-        product, whole = multiply_columns(x, weight, bias, steps)
+        product, whole = multiply_columns(cut, steps, m, x, weight, bias)
         ctx.save_for_backward(whole if steps.keeps_input else None, weight)
-        ctx.backward_operator, ctx.own = steps.backward, own
+        ctx.m, ctx.cut, ctx.step, ctx.own = m, cut, steps.backward, own
         return product
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (grad,), (whole, weight), operator = grads, ctx.saved_tensors, ctx.backward_operator
+        (grad,), (whole, weight) = grads, ctx.saved_tensors
         own = grad if ctx.own is None else grad[:, ctx.own]
-        of_x = _owned(operator, operator(own, weight)) if ctx.needs_input_grad[0] else None
+        of_x = ctx.cut.multiply(ctx.step, own, weight, ctx.m)[0] if ctx.needs_input_grad[0] else None
         of_weight = own.t() @ whole if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
+        return of_x, of_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None, None, None
 
 
 class Rows(torch.autograd.Function):
@@ -99,35 +127,27 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, steps: Steps
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        m: int,
+        cut: Multiplies,
+        steps: Steps,
     ) -> torch.Tensor:
         ctx.save_for_backward(x if steps.keeps_input else None, weight)
-        ctx.backward_operator = steps.backward
-        return multiply_rows(x, weight, bias, steps)
+        ctx.m, ctx.cut, ctx.step = m, cut, steps.backward
+        return multiply_rows(cut, steps, m, x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (whole,), (x, weight), operator = grads, ctx.saved_tensors, ctx.backward_operator
+        (whole,), (x, weight) = grads, ctx.saved_tensors
         of_x = None
-        if operator is not None:  # the ranks have a part of the rows each
-            of_x, *gathered = operator.call(whole, weight)
-            of_x, whole = _owned(operator, of_x), gathered[0] if gathered else whole
+        if ctx.step is not None:  # the ranks have a part of the rows each
+            of_x, *gathered = ctx.cut.multiply(ctx.step, whole, weight, ctx.m)
+            whole = gathered[0] if gathered else whole
         elif ctx.needs_input_grad[0]:
             of_x = whole @ weight
         of_weight = whole.t() @ x if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, whole.sum(0) if ctx.needs_input_grad[2] else None, None
-
-
-def _owned(
-    operator: Operator[Any], output: torch.Tensor, bias: torch.Tensor | None = None, *, copy: bool = True
-) -> torch.Tensor:
-    """Return what an operator gave, plus `bias`, in memory that its next call does not overwrite.
-
-    Without `copy` and bias it is the operator's own.
-    """
-    if bias is not None:
-        return output + bias
-    if not copy or torch.compiler.is_dynamo_compiling() or not operator.keeps_outputs:  # there it is a copy, or new
-        return output
-    return output.clone(memory_format=torch.contiguous_format)
+        return of_x, of_weight, whole.sum(0) if ctx.needs_input_grad[2] else None, None, None, None

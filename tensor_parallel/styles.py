@@ -128,7 +128,7 @@ class ColwiseParallel(_Style):
         input_layouts: ``Replicate()``, or ``Shard(dim)`` of a dimension before the last: all-gather and GEMM are fused.
         output_layouts: ``Shard(-1)``; or, of replicated inputs, ``Replicate()``: GEMM and all-scatter are fused.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
-        options: variant, backward_variant, copy_output; see `ColumnCut`.
+        options: variant, backward_variant; see `ColumnCut`.
 
     Raises:
         ValueError: layouts that no fused layer has.
@@ -165,7 +165,7 @@ class RowwiseParallel(_Style):
         output_layouts: ``Replicate()``: GEMM and all-reduce are fused; or ``Shard(dim)`` of a dimension before the
             last: GEMM and reduce-scatter are.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
-        options: variant, backward_variant, copy_output; see `RowCut`.
+        options: variant, backward_variant; see `RowCut`.
 
     Raises:
         ValueError: layouts that no fused layer has.

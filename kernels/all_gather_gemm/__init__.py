@@ -10,7 +10,7 @@ from iris_core import Context
 from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
-from ..common.functional import operator_for
+from ..common.torch_op import call, define_op
 from . import (
     auto,
     bulk_synchronous,
@@ -23,11 +23,14 @@ from . import (
     warp_specialized_copies,
     workgroup_specialized,
 )
+from .gradients import gradients
 from .host import FAMILY
 from .problem import AllGatherGemmProblem
 from .reference import reference
 
 Problem = AllGatherGemmProblem
+
+define_op(FAMILY, Problem, gradients, gathers=True)
 
 for _variant in (
     library.VARIANT,
@@ -81,18 +84,18 @@ def all_gather_gemm(
             cannot do.
         HeapExhausted: the heap has no room for the gathered A.
     """
-    operator: Any = operator_for(
+    outputs = call(
         ctx,
         a,
         b,
         family=FAMILY,
-        variant=variant,
         problem_type=AllGatherGemmProblem,
-        config=config,
         sizes={"m": m, "n": n},
-        keep_gathered=return_gathered,
+        variant=variant,
+        config=config,
+        options={"keep_gathered": return_gathered},
     )
-    return operator.call(a, b) if return_gathered else operator(a, b)
+    return tuple(outputs) if return_gathered else outputs[0]
 
 
 __all__ = ["FAMILY", "Problem", "all_gather_gemm", "reference"]

@@ -2,15 +2,16 @@
 
 What is known, in this order: the user's tuning cache, the times that come with the library, the cost model, corrected
 by what these say of problems like this one (neighbours.py). The library baseline is always among the candidates, and
-another variant is chosen only where it is faster by a margin. Rank 0 decides, once, as the operator is made, and
-broadcasts the choice. Nothing is measured here; ``iris-bench tune`` does that.
+another variant is chosen only where it is faster by a margin. All ranks decide alike, from the tables of rank 0, which
+they have from when the context first needs them; so a call of another number of rows may take another variant, and no
+rank is asked. Nothing is measured here; ``iris-bench tune`` does that.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from iris_core import Context
@@ -27,7 +28,7 @@ from overlap_taxonomy import (
 )
 
 from .config import GemmConfig
-from .measured import Table, device_name, key_of, shipped_table
+from .measured import Table, device_name, from_json, key_of, shipped_table, to_json
 from .neighbours import estimate, is_narrow
 from .operator import Operator
 from .problem import Problem
@@ -46,7 +47,16 @@ SHORT_US = 60.0
 # Interpreted kernels, and ranks that may share a GPU, have no performance to choose by. Every family has this one.
 UNTIMED = "workgroup_specialized"
 
-_known: weakref.WeakKeyDictionary[Context, tuple[Table, Table]] = weakref.WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a context's machine, the same on all ranks: its GPU's name, the user's times, the library's."""
+
+    gpu: str
+    tables: tuple[Table, Table]
+
+
+_known: weakref.WeakKeyDictionary[Context, Known] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -72,16 +82,15 @@ def auto_variant(
         left_out: which variants cannot do what the family's own options ask for.
     """
 
+    def choose(ctx: Context, problem: Problem, options: Mapping[str, Any]) -> Choice:
+        return decide(ctx, family, problem, baseline=baseline, left_out=left_out(options))
+
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
         with ctx.collective_section(f"make {family}/{NAME}"):
             if reason := unsupported_reason(problem, config):
                 raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
-            choice = None
-            if ctx.get_rank() == 0:
-                choice = asdict(decide(ctx, family, problem, baseline=baseline, left_out=left_out(options)))
-        choice = ctx.broadcast(choice, 0)
-        chosen = GemmConfig(**choice["config"]) if choice["config"] else None
-        operator = get_variant(family, choice["variant"]).build(ctx, problem, chosen, **options)
+        choice = choose(ctx, problem, options)
+        operator = get_variant(family, choice.variant).build(ctx, problem, choice.config, **options)
         operator.chosen_by = NAME
         return operator
 
@@ -94,7 +103,7 @@ def auto_variant(
         summary="whichever was measured or is predicted to be fastest for the problem, the library included",
         build=build,
         unsupported_reason=unsupported_reason,
-        delegates=True,
+        choose=choose,
     )
 
 
@@ -104,15 +113,30 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
 
 
 def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, left_out: Collection[str]) -> Choice:
-    """Return what to make on this context's machine."""
+    """Return what to make on this context's machine; the first time collective, see `known_of`."""
     candidates = _candidates(family, problem, baseline, left_out)
     if ctx.is_interpreted() or get_variant(family, baseline).unsupported_reason(problem, None):
         why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
         return Choice(UNTIMED if UNTIMED in candidates else candidates[-1], None, why)
-    gpu = device_name(ctx.get_device())
+    known = known_of(ctx)
+    return choose(family, problem, candidates, gpu=known.gpu, tables=known.tables)
+
+
+def known_of(ctx: Context) -> Known:
+    """Return what is known of a context's machine; the first time rank 0 tells the others what its user measured.
+
+    Raises:
+        ValueError: rank 0's tuning cache cannot be read; on all ranks.
+    """
     if ctx not in _known:
-        _known[ctx] = (read_cache(gpu), shipped_table(gpu))
-    return choose(family, problem, candidates, gpu=gpu, tables=_known[ctx])
+        told = None
+        with ctx.collective_section("read the tuning cache"):
+            if ctx.get_rank() == 0:
+                gpu = device_name(ctx.get_device())
+                told = gpu, to_json({}, read_cache(gpu))
+        gpu, measured = ctx.broadcast(told, 0)
+        _known[ctx] = Known(gpu, (from_json(measured, {}), shipped_table(gpu)))
+    return _known[ctx]
 
 
 def choose(

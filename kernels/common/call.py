@@ -18,6 +18,7 @@ from .gemm import POINTERS
 from .launching import Calls, SideStream
 from .operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
 from .problem import Problem
+from .workspace import Buffer
 
 P = TypeVar("P", bound=Problem)
 Kept = TypeVar("Kept")
@@ -100,14 +101,16 @@ class Call(Generic[P]):
         options: the family's own.
 
     Attributes:
-        channel, memory, half_size: where it is queued, the buffers that the variant asked for, by name, and how many
-            elements a half of one has room for; once it is bound.
+        channel, asked, memory, half_size: where it is queued, what the variant asked for of the workspace, the buffers,
+            by name, and how many elements a half of one has room for; once it is bound.
+        output_room: what the output needs, where each call has new memory for it.
         ran_config: what the last launch ran with, where its operands did not allow for all of `config`.
         copied: of which operands it made copies, "A" or "B".
     """
 
     channel: Channel
-    memory: Mapping[str, torch.Tensor]
+    asked: Mapping[str, Buffer]
+    memory: dict[str, torch.Tensor]
     half_size: Callable[[str], int]
 
     def __init__(
@@ -125,11 +128,23 @@ class Call(Generic[P]):
         self.options = options
         self.ran_config = config
         self.copied: tuple[str, ...] = ()
+        self.output_room: Buffer | None = None
         self._kept: dict[Hashable, Any] = {}
 
-    def bind(self, channel: Channel, memory: Mapping[str, torch.Tensor], half_size: Callable[[str], int]) -> None:
+    def bind(
+        self,
+        channel: Channel,
+        asked: Mapping[str, Buffer],
+        memory: dict[str, torch.Tensor],
+        half_size: Callable[[str], int],
+    ) -> None:
         """Give it what it takes to be launched."""
-        self.channel, self.memory, self.half_size = channel, memory, half_size
+        self.channel, self.asked, self.memory, self.half_size = channel, asked, memory, half_size
+
+    @property
+    def output_address(self) -> int:
+        """Where the output lies, if each call has new memory for it; else 0."""
+        return 0 if self.output_room is None else self.memory["output"].data_ptr()
 
     @property
     def world_size(self) -> int:

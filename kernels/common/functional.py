@@ -1,8 +1,14 @@
-"""Operators on demand: from operands alone, made at the first call with their shapes and kept with the context."""
+"""Operators on demand: made at the first call of a product's sizes, kept with the context, for any number of rows.
+
+An operator is found by all but the number of rows, and makes room for more where a call has more than any before. What
+`auto` chooses depends on the rows, too: so a product may have an operator of several variants.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,44 +20,52 @@ from .config import GemmConfig
 from .operator import Operator
 from .problem import Problem
 
-
-def operator_for(ctx: Context, a: torch.Tensor, b: torch.Tensor, **asked: Any) -> Operator[Any]:
-    """Return the context's operator for these operands; the first time, make it, which is collective.
-
-    A graph of `torch.compile` ends before this, and the next begins with the operator's call.
-
-    Args:
-        ctx, a, b: the context, and this rank's operands.
-        asked: what else `_find_or_make` takes.
-
-    Raises:
-        ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant, or
-            what it cannot do.
-        HeapExhausted: the heap has no room for the operator's buffers.
-    """
-    find = torch.compiler.disable(_find_or_make) if torch.compiler.is_dynamo_compiling() else _find_or_make
-    return find(ctx, a, b, **asked)
+_MOST_FOUND = 4096  # problems of which the operator is kept at hand
 
 
-def _find_or_make(
+@dataclass
+class _Product:
+    """What the ranks' operands of some shapes make together: the problem of the first, and m by a rank's own rows."""
+
+    problem: Problem
+    m_of_rows: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Known:
+    """What calls have found out in a context; all of it can be found out again."""
+
+    products: dict[Any, _Product] = field(default_factory=dict)
+    operators: weakref.WeakValueDictionary[Any, Operator[Any]] = field(default_factory=weakref.WeakValueDictionary)
+
+
+_known: weakref.WeakKeyDictionary[Context, _Known] = weakref.WeakKeyDictionary()
+
+
+def problem_for(
     ctx: Context,
     a: torch.Tensor,
     b: torch.Tensor,
     *,
     family: str,
-    variant: str,
     problem_type: type[Problem],
+    sizes: Mapping[str, int | None],
+    variant: str = "auto",
     config: GemmConfig | None = None,
-    sizes: dict[str, int | None],
     accumulation_dtype: torch.dtype = torch.float32,
-    **options: Any,
-) -> Operator[Any]:
-    """See `operator_for`.
+) -> Problem:
+    """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
     Args:
+        ctx, a, b: the context, and this rank's operands.
+        family, problem_type: the family, and its problems.
         sizes: of the whole problem, those that the family cuts, by name; None where the caller gives none. A rank
-            cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes the operator that it has for
-            its shapes.
+            cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
+        variant, config: what is asked for; checked here, where all ranks hear of it.
+        accumulation_dtype: float32, in which sums are.
+
+    Raises:
+        ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
     """
     if not isinstance(ctx, Context):
         raise ValueError(f"ctx is a {type(ctx).__name__}; it must be an iris_core.Context, as iris_core.iris() returns")
@@ -60,39 +74,103 @@ def _find_or_make(
             raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if not (config is None or isinstance(config, GemmConfig)):
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
-    asked = (config, accumulation_dtype, *sizes.values(), *sorted(options.items()))
-    key = (family, variant, tuple(a.shape), tuple(b.shape), a.dtype, asked)
+    given = [size for name, size in sizes.items() if name != "m"]
+    key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, accumulation_dtype, *given)
+    products = _known.setdefault(ctx, _Known()).products
+    product, rows = products.get(key), a.shape[0] if a.ndim else 0
+    m = None
+    if product is not None:
+        m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        ctx.agree("the calls, and whether the ranks make an operator for them", [family, variant, key in ctx.operators])
-
-    def make() -> Operator[Any]:
-        with ctx.collective_section(f"make {family}/{variant}"):
-            build = get_variant(family, variant).build
+        ctx.agree("the calls, and whether the ranks compare their operands", [family, variant, m is None])
+    if product is None or m is None:
+        with ctx.collective_section(f"call {family}"):
+            get_variant(family, variant)
             _check_matrices(a, b)
             if accumulation_dtype != torch.float32:
                 raise ValueError(
                     f"accumulation_dtype is {accumulation_dtype}; partial sums are accumulated in {torch.float32} alone"
                 )
-        return build(ctx, _problem(ctx, a, b, problem_type, sizes), config, **options)
+        problem = _problem(ctx, a, b, problem_type, sizes)
+        product = products.setdefault(key, _Product(problem))
+        m = product.m_of_rows[rows] = problem.m
+    return product.problem.with_rows(m)
 
-    return keep(ctx, key, make)
 
+def operator_of(
+    ctx: Context, family: str, problem: Problem, variant: str = "auto", config: GemmConfig | None = None, **options: Any
+) -> Operator[Any]:
+    """Return the context's operator for a problem; collective where it must be made, or make room for more rows.
 
-def keep(ctx: Context, key: Hashable, make: Callable[[], Operator[Any]]) -> Operator[Any]:
-    """Return the operator that a context keeps under a key; make it where there is none, which is collective.
+    It returns new memory in each call where peers do not write its output.
+
+    Args:
+        ctx, family, problem: what is to be done; the same on all ranks.
+        variant: the overlap pattern, which may choose another.
+        config: tunables of a variant that is named; None for the plan's.
+        options: the family's own.
 
     Raises:
-        HeapExhausted: the heap has no room for it; says how many others there are.
+        ValueError: an unknown variant, or what it cannot do.
+        RuntimeError: it must be made or grow, and a stream is being captured.
+        HeapExhausted: the heap has no room; says how many operators there are.
     """
-    if key not in ctx.operators:
+    operators = _known.setdefault(ctx, _Known()).operators
+    asked = (family, problem, variant, config, *options.items())
+    operator = operators.get(asked)
+    if operator is None or operator.is_closed:
+        operator = _find_or_make(ctx, family, problem, variant, config, options)
+        if len(operators) == _MOST_FOUND:
+            operators.clear()
+        operators[asked] = operator
+    return operator
+
+
+def _find_or_make(
+    ctx: Context, family: str, problem: Problem, variant: str, config: GemmConfig | None, options: Mapping[str, Any]
+) -> Operator[Any]:
+    with ctx.collective_section(f"find {family}/{variant}"):
+        found = get_variant(family, variant)
+        if found.choose and (reason := found.unsupported_reason(problem, config)):
+            raise ValueError(f"{family}/{variant} cannot do this: {reason}")
+    more: dict[str, Any] = {}
+    if choose := found.choose:
+        chosen = choose(ctx, problem, options).variant
+        found = get_variant(family, chosen)
+
+        def config_of(other: Problem) -> GemmConfig | None:
+            choice = choose(ctx, other, options)
+            return choice.config if choice.variant == chosen else None
+
+        more["config_of"] = config_of
+    key = (family, variant, found.name, problem.with_rows(1), config, *options.items())
+    operator = ctx.operators.get(key)
+    try:
+        if operator is None or operator.is_closed:
+            operator = found.build(ctx, problem, config, new_outputs=True, **more, **options)
+            operator.chosen_by = variant if found.name != variant else ""
+            ctx.operators[key] = operator
+        elif operator.problem.m < problem.m:
+            _make_room(operator, problem.m)
+    except HeapExhausted as error:
+        raise HeapExhausted(
+            f"{error}; {len(ctx.operators)} operators are kept for calls of other sizes: "
+            "ctx.release_operators() gives their memory back"
+        ) from error
+    return operator
+
+
+def _make_room(operator: Operator[Any], m: int) -> None:
+    """Make an operator one of `m` rows, or of twice as many as before, if there is room for these."""
+    twice = 2 * operator.problem.m
+    if m < twice:
         try:
-            ctx.operators[key] = make()
-        except HeapExhausted as error:
-            raise HeapExhausted(
-                f"{error}; {len(ctx.operators)} operators are kept for calls with other shapes: "
-                "ctx.release_operators() gives their memory back"
-            ) from error
-    return ctx.operators[key]
+            operator.reserve(twice)
+        except HeapExhausted:
+            pass
+        else:
+            return
+    operator.reserve(m)
 
 
 def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -104,10 +182,10 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _problem(
-    ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem], sizes: dict[str, int | None]
+    ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem], sizes: Mapping[str, int | None]
 ) -> Problem:
     ctx.agree("A's dtype", str(a.dtype))
-    ctx.agree("the sizes of the whole that the ranks give", sizes)
+    ctx.agree("the sizes of the whole that the ranks give", dict(sizes))
     with ctx.recovery.raising_root_cause():
         shapes = ctx.control_plane.all_gather([list(a.shape), list(b.shape)], "compare shapes")
     a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]

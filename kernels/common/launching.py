@@ -47,11 +47,10 @@ _ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
 
 @dataclass
 class PreparedCall:
-    """What a call queues: copies of A to `copies`, then `sequence`; what it returns, and what it runs with."""
+    """What a call queues: copies of A to `copies`, then `sequence`; and what it runs with."""
 
     sequence: Sequence
     copies: list[torch.Tensor] = field(default_factory=list)
-    outputs: tuple[torch.Tensor, ...] = ()
     config: GemmConfig | None = None
     copied: tuple[str, ...] = ()
 
@@ -81,19 +80,19 @@ class Calls:
         """Whether calls are prepared rather than launched through Triton."""
         return self._can_prepare and not _has_hooks()
 
-    def find(self, a: torch.Tensor, b: torch.Tensor, rows: int) -> PreparedCall | None:
-        """Return the call of so many rows prepared for operands that lie where these lie."""
-        return self._calls.get((rows, *_place(a, b)))
+    def find(self, a: torch.Tensor, b: torch.Tensor, output: int, rows: int) -> PreparedCall | None:
+        """Return the call of so many rows prepared for operands and an output that lie where these lie."""
+        return self._calls.get((rows, output, *_place(a, b)))
 
     @contextlib.contextmanager
-    def preparing(self, a: torch.Tensor, b: torch.Tensor, rows: int) -> Iterator[PreparedCall]:
+    def preparing(self, a: torch.Tensor, b: torch.Tensor, output: int, rows: int) -> Iterator[PreparedCall]:
         """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps."""
         if len(self._calls) == _MOST_CALLS:
             self._forget_calls()
         self._rows = rows
         with self._recorded() as call:
             yield call
-        self._calls[(rows, *_place(a, b))] = call
+        self._calls[(rows, output, *_place(a, b))] = call
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:

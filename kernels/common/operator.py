@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch.autograd.graph import increment_version
 
-from iris_core import Context
+from iris_core import Context, HeapExhausted
 from iris_core.utils.torch_modes import plain_tensors
 
 from .call import Call, Channel, Device
 from .config import GemmConfig
 from .handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
-from .launching import PreparedCall
 from .problem import Problem, plan_rows
-from .torch_op import Overwritten, call_in_graph, name_of
 from .workspace import Buffer, Workspace
 
 P = TypeVar("P", bound=Problem)
 
 _STATE = "state"
+_OUTPUT = "output"
 _MOST_CALLS = 256  # numbers of rows whose plans an operator keeps
 
 
@@ -41,6 +41,9 @@ class Operator(Generic[P]):
         implementation: the variant's.
         problem: sizes, dtype and number of ranks; its m is the most that calls may have.
         config: tunables; None for the plan of each call's problem on this device.
+        config_of: returns the configuration of a problem of another m where it is known to be the best; None for the
+            plan. The same on all ranks.
+        new_outputs: return new memory from torch's allocator in each call, where peers do not write the output.
         options: the family's own.
 
     Attributes:
@@ -48,12 +51,11 @@ class Operator(Generic[P]):
         ran_config: what the last call ran with, where its operands did not allow for all of it.
         chosen_by: the variant that was asked for, where that one chose this.
         keeps_outputs: whether calls return the same memory each time.
+        keeps_gathered: whether they return the gathered A, too.
         is_closed: whether its buffers were given back; a call then raises RuntimeError.
-        output: that memory, as the last call left it. It cannot be read in a graph of `torch.compile`.
+        output: that memory, as the last call left it.
         gathered: likewise A (m, k), where the family gathers it; its rows may lie further apart than they are long.
         state: the words of handshake.py, on the heap.
-        name: what names the operator in graphs of `torch.compile`.
-        output_shapes: those of what a call of the whole problem gives; none without `keeps_outputs`.
 
     Raises:
         ValueError: the ranks ask for different things, or for what the variant cannot do.
@@ -62,8 +64,6 @@ class Operator(Generic[P]):
 
     chosen_by = ""
     is_closed = False
-    output = Overwritten()
-    gathered = Overwritten()
 
     def __init__(
         self,
@@ -71,15 +71,19 @@ class Operator(Generic[P]):
         implementation: Implementation,
         problem: P,
         config: GemmConfig | None = None,
+        *,
+        config_of: Callable[[P], GemmConfig | None] = lambda problem: None,
+        new_outputs: bool = False,
         **options: Any,
     ) -> None:
         self.ctx = ctx
         self.problem = problem
         self.rank = ctx.get_rank()
         self.family, self.variant = implementation.family, implementation.variant
-        self.keeps_outputs = implementation.outputs is not None
         self._implementation = implementation
-        self._given = config
+        self._given, self._config_of = config, config_of
+        self._new_outputs = new_outputs
+        self.keeps_gathered = bool(options.get("keep_gathered"))
         self._options = {**(implementation.options or {}), **options}
         self._device = Device.of(ctx)
         self._plans: dict[int, GemmConfig | None] = {}
@@ -92,23 +96,21 @@ class Operator(Generic[P]):
                 )
             if unknown := self._options.keys() - (implementation.options or {}).keys():
                 raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
-            self.config = self._plan(problem.m)
+            self._size(problem)
             self._check_config(self.config)
         asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.collective_allocation(f"make {self}"), plain_tensors():
             self._workspace = Workspace(ctx, lambda: self._sized)
-            self._last = self._unbound(problem.m)
-            self._open()
-            self.name = name_of(self)
-            self.output_shapes = [list(one.shape) for one in self.outputs()] if self.keeps_outputs else []
+            self._channel = self._open()
+            self._allocate(keep=False)
         self.ran_config = self.config
         ctx.barrier()
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> torch.Tensor:
-        """Queue one call on the current stream; under `torch.compile` as a step of the graph, which returns a copy.
+        """Queue one call on the current stream; a graph of `torch.compile` ends before it.
 
         Args:
             a, b: this rank's operands, of the shapes the problem gives, but that A may have fewer rows, its dtype, and
@@ -126,31 +128,52 @@ class Operator(Generic[P]):
             RuntimeError: the operator was closed.
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
-        # Another tensor each time, over the same memory: what autograd writes on one it does not find on the next.
-        if torch.compiler.is_dynamo_compiling():
-            return call_in_graph(self, a, b, m)[0]
-        return self._call(a, b, m)[0].detach()
+        return self.call(a, b, m=m)[0]
 
     def call(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> tuple[torch.Tensor, ...]:
         """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept."""
         if torch.compiler.is_dynamo_compiling():
-            return call_in_graph(self, a, b, m)
-        return tuple(one.detach() for one in self._call(a, b, m))
+            return torch.compiler.disable(self.call)(a, b, m=m)
+        outputs = self._queue(a, b, m)
+        if not self.keeps_outputs:
+            return outputs
+        # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
+        increment_version(outputs)
+        # Another tensor each time, over the same memory: what autograd writes on one it does not find on the next.
+        return tuple(one.detach() for one in outputs)
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return what the last call gave, and the next call overwrites; see `call`."""
-        assert self._implementation.outputs is not None
-        return self._implementation.outputs(self._last)
+        if not self.keeps_outputs:
+            raise AttributeError(f"{self} has no outputs of its own: each call returns new memory")
+        return self._outputs_of(self._last)
 
-    def has_whole(self, a: torch.Tensor, m: int | None) -> bool:
-        """Return whether a call with this A is of as many rows as the operator was made for."""
-        return m in (None, self.problem.m) and a.shape[0] == self.problem.a_shape(self.rank)[0]
+    def reserve(self, m: int) -> None:
+        """Make the operator one of more rows, `m`; collective. Outputs of earlier calls must not be used after this.
 
-    def _call(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
-        outputs = self._queue(a, b, m)
-        # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
-        increment_version(outputs)
-        return outputs
+        Raises:
+            ValueError: the variant cannot do so many.
+            RuntimeError: a stream is being captured.
+            HeapExhausted: the heap has no room; the operator is as before.
+        """
+        self._check_open()
+        before = self.problem
+        with self.ctx.collective_section(f"make room for {m} rows in {self}"):
+            if self.ctx.backend.is_capturing():
+                raise RuntimeError(
+                    f"{self}: {m} rows need memory that there is not yet, and a stream is being captured; make a call "
+                    "of so many rows before the capture"
+                )
+            self._size(before.with_rows(m))
+            self._check_config(self.config)
+        self.ctx.agree("the rows that the ranks make room for", m)
+        try:
+            with self.ctx.collective_allocation(f"make room for {m} rows in {self}"), plain_tensors():
+                self._allocate(keep=self._was_captured)
+        except HeapExhausted:
+            self._size(before)
+            self._call_of(before.m)
+            raise
 
     def _queue(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
         self._check_open()
@@ -164,29 +187,36 @@ class Operator(Generic[P]):
             with self.ctx.collective_section(f"call {self}"):
                 call = self._call_of(m)
                 self._check_operands(call, a, b)
-            return self._launch(call, a, b)
+            with self._new_output(call):
+                return self._launch(call, a, b)
         self._check_kinds(a, b)
-        m = self._rows_of(a, m)
-        prepared = self._channel.calls.find(a, b, m) if self._is_prepared else None
-        call = self._call_of(m)
+        call = self._call_of(self._rows_of(a, m))
+        with self._new_output(call):
+            return self._queue_call(call, a, b)
+
+    def _queue_call(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        calls = self._channel.calls
+        if not self._is_prepared:
+            self._check_operands(call, a, b)
+            return self._launch(call, a, b)
+        prepared = calls.find(a, b, call.output_address, call.problem.m)
         if prepared is None:
             self._check_operands(call, a, b)
-            if not self._is_prepared:
-                return self._launch(call, a, b)
-            prepared = self._prepare(call, a, b)
+            with calls.preparing(a, b, call.output_address, call.problem.m) as prepared:
+                self._launch(call, a, b)
+            prepared.config, prepared.copied = self.ran_config, call.copied
         self.ran_config, call.copied = prepared.config, prepared.copied
-        self._channel.calls.queue(prepared, a)
-        return prepared.outputs
+        calls.queue(prepared, a)
+        return self._outputs_of(call)
+
+    def _outputs_of(self, call: Call[P]) -> tuple[torch.Tensor, ...]:
+        assert self._implementation.outputs is not None
+        outputs = self._implementation.outputs
+        return call.kept("outputs", lambda: outputs(call)) if self.keeps_outputs else outputs(call)
 
     @property
     def _is_prepared(self) -> bool:
         return self._implementation.is_ours and self._channel.calls.are_prepared
-
-    def _prepare(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> PreparedCall:
-        with self._channel.calls.preparing(a, b, call.problem.m) as prepared:
-            prepared.outputs = self._launch(call, a, b)
-        prepared.config, prepared.copied = self.ran_config, call.copied
-        return prepared
 
     def _launch(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         call.ran_config, call.copied = call.config, ()
@@ -222,8 +252,8 @@ class Operator(Generic[P]):
         """Return the configuration for so many rows."""
         implementation, rows = self._implementation, plan_rows(m, self.problem.m)
         if rows not in self._plans:
-            planned = self._given or implementation.plan(self.problem.with_rows(rows), self._device)
-            self._plans[rows] = planned
+            problem = self.problem.with_rows(rows)
+            self._plans[rows] = self._given or self._config_of(problem) or implementation.plan(problem, self._device)
         config = self._plans[rows]
         return implementation.fit(self.problem.with_rows(m), config) if implementation.fit and config else config
 
@@ -236,21 +266,60 @@ class Operator(Generic[P]):
                 f"{self._device.num_sms} at once: num_sms={self._device.num_sms}"
             )
 
-    def _open(self) -> None:
-        """Make the memory of calls up to the whole problem, and bind the call of that."""
-        implementation, most = self._implementation, self.problem.m
-        state = None
+    def _size(self, problem: P) -> None:
+        """Be an operator for a problem, without memory for it yet."""
+        self.problem = problem
+        self._plans.clear()
+        self.config = self._plan(problem.m)
+
+    def _open(self) -> Channel:
+        """Make what calls share beside memory."""
+        implementation, state = self._implementation, None
         if implementation.is_ours:
             asked = {_STATE: _state(self.problem.world_size, implementation.counts_chunks)}
             self._workspace.grow(asked, keep=False)
             state = self._workspace.views(asked)[_STATE]
+        self.state = state
+        return Channel(self.ctx, str(self), state, can_describe=implementation.can_describe)
+
+    def _allocate(self, *, keep: bool) -> None:
+        """Make the memory of calls up to the whole problem, and bind the call of that.
+
+        With `keep`, what that outgrows stays, as captured graphs use it.
+        """
+        implementation, most = self._implementation, self.problem.m
+        self._last = self._unbound(most)
+        self._forget_calls()
         # Fewer rows have other plans, which may ask for more of something.
         for m in sorted({1 << bit for bit in range(most.bit_length())} | {most}, reverse=True):
-            self._workspace.grow(implementation.workspace(self._unbound(m)), keep=False)
-        opened = implementation.open(self.ctx, self.problem) if implementation.open else None
-        self._channel = Channel(self.ctx, str(self), state, opened, implementation.can_describe)
-        self.state = state
+            self._workspace.grow(self._asked(self._unbound(m)), keep=keep)
+        if implementation.open:
+            self._channel.opened = implementation.open(self.ctx, self.problem)
+        self.keeps_outputs = implementation.outputs is not None and self._last.output_room is None
         self._call_of(most)
+
+    def _forget_calls(self) -> None:
+        self._channel.clear()
+        self._calls.clear()
+
+    def _asked(self, call: Call[P]) -> dict[str, Buffer]:
+        """Return what a call needs of the workspace; where its output is new memory, the call is told of what kind."""
+        asked = self._implementation.workspace(call)
+        if self._new_outputs and _OUTPUT in asked and not asked[_OUTPUT].is_symmetric:
+            call.output_room = asked.pop(_OUTPUT)
+        return asked
+
+    @contextlib.contextmanager
+    def _new_output(self, call: Call[P]) -> Iterator[None]:
+        """Within the block, a call whose output is not the operator's has memory for it."""
+        if call.output_room is None:
+            yield
+            return
+        call.memory[_OUTPUT] = call.output_room.new(self.ctx.get_device())
+        try:
+            yield
+        finally:
+            del call.memory[_OUTPUT]
 
     def _call_of(self, m: int) -> Call[P]:
         """Return the call of so many rows, with memory; the one that reports of waits describe."""
@@ -263,7 +332,7 @@ class Operator(Generic[P]):
             self._calls[m] = call
         if call is not self._last:
             self._last = call
-            self._workspace.describe_as(self._implementation.workspace(call))
+            self._workspace.describe_as(call.asked)
         return call
 
     def _unbound(self, m: int) -> Call[P]:
@@ -277,7 +346,7 @@ class Operator(Generic[P]):
             RuntimeError: a stream is being captured.
             HeapExhausted: the heap has no room.
         """
-        asked = self._implementation.workspace(call)
+        asked = self._asked(call)
         if not self._workspace.fits(asked):
             if self.ctx.backend.is_capturing():
                 raise RuntimeError(
@@ -288,9 +357,8 @@ class Operator(Generic[P]):
             section = self.ctx.collective_allocation(f"make room for {self}")
             with section if is_collective else contextlib.nullcontext(), plain_tensors():
                 self._workspace.grow(asked, keep=self._was_captured)
-            self._channel.clear()
-            self._calls.clear()
-        call.bind(self._channel, self._workspace.views(asked), self._workspace.half_size)
+            self._forget_calls()
+        call.bind(self._channel, asked, self._workspace.views(asked), self._workspace.half_size)
 
     # What it says of itself ------------------------------------------------------------------------------------------
 
@@ -300,13 +368,13 @@ class Operator(Generic[P]):
         return self._last
 
     @property
-    def _output(self) -> torch.Tensor:
-        if not self.keeps_outputs:
-            raise AttributeError(f"{self} has no output of its own: each call returns new memory")
+    def output(self) -> torch.Tensor:
+        """C, as the last call left it."""
         return self.outputs()[0]
 
     @property
-    def _gathered(self) -> torch.Tensor:
+    def gathered(self) -> torch.Tensor:
+        """A, likewise, where the family gathers it."""
         if self._implementation.gathered is None:
             raise AttributeError(f"{self} gathers nothing")
         return self._implementation.gathered(self._last)
@@ -324,7 +392,7 @@ class Operator(Generic[P]):
         if self._is_prepared:
             call = self._call_of(self._rows_of(a, None))
             self._check_operands(call, a, b)
-            with self._channel.calls.compiling():
+            with self._new_output(call), self._channel.calls.compiling():
                 self._launch(call, a, b)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
@@ -344,8 +412,7 @@ class Operator(Generic[P]):
         """Give the buffers back; collective. The output must not be used after this."""
         if self._implementation.is_ours:
             self.ctx.barrier()
-        self._channel.clear()
-        self._calls.clear()
+        self._forget_calls()
         self._workspace.close()
         self.is_closed = True
 
@@ -426,7 +493,7 @@ class Operator(Generic[P]):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
             return name != "A" or not own.numel() or not lies_within(operand, own)
-        return "output" in call.memory and overlap(operand, call.memory["output"])
+        return _OUTPUT in call.memory and overlap(operand, call.memory[_OUTPUT])
 
 
 def _state(world_size: int, counts_chunks: bool) -> Buffer:

@@ -33,7 +33,7 @@ class Problem(ABC):
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "world_size"):
             value = getattr(self, name)
-            if not is_whole(value):
+            if not (is_whole(value) or isinstance(value, torch.SymInt)):
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
@@ -101,8 +101,9 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
 
     All shards have ``ceil(size / world_size)`` elements, but for the last ones, which may have fewer or none.
     """
+    least = min if isinstance(size, int) else torch.sym_min  # of any size in a graph of `torch.compile`
     chunk = -(-size // world_size)
-    return min(rank * chunk, size), min((rank + 1) * chunk, size)
+    return least(rank * chunk, size), least((rank + 1) * chunk, size)
 
 
 def plan_rows(m: int, most: int) -> int:

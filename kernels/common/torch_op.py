@@ -1,129 +1,212 @@
-"""Operators under `torch.compile`: a call is one node of the compiled graph, a functional custom op.
+"""The families as functional torch ops: ``torch.ops.iris_overlap.<family>``, of tensors, numbers and a context's name.
 
-Dynamo does not trace into a call. The node names its operator by a tensor whose address says which one it is: a number
-would be a guard, and layers of one class would be compiled once for each operator. The op returns new memory, to which
-the outputs are copied; the operator's own memory is overwritten where the compiler does not see it, so its attributes
-cannot be read in a graph. With ``mode="reduce-overhead"`` calls become part of CUDA graphs; the tensor that names the
-operator is marked static, or it would be copied, and a copy names no operator.
+An op finds or makes its operator when it runs, as a call of the family's function does, so a graph knows no operator,
+and is the same for all layers of its sizes and for any number of rows. It returns memory of the caller's. All sizes are
+those of the whole product; where ranks share a dimension, `torch.chunk` cuts it.
 
 All ranks must queue their calls in the same order. The graph that AOTAutograd makes has the calls in program order, and
 backends that run it node by node keep that. Inductor's scheduler reorders nodes that do not depend on each other by
 sizes, which differ between ranks; it keeps collectives in the order of the graph (`decide_global_ordering_of_comms`).
 So calls are lowered as what inductor takes for a collective: ordered among themselves and with functional collectives
-(``torch.ops._c10d_functional``). No argument is mutated: AOTAutograd saves a mutated argument for the backward pass,
-where the next call would have changed its version.
+(``torch.ops._c10d_functional``).
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import weakref
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from iris_core import Context
+from iris_core.context import context_named
 
-_NAME_BYTES = 16  # inductor copies the inputs of CUDA graphs that do not start on a multiple of 16
-_NAMES_OF_A_BLOCK = 4096
+from .config import GemmConfig
+from .functional import operator_of, problem_for
+from .operator import Operator
+from .problem import Problem
 
-
-class Operator(Protocol):
-    """What a graph needs of an operator; see `operator.Operator`."""
-
-    ctx: Context
-    name: torch.Tensor
-    keeps_outputs: bool
-    is_closed: bool
-
-    @property
-    def output_shapes(self) -> Any:
-        """Of what a call returns."""
-
-    def gradient_reason(self, a: torch.Tensor, b: torch.Tensor) -> str | None:
-        """Return why operands cannot be used where gradients are kept, or None."""
-
-    def call(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> tuple[torch.Tensor, ...]:
-        """Make a call; return its outputs."""
-
-    def has_whole(self, a: torch.Tensor, m: int | None) -> bool:
-        """Return whether a call with this A is of as many rows as the operator was made for."""
-
-    def _call(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]: ...
-
-
-_operators: weakref.WeakValueDictionary[int, Operator] = weakref.WeakValueDictionary()  # by address of the name
-
-
-def name_of(operator: Operator) -> torch.Tensor:
-    """Return a tensor by which graphs name an operator for as long as the operator lives.
-
-    No address is given twice: a recorded graph may still hold it.
-    """
-    name = _marked_static(next(_names_on(operator.ctx.get_device())))
-    _operators[name.data_ptr()] = operator
-    return name
-
-
-@functools.cache
-def _names_on(device: torch.device) -> Iterator[torch.Tensor]:
-    """Return an endless supply of names on a device, and keep their memory."""
-
-    def names() -> Iterator[torch.Tensor]:
-        kept: list[torch.Tensor] = []
-        while True:
-            kept.append(torch.zeros(_NAMES_OF_A_BLOCK, _NAME_BYTES, dtype=torch.uint8, device=device))
-            yield from (kept[-1][place] for place in range(_NAMES_OF_A_BLOCK))
-
-    return names()
-
-
-def _marked_static(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, marked as one whose address does not change.
-
-    As `torch._dynamo.mark_static_address` marks it, without the second that it takes to import the compiler.
-    """
-    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
-    return tensor
-
-
-def _call(
-    a: torch.Tensor, b: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
-) -> list[torch.Tensor]:
-    operator = _operators.get(name.data_ptr())
-    if operator is None:
-        raise RuntimeError("a graph calls an operator that is not of this process, or that no longer exists")
-    with torch.no_grad():
-        outputs = operator._call(a, b, None)
-        return [output.clone(memory_format=torch.contiguous_format) for output in outputs]
-
-
-def _fake_call(
-    a: torch.Tensor, b: torch.Tensor, name: torch.Tensor, shape: list[int], other: list[int]
-) -> list[torch.Tensor]:
-    if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
-        _lower_as_collective()
-    return [a.new_empty(sizes) for sizes in (shape, other) if sizes]
-
-
-# Defined by itself, not by `torch.library.custom_op`, whose way to what it runs takes the host four times as long.
-_LIBRARY = torch.library.Library("iris_overlap", "DEF")
-_LIBRARY.define(
-    "call(Tensor a, Tensor b, Tensor name, SymInt[] shape, SymInt[] other) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+_ARGUMENTS = (
+    "Tensor a, Tensor b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
+    "bool keep_gathered=False"
 )
-_LIBRARY.impl("call", _call, "CompositeExplicitAutograd")
-torch.library.register_fake("iris_overlap::call", _fake_call, lib=_LIBRARY)
+_LIBRARY = torch.library.Library("iris_overlap", "DEF")
+_families: dict[str, tuple[type[Problem], bool]] = {}  # that have an op: their problems, and whether they gather A
+
+
+@dataclass(frozen=True)
+class Product:
+    """A call without its tensors: the sizes of the whole, where it is made, and by which overlap pattern.
+
+    Args:
+        m, n, k: of C (m, n) = A (m, k) @ B (k, n).
+        context: the context's name.
+        variant, backward_variant: of the product, and of those that give its gradients.
+        keep_gathered: whether A as the family gathers it is returned, too.
+    """
+
+    m: int
+    n: int
+    k: int
+    context: str
+    variant: str = "auto"
+    backward_variant: str = "auto"
+    keep_gathered: bool = False
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what an op takes behind the tensors."""
+        return self.m, self.n, self.k, self.context, self.variant, self.backward_variant, self.keep_gathered
+
+    def backward(
+        self, family: str, a: torch.Tensor, b: torch.Tensor, *sizes: int, keep_gathered: bool = False
+    ) -> list[torch.Tensor]:
+        """Return what another family's op gives, as part of a backward pass; `sizes` are its m, n and k."""
+        op = getattr(torch.ops.iris_overlap, family)
+        return op(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
+
+
+# Of a product, its A (as gathered, where it is) and B, the gradient of C, and whether A's and B's gradients are wanted.
+Gradients = Callable[
+    [Product, torch.Tensor, torch.Tensor, torch.Tensor, tuple[bool, bool]],
+    tuple[torch.Tensor | None, torch.Tensor | None],
+]
+
+
+def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *, gathers: bool = False) -> None:
+    """Define a family's op, with a fake implementation for any sizes, and with gradients.
+
+    Args:
+        family: names it.
+        problem_type: the family's problems.
+        gradients: returns A's and B's gradients.
+        gathers: whether B's gradient is made of the gathered A.
+    """
+
+    def call_op(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return multiply(family, a, b, Product(*arguments))
+
+    def fake(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
+            _lower_as_collective(family)
+        product = Product(*arguments)
+        ctx = context_named(product.context)
+        problem = problem_type(product.m, product.n, product.k, ctx.get_num_ranks(), a.dtype)
+        shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
+        return [a.new_empty(shape) for shape in shapes]
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, product: Product) -> tuple[torch.Tensor, ...]:
+            wants_a, wants_b, _ = ctx.needs_input_grad
+            kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
+            with torch._C._AutoDispatchBelowAutograd():
+                outputs = op(a, b, *kept.arguments())
+            whole = outputs[1] if gathers and wants_b else a
+            ctx.save_for_backward(whole if wants_b else None, b if wants_a else None)
+            ctx.product = product
+            if product.keep_gathered:
+                ctx.mark_non_differentiable(outputs[1])
+            return tuple(outputs[: 1 + product.keep_gathered])
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            a, b = ctx.saved_tensors
+            return *gradients(ctx.product, a, b, grads[0], ctx.needs_input_grad[:2]), None
+
+    def differentiable(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            return list(Gradient.apply(a, b, Product(*arguments)))
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, *arguments)
+
+    # Defined by itself, not by `torch.library.custom_op`, whose way to what it runs takes the host four times as long.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    _LIBRARY.define(f"{family}({_ARGUMENTS}) -> Tensor[]", tags=tags)
+    _LIBRARY.impl(family, call_op, "CompositeExplicitAutograd")
+    _LIBRARY.impl(family, differentiable, "Autograd")
+    torch.library.register_fake(f"iris_overlap::{family}", fake, lib=_LIBRARY)
+    op = getattr(torch.ops.iris_overlap, family).default
+    _families[family] = problem_type, gathers
+
+
+def multiply(family: str, a: torch.Tensor, b: torch.Tensor, product: Product) -> list[torch.Tensor]:
+    """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
+
+    Raises:
+        RuntimeError: there is no such context.
+        As `operator_of`, and as a call of an operator.
+    """
+    ctx, (problem_type, gathers) = context_named(product.context), _families[family]
+    problem = problem_type(product.m, product.n, product.k, ctx.get_num_ranks(), a.dtype)
+    options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if gathers else {}
+    operator = operator_of(ctx, family, problem, product.variant, **options)
+    return owned(operator, operator.call(a, b, m=problem.m))
+
+
+def call(
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    family: str,
+    sizes: Mapping[str, int | None],
+    config: GemmConfig | None = None,
+    variant: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    **asked: Any,
+) -> Sequence[torch.Tensor]:
+    """Return the outputs of a call of a family's function: C, then the family's others.
+
+    In a graph of `torch.compile`, and where an operand requires a gradient, it is a call of the op.
+
+    Args:
+        ctx, a, b, family, sizes, config, variant, asked: as `problem_for`'s. In a graph a size that is not given is
+            taken as what all ranks have as much of as this one.
+        options: the family's own, of the op's; None for none.
+    """
+    options = options or {}
+    if torch.compiler.is_dynamo_compiling():
+        if config is not None:
+            return torch.compiler.disable(call)(
+                ctx, a, b, family=family, sizes=sizes, config=config, variant=variant, options=options, **asked
+            )
+        whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
+        for name, size in sizes.items():
+            whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
+        return getattr(torch.ops.iris_overlap, family)(a, b, *whole.values(), ctx.name, variant, variant, **options)
+    problem = problem_for(ctx, a, b, family=family, sizes=sizes, config=config, variant=variant, **asked)
+    if config is None and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        arguments = problem.m, problem.n, problem.k, ctx.name, variant, "auto"
+        return getattr(torch.ops.iris_overlap, family)(a, b, *arguments, **options)
+    return operator_of(ctx, family, problem, variant, config, **options).call(a, b, m=problem.m)
+
+
+def owned(operator: Operator[Any], outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Return what a call gave as matrices that its operator's next call does not overwrite, rows one behind the other.
+
+    C is copied only where peers write it, or its rows lie apart.
+    """
+    output, *others = outputs
+    matrix = operator.as_matrix(output)
+    is_new = not operator.keeps_outputs or matrix.data_ptr() != output.data_ptr()
+    return [matrix.contiguous() if is_new else _copied(matrix), *map(_copied, others)]
+
+
+def _copied(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.clone(memory_format=torch.contiguous_format)
 
 
 @functools.cache
-def _lower_as_collective() -> None:
-    """Have inductor lower calls to the kind of node whose order it keeps."""
+def _lower_as_collective(family: str) -> None:
+    """Have inductor lower a family's calls to the kind of node whose order it keeps."""
     from torch._inductor import ir, lowering
 
-    op = torch.ops.iris_overlap.call.default
+    op = getattr(torch.ops.iris_overlap, family).default
 
     def lower(*args: Any) -> list[Any]:
         outputs: Any = ir._CollectiveKernel.create_out_of_place(op, *args)
@@ -132,43 +215,3 @@ def _lower_as_collective() -> None:
     lowering.add_needs_realized_inputs(op)
     lowering.add_layout_constraint(op, lowering.constrain_to_fx_strides)
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
-
-
-def call_in_graph(
-    operator: Operator, a: torch.Tensor, b: torch.Tensor, m: int | None = None
-) -> tuple[torch.Tensor, ...]:
-    """Add a call to the graph that is being compiled; return copies of the operator's outputs.
-
-    The graph ends before a call whose operands require a gradient, which then raises as it would without the compiler,
-    and before one of an operator that was closed, likewise, or that has no memory of its own for what it returns, or of
-    fewer rows than it was made for. Where it must not end, the compiler raises.
-    """
-    # Of a closed one also where the graph is there already, and would be replayed: it was made for one that is open.
-    is_other = not operator.keeps_outputs or operator.is_closed or not operator.has_whole(a, m)
-    if is_other or operator.gradient_reason(a, b):
-        return torch.compiler.disable(operator.call)(a, b, m=m)
-    shape, *others = operator.output_shapes
-    return tuple(torch.ops.iris_overlap.call(a, b, operator.name, shape, others[0] if others else []))
-
-
-class Overwritten:
-    """An operator's attribute that calls overwrite, kept as ``_name``; to read it in a graph raises RuntimeError.
-
-    The compiler would not know when it changes.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, operator: Operator | None, owner: type) -> Any:
-        if operator is None:
-            return self
-        if torch.compiler.is_dynamo_compiling():
-            raise RuntimeError(
-                f"an operator's {self._name} cannot be read in a graph of torch.compile, which does not know when a "
-                "call overwrites it; take what the call returns, or what operator.call(a, b) does"
-            )
-        return getattr(operator, f"_{self._name}")
-
-    def __set__(self, operator: Operator, memory: torch.Tensor) -> None:
-        setattr(operator, f"_{self._name}", memory)

@@ -39,6 +39,10 @@ class Buffer:
         """Elements of a half, at least one: an empty tensor has no address."""
         return max(1, math.prod(self.shape))
 
+    def new(self, device: torch.device) -> torch.Tensor:
+        """Return memory from torch's allocator, in the buffer's shape."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
 
 def local_flags(count: int, what: str, *, dtype: torch.dtype = torch.int64, name: Callable[[int], str] = str) -> Buffer:
     """Return words that only this rank's kernels use, reported as `what` so-and-so.

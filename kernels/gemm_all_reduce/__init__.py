@@ -8,7 +8,7 @@ from iris_core import Context
 from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
-from ..common.functional import operator_for
+from ..common.torch_op import call, define_op
 from . import (
     auto,
     bulk_synchronous,
@@ -18,11 +18,14 @@ from . import (
     warp_specialized,
     workgroup_specialized,
 )
+from .gradients import gradients
 from .host import FAMILY
 from .problem import GemmAllReduceProblem
 from .reference import reference
 
 Problem = GemmAllReduceProblem
+
+define_op(FAMILY, Problem, gradients)
 
 for _variant in (
     library.VARIANT,
@@ -72,18 +75,17 @@ def gemm_all_reduce(
             cannot do.
         HeapExhausted: the heap has no room for the partial sums.
     """
-    operator = operator_for(
+    return call(
         ctx,
         a,
         b,
         family=FAMILY,
-        variant=variant,
         problem_type=GemmAllReduceProblem,
-        config=config,
         sizes={"k": k},
+        variant=variant,
+        config=config,
         accumulation_dtype=accumulation_dtype,
-    )
-    return operator(a, b)
+    )[0]
 
 
 __all__ = ["FAMILY", "Problem", "gemm_all_reduce", "reference"]

@@ -8,7 +8,7 @@ from iris_core import Context
 from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
-from ..common.functional import operator_for
+from ..common.torch_op import call, define_op
 from . import (
     auto,
     bulk_synchronous,
@@ -20,11 +20,14 @@ from . import (
     warp_specialized,
     workgroup_specialized,
 )
+from .gradients import gradients
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .reference import reference
 
 Problem = GemmAllScatterProblem
+
+define_op(FAMILY, Problem, gradients)
 
 for _variant in (
     *library.VARIANTS,
@@ -73,17 +76,16 @@ def gemm_all_scatter(
             cannot do.
         HeapExhausted: the heap has no room for C.
     """
-    operator = operator_for(
+    return call(
         ctx,
         a,
         b,
         family=FAMILY,
-        variant=variant,
         problem_type=GemmAllScatterProblem,
-        config=config,
         sizes={"n": n},
-    )
-    return operator(a, b)
+        variant=variant,
+        config=config,
+    )[0]
 
 
 __all__ = ["FAMILY", "Problem", "gemm_all_scatter", "reference"]

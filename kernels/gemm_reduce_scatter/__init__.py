@@ -8,7 +8,7 @@ from iris_core import Context
 from overlap_taxonomy import register
 
 from ..common.config import GemmConfig
-from ..common.functional import operator_for
+from ..common.torch_op import call, define_op
 from . import (
     auto,
     bulk_synchronous,
@@ -20,11 +20,14 @@ from . import (
     warp_specialized,
     workgroup_specialized,
 )
+from .gradients import gradients
 from .host import FAMILY
 from .problem import GemmReduceScatterProblem
 from .reference import reference
 
 Problem = GemmReduceScatterProblem
+
+define_op(FAMILY, Problem, gradients)
 
 for _variant in (
     library.VARIANT,
@@ -77,18 +80,17 @@ def gemm_reduce_scatter(
             cannot do.
         HeapExhausted: the heap has no room for the peers' partial sums.
     """
-    operator = operator_for(
+    return call(
         ctx,
         a,
         b,
         family=FAMILY,
-        variant=variant,
         problem_type=GemmReduceScatterProblem,
-        config=config,
         sizes={"k": k},
+        variant=variant,
+        config=config,
         accumulation_dtype=accumulation_dtype,
-    )
-    return operator(a, b)
+    )[0]
 
 
 __all__ = ["FAMILY", "Problem", "gemm_reduce_scatter", "reference"]

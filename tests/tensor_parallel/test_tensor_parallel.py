@@ -123,7 +123,7 @@ def want(rank: int, world_size: int, sequence_parallel: bool, wanted: tuple[bool
         if wanted[2]:
             found.append(ours.bias.grad)
             expected.append(ours.cut.own_bias(theirs.bias.grad))
-    made = [one.family + " kept" * (len(one.outputs()) > 1) for one in context().operators.values()]
+    made = [one.family + " kept" * one.keeps_gathered for one in context().operators.values()]
     return far(found, expected), sorted(made)
 
 

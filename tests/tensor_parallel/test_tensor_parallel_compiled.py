@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from layers import SIZES, cut_pair, draw, far, parameters, released, whole_pair
-from ranks import Ranks, context, raised
+from ranks import Ranks, context
 from torch import nn
 from torch_compiling import compiled, if_it_compiles
 
@@ -157,22 +157,37 @@ def test_steps_are_replayed_where_overhead_is_reduced(ranks: Callable[[int], Ran
     assert ranks(2).call(train, "reduce-overhead", sequence_parallel, sizes) == [([], graphs)] * 2
 
 
+LENGTHS = (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22)  # a rank that has one token is another graph
+
+
 @released
-def make_while_compiling(rank: int, world_size: int) -> Any:
-    """The first call of a size ends the graph where it makes its operators; those after it do not."""
-    layer = cut_pair(whole_pair(), sequence_parallel=True)[0]
-    x = draw(0, 8, SIZES[0]).chunk(world_size)[rank]
+def take_any_length(rank: int, world_size: int, sequence_parallel: bool) -> tuple[list[Any], int, list[str], bool]:
+    """Of a block that was never called before: what is wrong, and how many graphs and operators it takes."""
+    ctx, block = context(), Block(sequence_parallel)
+    step = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     with torch.no_grad():
-        error = raised(compiled(layer), x)
-        first = compiled(layer, whole=False)(x)
-        made = len(context().operators)
-        return error, made, far([first, compiled(layer)(x)], [layer(x)] * 2)
+        found = []
+        for tokens in LENGTHS:
+            x = draw(tokens, tokens, SIZES[0])
+            x = x.chunk(world_size)[rank] if sequence_parallel else x
+            torch._dynamo.mark_dynamic(x, 0)
+            found.append((step(x), x))
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        made = sorted(one.family for one in ctx.operators.values())
+        most = 2 * max(LENGTHS)
+        is_bounded = all(one.problem.m <= most for one in ctx.operators.values())
+        return far([one for one, _ in found], [block(x) for _, x in found]), graphs, made, is_bounded
 
 
 @on_cpu
-def test_operators_may_be_made_while_compiling(ranks: Callable[[int], Ranks]) -> None:
-    for (kind, message), made, wrong in ranks(2).call(make_while_compiling):
-        assert kind == "Unsupported"
-        assert "call the layer once before it is compiled" in message
-        assert made == 1
-        assert wrong == []
+@pytest.mark.parametrize(
+    ("sequence_parallel", "families"),
+    [(True, ["all_gather_gemm", "gemm_reduce_scatter"]), (False, ["gemm_all_reduce"])],
+)
+def test_any_number_of_tokens_is_one_graph_and_one_operator_a_product(
+    ranks: Callable[[int], Ranks], sequence_parallel: bool, families: list[str]
+) -> None:
+    """Ranks make operators, and make room in them, while the graph runs: no call outside of it comes before."""
+    assert ranks(2).call(take_any_length, sequence_parallel) == [([], 1, families, True)] * 2

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("device", ["cpu"])
 
 @released
 def share_operators(rank: int, world_size: int) -> Any:
-    """Three layers of one size in a row, then two that do not copy."""
+    """Three layers of one size in a row."""
     ctx, x = context(), draw(0, 8, SIZES[0])
     whole = [whole_pair(seed, bias=False)[0] for seed in range(3)]
     own = x.chunk(world_size)[rank].clone().requires_grad_()
@@ -33,23 +33,12 @@ def share_operators(rank: int, world_size: int) -> Any:
     outputs = [layer(own) for layer in layers]
     expected = [(x @ one.weight.t()).chunk(world_size, 1)[rank] for one in whole]
     wrong = far(outputs, expected)
-    made = len(ctx.operators)
-    layers = [ColumnParallelLinear.from_linear(ctx, one, sequence_parallel=True, copy_output=False) for one in whole]
-    with torch.no_grad():
-        kept = [layer(own) for layer in layers]
-    same = [one.data_ptr() == kept[0].data_ptr() for one in kept]
-    wrong += far(kept, [expected[2]] * 3)
-    squares = [layer(own).square() for layer in layers[:2]]  # autograd keeps the first's, and the second overwrites it
-    return wrong, made, same, raised(squares[0].sum().backward)
+    sum(output.sum() for output in outputs).backward()
+    return wrong, len(ctx.operators)
 
 
 def test_layers_of_one_size_share_operators_and_not_outputs(ranks: Callable[[int], Ranks]) -> None:
-    for wrong, made, same, (kind, message) in ranks(2).call(share_operators):
-        assert wrong == []
-        assert made == 2  # one forwards, one backwards
-        assert same == [True] * 3
-        assert kind == "RuntimeError"
-        assert "modified by an inplace operation" in message
+    assert ranks(2).call(share_operators) == [([], 2)] * 2  # one forwards, one backwards
 
 
 @released
@@ -276,7 +265,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks: Callable[[int], Ranks
         "column-parallel layer of 10 to 14 features: x is (4, 9); it must be (…, 10)",
         "x is (10,)",
         "x is torch.float16 and weight torch.float32",
-        "the operator was made for (3, 10) of M=6",
+        "it must be (3, 10): the operator was made for N=14, K=10 and up to M=6",
         "all ranks have 6 tokens; where each place of a sequence has 2, its length must be a multiple of the 2 ranks",
         "row-parallel layer of 14 to 6 features: x is (2, 3, 6); it must be (…, 7)",
         "weight is (6, 10); this rank's must be (7, 10)",

@@ -124,14 +124,14 @@ def gather(rank: int, world_size: int) -> Any:
     x = draw(0, 4, SIZES[0])
     expected = whole(x)
     layer: Any = theirs.parallelize_module(
-        whole, mesh, ours.ColwiseParallel(context(), output_layouts=Replicate(), copy_output=False)
+        whole, mesh, ours.ColwiseParallel(context(), output_layouts=Replicate(), variant="bulk_synchronous")
     )
-    return far([layer(x)], [expected]), layer.cut.gather_output, layer.cut.copy_output, str(layer.bias.placements)
+    return far([layer(x)], [expected]), layer.cut.gather_output, layer.cut.variant, str(layer.bias.placements)
 
 
 @pytest.mark.usefixtures("gpu_a_rank")
 def test_a_style_may_gather_the_output(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(gather) == [([], True, False, "(Replicate(),)")] * 2
+    assert ranks(2).call(gather) == [([], True, "bulk_synchronous", "(Replicate(),)")] * 2
 
 
 @released

@@ -1,0 +1,24 @@
+"""The gradients of GEMM + all-scatter: C's is the same on all ranks; A's is summed over their columns."""
+
+from __future__ import annotations
+
+import torch
+
+from iris_core.context import context_named
+
+from ..common.problem import shard_bounds
+from ..common.torch_op import Product
+
+
+def gradients(
+    product: Product, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return A's and B's gradients, those that are wanted; see `torch_op.define_op`."""
+    world_size, rank = context_named(product.context).get_num_ranks(), context_named(product.context).get_rank()
+    own = grad[:, slice(*shard_bounds(product.n, world_size, rank))]
+    of_a = of_b = None
+    if wanted[0]:
+        (of_a,) = product.backward("gemm_all_reduce", own, b.t(), product.m, product.k, product.n)
+    if wanted[1]:
+        of_b = a.t() @ own
+    return of_a, of_b
