@@ -2,13 +2,14 @@
 
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
-them compute gradients. `load_whole` takes a whole model's weights.
+them compute gradients. `load_whole` takes a whole model's weights, `prepare` makes room for calls.
 """
 
 from .layers import ColumnParallelLinear, RowParallelLinear
 from .linear import column_parallel_linear, row_parallel_linear
 from .loading import load_whole
 from .merged import MergedColumnParallelLinear
+from .preparing import prepare
 
 __all__ = [
     "ColumnParallelLinear",
@@ -16,5 +17,6 @@ __all__ = [
     "RowParallelLinear",
     "column_parallel_linear",
     "load_whole",
+    "prepare",
     "row_parallel_linear",
 ]

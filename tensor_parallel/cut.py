@@ -10,7 +10,7 @@ import torch
 
 from iris_core import Context
 from iris_kernels.common.problem import shard_bounds
-from iris_kernels.common.torch_op import Product, multiply
+from iris_kernels.common.torch_op import Product, multiply, operator_for
 
 from .products import Step, Steps
 
@@ -175,6 +175,24 @@ class Cut(ABC):
             self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
         return wanted
 
+    def _product(self, step: Step, m: int) -> Product:
+        return Product(m, step.n, step.k, self.ctx.name, step.variant, step.variant, step.keep_gathered)
+
+    def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING) -> None:
+        """Make what calls of up to `max_tokens` tokens of all ranks need, whatever their number; collective.
+
+        Args:
+            max_tokens: the most.
+            dtype: of x and the weight.
+            wanted: the gradients that calls will be asked for.
+        """
+        steps = self._steps(wanted)
+        # Fewer tokens may take another variant, each with memory of its own.
+        lengths = sorted({1 << bit for bit in range(max_tokens.bit_length())} | {max_tokens}, reverse=True)
+        for step in filter(None, (steps.forward, steps.backward if any(wanted) else None)):
+            for m in lengths:
+                operator_for(step.family, dtype, self._product(step, m))
+
     def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int) -> Any:
         """Make a product for `m` tokens of all ranks; return its outputs, which are the caller's.
 
@@ -184,9 +202,9 @@ class Cut(ABC):
             ValueError: operands that are not this rank's; names the layer.
             HeapExhausted: the heap has no room for the operator's buffers.
         """
-        arguments = m, step.n, step.k, self.ctx.name, step.variant, step.variant, step.keep_gathered
+        product = self._product(step, m)
         if torch.compiler.is_dynamo_compiling():
-            return getattr(torch.ops.iris_overlap, step.family)(a, b, *arguments)
+            return getattr(torch.ops.iris_overlap, step.family)(a, b, *product.arguments())
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(
@@ -194,7 +212,7 @@ class Cut(ABC):
                     "say how many all have together, tokens=..."
                 )
         try:
-            return multiply(step.family, a, b, Product(*arguments))
+            return multiply(step.family, a, b, product)
         except ValueError as error:
             advice = self.advice if self.sequence_parallel else ""
             raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error

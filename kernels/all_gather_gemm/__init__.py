@@ -60,9 +60,10 @@ def all_gather_gemm(
 ) -> Any:
     """Return this rank's columns of A @ B, from a shard of A's rows and a block of B's columns on each rank.
 
-    The first call with a set of shapes makes an operator and keeps it with the context; that is collective, so all
-    ranks must make the same calls. The outputs are the operator's and are overwritten by the next call with the same
-    shapes: read them, in stream order, before.
+    The first call makes an operator and keeps it with the context, and one with more rows of A has it make room; both
+    are collective, so all ranks must make the same calls. C is the caller's; the gathered A is overwritten by the next
+    call of the same n and k: read it, in stream order, before. Where an operand requires a gradient, and in a graph of
+    `torch.compile`, this is ``torch.ops.iris_overlap.all_gather_gemm``, and both are the caller's.
 
     Args:
         ctx: the context.

@@ -28,7 +28,7 @@ from overlap_taxonomy import (
 )
 
 from .config import GemmConfig
-from .measured import Table, device_name, from_json, key_of, shipped_table, to_json
+from .measured import Table, device_name, from_json, key_of, setup_of, shipped_table, to_json
 from .neighbours import estimate, is_narrow
 from .operator import Operator
 from .problem import Problem
@@ -133,9 +133,9 @@ def known_of(ctx: Context) -> Known:
         with ctx.collective_section("read the tuning cache"):
             if ctx.get_rank() == 0:
                 gpu = device_name(ctx.get_device())
-                told = gpu, to_json({}, read_cache(gpu))
+                told = gpu, to_json(setup_of(gpu), read_cache(gpu))
         gpu, measured = ctx.broadcast(told, 0)
-        _known[ctx] = Known(gpu, (from_json(measured, {}), shipped_table(gpu)))
+        _known[ctx] = Known(gpu, (from_json(measured, setup_of(gpu)), shipped_table(gpu)))
     return _known[ctx]
 
 

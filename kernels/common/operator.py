@@ -162,7 +162,7 @@ class Operator(Generic[P]):
             if self.ctx.backend.is_capturing():
                 raise RuntimeError(
                     f"{self}: {m} rows need memory that there is not yet, and a stream is being captured; make a call "
-                    "of so many rows before the capture"
+                    "of so many rows before the capture, or iris_tensor_parallel.prepare the model"
                 )
             self._size(before.with_rows(m))
             self._check_config(self.config)

@@ -101,12 +101,12 @@ def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *,
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, product: Product) -> tuple[torch.Tensor, ...]:
-            wants_a, wants_b, _ = ctx.needs_input_grad
+            _, wants_b, _ = ctx.needs_input_grad
             kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
                 outputs = op(a, b, *kept.arguments())
             whole = outputs[1] if gathers and wants_b else a
-            ctx.save_for_backward(whole if wants_b else None, b if wants_a else None)
+            ctx.save_for_backward(whole if wants_b else None, b)
             ctx.product = product
             if product.keep_gathered:
                 ctx.mark_non_differentiable(outputs[1])
@@ -138,14 +138,23 @@ def multiply(family: str, a: torch.Tensor, b: torch.Tensor, product: Product) ->
     """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
 
     Raises:
+        As `operator_for`, and as a call of an operator.
+    """
+    operator = operator_for(family, a.dtype, product)
+    return owned(operator, operator.call(a, b, m=product.m))
+
+
+def operator_for(family: str, dtype: torch.dtype, product: Product) -> Operator[Any]:
+    """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
+
+    Raises:
         RuntimeError: there is no such context.
-        As `operator_of`, and as a call of an operator.
+        As `operator_of`.
     """
     ctx, (problem_type, gathers) = context_named(product.context), _families[family]
-    problem = problem_type(product.m, product.n, product.k, ctx.get_num_ranks(), a.dtype)
+    problem = problem_type(product.m, product.n, product.k, ctx.get_num_ranks(), dtype)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if gathers else {}
-    operator = operator_of(ctx, family, problem, product.variant, **options)
-    return owned(operator, operator.call(a, b, m=problem.m))
+    return operator_of(ctx, family, problem, product.variant, **options)
 
 
 def call(

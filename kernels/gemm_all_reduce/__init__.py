@@ -52,9 +52,11 @@ def gemm_all_reduce(
     """Return the sum over ranks of A @ B, from a slice of the inner dimension on each rank.
 
     Partial sums are added in fp32 in a fixed order, so the bits are the same every time and on every rank; `library`,
-    which `auto` may take, adds as NCCL does. The first call with a set of shapes makes an operator and keeps it with
-    the context; that is collective, so all ranks must make the same calls. The output is the operator's and is
-    overwritten by the next call with the same shapes: read it, in stream order, before.
+    which `auto` may take, adds as NCCL does. The first call makes an operator and keeps it with the context, and one
+    with more rows of A has it make room; both are collective, so all ranks must make the same calls. Where peers write
+    C (variants that store sums to every rank) it is on the heap, and overwritten by the next call of the same n and k:
+    read it, in stream order, before. Where an operand requires a gradient, and in a graph of `torch.compile`, this is
+    ``torch.ops.iris_overlap.gemm_all_reduce``, and C is the caller's.
 
     Args:
         ctx: the context.

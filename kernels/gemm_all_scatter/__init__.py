@@ -54,9 +54,10 @@ def gemm_all_scatter(
 ) -> torch.Tensor:
     """Return A @ B, whole on every rank, from A on every rank and a block of B's columns on each.
 
-    The first call with a set of shapes makes an operator and keeps it with the context; that is collective, so all
-    ranks must make the same calls. The output is the operator's and is overwritten by the next call with the same
-    shapes: read it, in stream order, before.
+    The first call makes an operator and keeps it with the context, and one with more rows of A has it make room; both
+    are collective, so all ranks must make the same calls. C is on the heap and is overwritten by the next call of the
+    same n and k: read it, in stream order, before. Where an operand requires a gradient, and in a graph of
+    `torch.compile`, this is ``torch.ops.iris_overlap.gemm_all_scatter``, and C is the caller's.
 
     Args:
         ctx: the context.

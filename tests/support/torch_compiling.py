@@ -14,7 +14,11 @@ from checking import FP32_ROUNDOFF, make_data
 from families import make_problem
 from ranks import context
 
+from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.operator import Operator
+from iris_kernels.gemm_all_reduce import gemm_all_reduce
+from iris_kernels.gemm_all_scatter import gemm_all_scatter
+from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter
 from overlap_taxonomy import get_variant
 
 DTYPE = torch.float32
@@ -25,6 +29,21 @@ PATTERN = "workgroup_specialized"  # which every family has
 HAS_COMPILER = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 if_it_compiles = pytest.mark.skipif(not HAS_COMPILER, reason="on the CPU it needs g++ and Python's headers")
 each_backend = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=if_it_compiles)])
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "all_gather_gemm": all_gather_gemm,
+    "gemm_all_reduce": gemm_all_reduce,
+    "gemm_all_scatter": gemm_all_scatter,
+    "gemm_reduce_scatter": gemm_reduce_scatter,
+}
+
+
+def sizes_of(family: str, m: int, n: int, k: int) -> dict[str, int]:
+    """Return the sizes of the whole that the family's function takes: of what the ranks share."""
+    sizes = {"m": m, "n": n, "k": k}
+    shared = {"all_gather_gemm": "mn", "gemm_all_scatter": "n"}.get(family, "k")
+    return {name: sizes[name] for name in shared}
 
 
 def make_operator(family: str, variant: str, world_size: int, **options: Any) -> Operator[Any]:

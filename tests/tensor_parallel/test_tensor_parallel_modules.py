@@ -11,12 +11,14 @@ import pytest
 import torch
 from layers import SIZES, cut_pair, draw, far, gradients, own_gradients, own_rows, parameters, released, whole_pair
 from ranks import Ranks, context, raised
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from iris_tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     column_parallel_linear,
+    prepare,
     row_parallel_linear,
 )
 
@@ -170,6 +172,32 @@ def test_in_debug_mode_ranks_that_want_other_gradients_are_told(ranks: Callable[
         assert "column-parallel layer of 10 to 14 features" in message
         assert "'x': True" in message
         assert "'x': False" in message
+
+
+@released
+def prepare_a_pair(rank: int, world_size: int, sequence_parallel: bool) -> tuple[int, list[Any], list[tuple[str, str]]]:
+    """Train with several numbers of tokens; return by how much the heap grew after `prepare`, and what is refused."""
+    ctx, pair, grown = context(), nn.Sequential(*cut_pair(whole_pair(), sequence_parallel=sequence_parallel)), 0
+    prepare(pair, 24, gradients=True)
+    used, made, wrong = ctx.heap.allocator.used_bytes, len(ctx.operators), []
+    for tokens in (6, 24, 12):
+        x = draw(0, tokens, SIZES[0])
+        own = own_rows(x, rank, world_size) if sequence_parallel else x
+        output = pair(own.clone().requires_grad_())
+        output.sum().backward()
+        expected = nn.Sequential(*whole_pair())(x)
+        wrong += far([output], [own_rows(expected, rank, world_size) if sequence_parallel else expected])
+        grown += ctx.heap.allocator.used_bytes - used + len(ctx.operators) - made
+    return grown, wrong, [raised(prepare, pair, 0), raised(prepare, nn.Linear(2, 2), 8)]
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_nothing_is_made_after_prepare(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
+    for grown, wrong, errors in ranks(2).call(prepare_a_pair, sequence_parallel):
+        assert grown == 0
+        assert wrong == []
+        assert errors[0] == ("ValueError", "max_tokens is 0; it takes a positive number")
+        assert "Linear has no parallel layer" in errors[1][1]
 
 
 @released

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 from checking import fault, make_data
 from families import make_problem
-from ranks import Ranks, context, raised
+from ranks import Ranks, close_context, context, raised
 
+from iris_core import Context
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common import auto, neighbours
 from iris_kernels.common.auto import Choice, choose, fastest
@@ -218,6 +220,15 @@ class GpuContext:
     def get_device(self) -> torch.device:
         return torch.device("cuda")
 
+    def get_rank(self) -> int:
+        return 0
+
+    def collective_section(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def broadcast(self, value: Any, source_rank: int) -> Any:
+        return value
+
 
 def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
     key = key_of(FAMILY, problem())
@@ -265,13 +276,17 @@ def test_it_makes_the_operator_of_another(ranks: Callable[[int], Ranks], family:
 
 
 def disagree(rank: int, world_size: int) -> str:
-    """Each rank would choose another."""
-    own = Choice(["copy_engine", "fused_sequential"][rank], None, "here")
-    with mock.patch.object(auto, "decide", return_value=own):
-        operator = get_variant(FAMILY, "auto").build(
-            context(), make_problem(FAMILY, 8, 8, 8, world_size, torch.float32)
-        )
+    """Each rank has other times in its cache."""
+    asked = make_problem(FAMILY, 8, 8, 8, world_size, torch.float32)
+    times = {"library_layout": 100.0, ["copy_engine", "fused_sequential"][rank]: 10.0}
+    with (
+        mock.patch.object(auto, "device_name", return_value=GPU),
+        mock.patch.object(auto, "read_cache", return_value={key_of(FAMILY, asked): Measured(times)}),
+        mock.patch.object(Context, "is_interpreted", return_value=False),
+    ):
+        operator = get_variant(FAMILY, "auto").build(context(), asked)
     operator.close()
+    close_context()  # which knows these times
     return operator.variant
 
 
@@ -282,7 +297,10 @@ def test_rank_0_decides_for_all(ranks: Callable[[int], Ranks]) -> None:
 
 def fail_to_decide(rank: int, world_size: int) -> tuple[str, str]:
     asked = make_problem(FAMILY, 8, 8, 8, world_size, torch.float32)
-    with mock.patch.object(auto, "decide", side_effect=OSError("no disk")):
+    with (
+        mock.patch.object(auto, "read_cache", side_effect=OSError("no disk")),
+        mock.patch.object(Context, "is_interpreted", return_value=False),
+    ):
         error = raised(get_variant(FAMILY, "auto").build, context(), asked)
     context().barrier()
     return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -75,11 +76,11 @@ def run_out_of_heap(rank: int, world_size: int) -> tuple[int, int, tuple[str, st
     ctx = iris(1 << 20)
     free = ctx.heap.allocator.free_bytes
 
-    def call_with_more_and_more_rows() -> None:
-        for m in range(1, 1000):
-            gemm_all_scatter(ctx, torch.ones(m, 16, dtype=DTYPE), torch.ones(16, 128, dtype=DTYPE))
+    def call_with_longer_and_longer_sums() -> None:
+        for k in range(1, 1000):
+            gemm_all_scatter(ctx, torch.ones(16, k, dtype=DTYPE), torch.ones(k, 128, dtype=DTYPE))
 
-    error = raised(call_with_more_and_more_rows)
+    error = raised(call_with_longer_and_longer_sums)
     made = len(ctx.operators)
     ctx.release_operators()
     left = free - ctx.heap.allocator.free_bytes
@@ -96,6 +97,66 @@ def test_operators_give_their_memory_back(ranks: Callable[[int], Ranks]) -> None
         assert kind == "HeapExhausted"
         assert f"{made} operators are kept" in message
         assert "release_operators" in message
+
+
+N, K, MOST = 40, 24, 300
+
+
+def call_any_rows(rank: int, world_size: int, family: str, seed: int) -> tuple[list[str | None], int, int, int]:
+    """Call with many numbers of rows; return what is wrong, operators, and the heap beside what the largest takes."""
+    close_context()
+    ctx, wrong, used = iris(1 << 24), [], []
+    draws = random.Random(seed)
+    for lengths in ([draws.randint(1, MOST) for _ in range(30)], [MOST]):
+        before = ctx.heap.allocator.used_bytes
+        for number, m in enumerate(lengths):
+            problem = make_problem(family, m, N, K, world_size, DTYPE)
+            data = make_data(family, problem, rank, seed + number, ctx.get_device())
+            sizes = {name: size for name, size in (("m", m), ("n", N), ("k", K)) if name in CALLS[family][1]}
+            wrong.append(fault(CALLS[family][0](ctx, data.a, data.b, **sizes), data, DTYPE))
+        used.append(ctx.heap.allocator.used_bytes - before)
+        made = len(ctx.operators)
+        ctx.release_operators()
+    close_context()
+    ctx.close()
+    return wrong, made, *used
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_number_of_rows_is_one_operator(ranks: Callable[[int], Ranks], family: str) -> None:
+    """It grows by doubling, so its buffers are at most twice those of the largest call alone."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    for wrong, made, used, of_the_largest in ranks(2).call(call_any_rows, family, seed):
+        assert wrong == [None] * 31
+        assert made == 1
+        assert 0 < used <= 2 * of_the_largest
+
+
+def grow_without_room(rank: int, world_size: int) -> tuple[list[int], tuple[str, str], bool]:
+    """Grow where there is room for the call but not for twice as much, then where there is none."""
+    close_context()
+    ctx, most = iris(1 << 20), []
+
+    def call(m: int) -> torch.Tensor:
+        output = gemm_all_scatter(ctx, torch.ones(m, 8, dtype=DTYPE), torch.ones(8, 128, dtype=DTYPE))
+        most.append(next(iter(ctx.operators.values())).problem.m)
+        return output
+
+    for m in (400, 500, 600):
+        call(m)
+    error = raised(call, 4000)
+    is_right = bool((call(550) == 8).all())
+    ctx.close()
+    return most, error, is_right
+
+
+def test_an_operator_that_cannot_grow_stays_as_it_is(ranks: Callable[[int], Ranks]) -> None:
+    for most, (kind, message), is_right in ranks(2).call(grow_without_room):
+        assert most == [400, 800, 800, 800]
+        assert kind == "HeapExhausted"
+        assert "1 operators are kept" in message
+        assert is_right
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""Operators under torch.compile: whole graphs, right outputs, and nothing that is silently otherwise.
+"""The families' functions and ops under torch.compile: whole graphs for any number of rows, and right outputs.
 
 The compiler's own backends are torch's; here they are "aot_eager", which traces and orders what is written as all do,
 and "inductor", which moves and merges steps and decides where their results lie.
@@ -13,42 +13,120 @@ from typing import Any
 import pytest
 import torch
 from checking import fault, make_data
-from families import VARIANTS, make_problem, name
-from ranks import Ranks, context, raised
-from torch_compiling import DTYPE, PATTERN, are_close, compiled, each_backend, make_operator, operands, poison_all
+from families import make_problem
+from ranks import Ranks, close_context, context, raised
+from torch_compiling import (
+    DTYPE,
+    FUNCTIONS,
+    PATTERN,
+    are_close,
+    compiled,
+    each_backend,
+    make_operator,
+    operands,
+    sizes_of,
+)
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.common.operator import Operator
-from overlap_taxonomy import Variant
+from iris_kernels.common.config import GemmConfig
+from overlap_taxonomy import list_families
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
+each_family = pytest.mark.parametrize("family", list_families())
+LENGTHS = (18, 12, 33, 7, 18, 64, 5, 40, 9, 28, 50, 20)
 
 
-def call_in_a_whole_graph(rank: int, world_size: int, family: str, variant: str) -> list[str | None]:
-    operator = make_operator(family, variant, world_size)
-    step = compiled(lambda a, b: operator.as_matrix(operator(a * 2, b)) * 0.5)
+def data_of(family: str, m: int, rank: int, world_size: int, seed: int = 0) -> Any:
+    problem = make_problem(family, m, 34, 16, world_size, DTYPE)
+    return make_data(family, problem, rank, seed, context().get_device())
+
+
+def call_any_length(rank: int, world_size: int, family: str, backend: str) -> tuple[list[str | None], int, int]:
+    """Return what is wrong with each call of a function that was never called before, graphs, and operators."""
+    ctx = context()
+    ctx.release_operators()  # those of other tests
+    step = torch.compile(
+        lambda a, b, m: FUNCTIONS[family](ctx, a * 2, b, **sizes_of(family, m, 34, 16)) * 0.5,
+        backend=backend,
+        fullgraph=True,
+        dynamic=True,
+    )
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     faults = []
-    for seed in range(3):
-        data = operands(operator, seed)
-        faults.append(fault(step(data.a, data.b), data, DTYPE))
-    operator.close()
-    return faults
+    for seed, m in enumerate(LENGTHS):
+        data = data_of(family, m, rank, world_size, seed)
+        faults.append(fault(step(data.a, data.b, m), data, DTYPE))
+    made = len(ctx.operators)
+    ctx.release_operators()
+    return faults, torch._dynamo.utils.counters["stats"]["unique_graphs"], made
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=name)
-def test_a_call_is_part_of_a_whole_graph(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    assert ranks(2).call(call_in_a_whole_graph, variant.family, variant.name) == [[None] * 3] * 2
+@each_backend
+@each_family
+def test_any_number_of_rows_is_one_whole_graph(ranks: Callable[[int], Ranks], family: str, backend: str) -> None:
+    """The first call of a product makes its operator in the graph; a call of more rows makes room there."""
+    assert ranks(2).call(call_any_length, family, backend) == [([None] * len(LENGTHS), 1, 1)] * 2
 
 
-# What one operator's calls in one graph are used for. The first call's output must not be the second's.
+def differentiate(rank: int, world_size: int, family: str) -> list[bool]:
+    """Return whether gradients are those of torch's own product of the whole, eager and compiled."""
+    ctx = context()
+    problem = make_problem(family, 18, 34, 16, world_size, DTYPE)
+    whole = [torch.randn(18, 16, generator=(draws := torch.Generator().manual_seed(1))), None, None]
+    whole[1:] = torch.randn(16, 34, generator=draws), torch.randn(18, 34, generator=draws)
+    leaves = [one.clone().requires_grad_() for one in whole[:2]]
+    product = leaves[0] @ leaves[1]
+    product.backward(whole[2])
+    mine = problem.shards(rank, *(one.detach() for one in leaves))
+    expected = [*problem.shards(rank, leaves[0].grad, leaves[1].grad)]
+    rows, columns = problem.c_shape(rank)
+    first_row = problem.rows(rank)[0] if rows < 18 else 0
+    first_column = problem.columns(rank)[0] if columns < 34 else 0
+    part = slice(first_row, first_row + rows), slice(first_column, first_column + columns)
+
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return FUNCTIONS[family](ctx, a, b, **sizes_of(family, 18, 34, 16))
+
+    same = []
+    for fn in (step, compiled(step)):
+        a, b = (one.clone().requires_grad_() for one in mine)
+        output = fn(a, b)
+        output.backward(whole[2][part])
+        same += are_close([output, a.grad, b.grad], [product[part], *expected])
+        a, b = mine[0].clone(), mine[1].clone().requires_grad_()  # of one alone
+        fn(a, b).backward(whole[2][part])
+        same += are_close([b.grad], expected[1:])
+    ctx.release_operators()
+    return same
+
+
+@each_family
+def test_gradients_are_those_of_the_whole_product(ranks: Callable[[int], Ranks], family: str) -> None:
+    assert ranks(2).call(differentiate, family) == [[True] * 8] * 2
+
+
+def check_op(rank: int, world_size: int, family: str) -> dict[str, str]:
+    """Have torch check the op: schema, gradients registered, fake implementation, and with dynamic shapes."""
+    ctx, data = context(), data_of(family, 18, rank, world_size)
+    arguments = data.a.requires_grad_(), data.b.requires_grad_(), 18, 34, 16, ctx.name, PATTERN
+    found = torch.library.opcheck(getattr(torch.ops.iris_overlap, family).default, arguments)
+    ctx.release_operators()
+    return found
+
+
+@each_family
+def test_ops_are_as_torch_wants_them(ranks: Callable[[int], Ranks], family: str) -> None:
+    for found in ranks(2).call(check_op, family):
+        assert len(found) >= 4
+        assert set(found.values()) == {"SUCCESS"}
+
+
+# What one function's calls in one graph are used for. The first call's output must not be the second's.
 
 
 def both(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     return call(a, b), call(c, d)
-
-
-def cloned(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    return call(a, b).clone(), call(c, d).clone()
 
 
 def kept(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
@@ -61,184 +139,56 @@ def mixed(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     return (torch.softmax(call(a, b) @ call(c, d).t() / 100, -1),)
 
 
-def layers(call: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    for weight in (b, d, b + d):
-        a = a + torch.nn.functional.silu(call(torch.nn.functional.layer_norm(a, a.shape[-1:]), weight)).sum() / 100
-    return (a + c,)
-
-
-USES = {use.__name__: use for use in (both, cloned, kept, mixed, layers)}
+USES = {use.__name__: use for use in (both, kept, mixed)}
 
 
 def call_more_than_once(rank: int, world_size: int, backend: str, use: str) -> list[bool]:
-    operator = make_operator("all_gather_gemm", PATTERN, world_size)
-    step = compiled(lambda *operands: USES[use](operator, *operands), backend)
-    same = []
+    ctx, same = context(), []
+
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return all_gather_gemm(ctx, a, b, variant=PATTERN, m=18)
+
+    step = compiled(lambda *operands: USES[use](call, *operands), backend)
     for seed in range(2):
-        first, second = operands(operator, seed), operands(operator, seed + 10)
+        first, second = (data_of("all_gather_gemm", 18, rank, world_size, one) for one in (seed, seed + 10))
         given = first.a, first.b, second.a, second.b
-        expected = USES[use](lambda a, b: operator(a, b).clone(), *given)
-        poison_all(operator)
         with torch.inference_mode():
             found = step(*given)
-        same.append(all(are_close(found, expected)))
-    operator.close()
+        same += are_close(found, USES[use](call, *given))
+    ctx.release_operators()
     return same
 
 
 @each_backend
 @pytest.mark.parametrize("use", USES)
-def test_an_operator_may_be_called_more_than_once_in_a_graph(
+def test_a_function_may_be_called_more_than_once_in_a_graph(
     ranks: Callable[[int], Ranks], backend: str, use: str
 ) -> None:
-    assert ranks(2).call(call_more_than_once, backend, use) == [[True] * 2] * 2
+    for same in ranks(2).call(call_more_than_once, backend, use):
+        assert same
+        assert all(same)
 
 
-LAYERS = 12  # more than the compiler makes graphs of one code
+def configure(rank: int, world_size: int) -> Any:
+    """A configuration is no argument of an op: the graph ends there, or cannot be whole."""
+    ctx, data = context(), data_of("all_gather_gemm", 18, rank, world_size)
+    config = GemmConfig(16, 16, 16)
 
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return all_gather_gemm(ctx, a, b, variant=PATTERN, config=config, m=18) + 0
 
-class Layer(torch.nn.Module):
-    def __init__(self, operator: Operator[Any], weight: torch.Tensor) -> None:
-        super().__init__()
-        self.operator = operator
-        self.weight = weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.operator(x, self.weight) + 0
-
-
-def call_layers(rank: int, world_size: int) -> list[str | None]:
-    """Of one class, so of one code, which is compiled for the first and then for the others."""
-    operators = [make_operator("all_gather_gemm", PATTERN, world_size) for _ in range(LAYERS)]
-    torch._dynamo.reset()
-    faults = []
-    for seed, operator in enumerate(operators):
-        data = operands(operator, seed)
-        layer = torch.compile(Layer(operator, data.b), backend="aot_eager", fullgraph=True)
-        faults += [fault(layer(data.a), data, DTYPE), fault(operator.output, data, DTYPE)]
-    for operator in operators:
-        operator.close()
-    return faults
-
-
-def test_layers_of_one_class_call_each_its_own_operator(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(call_layers) == [[None] * 2 * LAYERS] * 2
-
-
-class Product(torch.autograd.Function):
-    """This rank's columns of A @ B; backwards without ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, operator: Any) -> torch.Tensor:
-        output, gathered = operator.call(a, b)
-        ctx.save_for_backward(gathered.clone(), b)
-        ctx.rows = a.shape[0]
-        return output.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        gathered, b = ctx.saved_tensors
-        return (grads[0] @ b.t())[: ctx.rows], gathered.t() @ grads[0], None
-
-
-def train(rank: int, world_size: int, backend: str) -> list[bool]:
-    """Of two products by one operator, and of two steps before either's gradients."""
-    operator = make_operator("all_gather_gemm", PATTERN, world_size, keep_gathered=True)
-    data, other = operands(operator, 1), operands(operator, 2)
-
-    def loss(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-        return (torch.relu(Product.apply(a, b, operator)) * torch.relu(Product.apply(c, d, operator))).sum()
-
-    def gradients(fn: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        leaves = [one.clone().requires_grad_() for one in (data.a, data.b, other.a, other.b)]
-        losses = [fn(*leaves), fn(*leaves[2:], *leaves[:2])]
-        return [*losses, *torch.autograd.grad(losses, leaves)]
-
-    expected, found = gradients(loss), gradients(compiled(loss, backend))
-    operator.close()
-    return are_close(found, expected)
-
-
-@each_backend
-def test_an_autograd_function_that_calls_an_operator_is_part_of_a_whole_graph(
-    ranks: Callable[[int], Ranks], backend: str
-) -> None:
-    assert ranks(2).call(train, backend) == [[True] * 6] * 2
-
-
-def require_a_gradient(rank: int, world_size: int) -> Any:
-    operator = make_operator("all_gather_gemm", PATTERN, world_size)
-    data = operands(operator)
-    step = compiled(lambda a, b: operator(a, b) + 0, whole=False)
-    with_gradient = data.a.clone().requires_grad_()
-    error = raised(step, with_gradient, data.b)
-    wrong = fault(step(data.a, data.b), data, DTYPE)  # afterwards
-    in_whole = raised(compiled(lambda a, b: operator(a, b) + 0), with_gradient, data.b)[0]
-    operator.close()
-    return error, wrong, in_whole
-
-
-def test_a_gradient_is_refused_as_without_the_compiler(ranks: Callable[[int], Ranks]) -> None:
-    for (kind, message), wrong, in_whole in ranks(2).call(require_a_gradient):
-        assert kind == "ValueError"
-        assert wrong is None
-        assert "A requires a gradient, which an operator does not compute" in message
-        assert in_whole == "Unsupported"
-
-
-def read_attributes(rank: int, world_size: int) -> list[Any]:
-    """Read what a call overwrites, in a whole graph and otherwise."""
-    operator: Any = make_operator("all_gather_gemm", PATTERN, world_size, keep_gathered=True)
-    data = operands(operator)
-
-    def output(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        operator(a, b)
-        return operator.output + 0
-
-    def gathered(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        operator(a, b)
-        return operator.gathered + 0
-
-    found: list[Any] = [raised(compiled(fn), data.a, data.b)[0] for fn in (output, gathered)]
-    for fn in (output, gathered):
-        poison_all(operator)
-        again = compiled(fn, whole=False)(data.a, data.b)
-        found.append(torch.equal(again, fn(data.a, data.b)))
-    operator.close()
-    return found
-
-
-def test_what_a_call_overwrites_cannot_be_read_in_a_graph(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(read_attributes) == [["Unsupported", "Unsupported", True, True]] * 2
-
-
-def call_a_function(rank: int, world_size: int) -> Any:
-    """Of operands alone, of two shapes, the first of them twice."""
-    ctx = context()
-    ctx.release_operators()  # those of other tests
-
-    def call(a: torch.Tensor, b: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        output, gathered = all_gather_gemm(ctx, a, b, variant=PATTERN, m=m, return_gathered=True)
-        return torch.relu(output * 2), gathered * 2
-
-    step, same = compiled(call, whole=False), []
-    for m in (18, 12, 18):
-        problem = make_problem("all_gather_gemm", m, 34, 16, world_size, DTYPE)
-        data = make_data("all_gather_gemm", problem, rank, m, ctx.get_device())
-        same += map(torch.equal, step(data.a, data.b, m), call(data.a, data.b, m))
-    found = torch._dynamo.explain(call)(data.a, data.b, 18)
-    made = len(ctx.operators)
+    wrong = fault(compiled(step, whole=False)(data.a, data.b), data, DTYPE)
+    in_whole = raised(compiled(step), data.a, data.b)[0]
     ctx.release_operators()
-    return same, made, found.graph_break_count
+    return wrong, in_whole
 
 
-def test_a_function_of_operands_alone_ends_the_graph_and_goes_on(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(call_a_function) == [([True] * 6, 2, 1)] * 2
+def test_a_configuration_ends_the_graph(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(configure) == [(None, "Unsupported")] * 2
 
 
-def call_what_keeps_no_outputs(rank: int, world_size: int) -> Any:
+def call_an_operator(rank: int, world_size: int) -> Any:
     operator = make_operator("all_gather_gemm", PATTERN, world_size)
-    operator.keeps_outputs = False
     data = operands(operator)
     wrong = fault(compiled(lambda a, b: operator(a, b) + 0, whole=False)(data.a, data.b), data, DTYPE)
     in_whole = raised(compiled(lambda a, b: operator(a, b) + 0), data.a, data.b)[0]
@@ -246,9 +196,25 @@ def call_what_keeps_no_outputs(rank: int, world_size: int) -> Any:
     return wrong, in_whole
 
 
-def test_a_baseline_without_memory_of_its_own_is_called_outside_graphs(ranks: Callable[[int], Ranks]) -> None:
-    """As torch's fused operators and kraken, which need GPUs."""
-    assert ranks(2).call(call_what_keeps_no_outputs) == [(None, "Unsupported")] * 2
+def test_an_operator_is_called_outside_graphs(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(call_an_operator) == [(None, "Unsupported")] * 2
+
+
+def call_in_another_context(rank: int, world_size: int) -> tuple[str, str]:
+    """A graph that was made for a context that is closed; this process has another."""
+    step = compiled(lambda a, b, name: torch.ops.iris_overlap.gemm_all_reduce(a, b, 4, 4, 8, name)[0] + 0)
+    name, a = context().name, torch.zeros(4, 8 // world_size)
+    step(a, a.t(), name)
+    close_context()
+    error = raised(step, a, a.t(), name)
+    context().barrier()
+    return error
+
+
+def test_a_graph_of_a_closed_context_says_so(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(call_in_another_context):
+        assert kind == "RuntimeError"
+        assert "closed" in message
 
 
 def call_while_a_thread_compiles(rank: int, world_size: int) -> tuple[str | None, bool]:

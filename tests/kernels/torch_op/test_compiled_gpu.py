@@ -1,8 +1,9 @@
-"""Operators under torch.compile on GPUs: inductor's kernels around ours, in a hurry, on data that change."""
+"""The families' ops under torch.compile on GPUs: inductor's kernels around ours, in a hurry, on data that change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,63 +11,73 @@ import torch
 from checking import fault, make_data
 from families import GPU_VARIANTS, make_problem, name
 from ranks import Ranks, context
+from torch_compiling import FUNCTIONS, sizes_of
 
-from overlap_taxonomy import Variant, get_variant
+from iris_kernels.common import torch_op
+from overlap_taxonomy import Variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 CALLS = 20
-OF_THE_HOST = 5  # calls of an operator at most, before what is recorded of one is replayed
+OF_THE_HOST = 5  # calls of an op at most, before what is recorded of one is replayed
 NAMES = ("warp_specialized", "copy_engine", "one_shot", "workgroup_specialized", "async_tp")
 COMPILED = [variant for variant in GPU_VARIANTS if variant.name in NAMES]
+SIZES = 512, 1024, 768
+ROWS = (512, 384, 640, 512, 128)
 
 
-def call_in_a_graph(rank: int, world_size: int, family: str, variant: str, whole: bool) -> list[str]:
-    """Call an operator twice in each graph; look at the outputs when all calls are queued."""
-    problem = make_problem(family, 512, 1024, 768, world_size, torch.bfloat16)
-    operator = get_variant(family, variant).build(context(), problem)
-    data = [make_data(family, problem, rank, seed, context().get_device()) for seed in range(4)]
+def data_of(family: str, m: int, rank: int, world_size: int, seed: int) -> Any:
+    problem = make_problem(family, m, *SIZES[1:], world_size, torch.bfloat16)
+    return make_data(family, problem, rank, seed, context().get_device())
+
+
+def call_in_a_graph(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+    """Call a function twice in each graph, of any number of rows; look at the outputs when all calls are queued."""
+    ctx, outputs = context(), []
     torch._dynamo.reset()
 
-    def two(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return operator(a * 2, b) * 0.5, operator(c * 2, d) * 0.5
+    def two(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, m: int) -> tuple[torch.Tensor, ...]:
+        sizes = sizes_of(family, m, *SIZES[1:])
+        call = FUNCTIONS[family]
+        return call(ctx, a * 2, b, variant=variant, **sizes) * 0.5, call(ctx, c * 2, d, variant=variant, **sizes) * 0.5
 
-    step, outputs = torch.compile(two, fullgraph=whole), []
+    step = torch.compile(two, fullgraph=True, dynamic=True)
     with torch.inference_mode():
-        for call in range(CALLS):
-            first, second = data[call % 4], data[(call + 1) % 4]
-            outputs += [
-                (output, one)
-                for output, one in zip(step(first.a, first.b, second.a, second.b), (first, second), strict=True)
-            ]
+        for number in range(CALLS):
+            m = ROWS[number % len(ROWS)]
+            first, second = (data_of(family, m, rank, world_size, seed) for seed in (number % 4, (number + 1) % 4))
+            found = step(first.a, first.b, second.a, second.b, m)
+            outputs += zip(found, (first, second), strict=True)
     wrong = [fault(output, one, torch.bfloat16) for output, one in outputs]
-    operator.close()
+    ctx.release_operators()
     return [one for one in wrong if one]
 
 
 @pytest.mark.parametrize("variant", COMPILED, ids=name)
 def test_two_calls_in_a_graph_are_right(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    whole = not variant.is_baseline  # torch's own allocate what they return: they end the graph
-    assert ranks(2).call(call_in_a_graph, variant.family, variant.name, whole) == [[], []]
+    assert ranks(2).call(call_in_a_graph, variant.family, variant.name) == [[], []]
 
 
 def call_what_is_recorded(rank: int, world_size: int, family: str, variant: str) -> tuple[list[str], int]:
-    """Call an operator in a graph that becomes a CUDA graph; return how often the host did, too."""
-    problem = make_problem(family, 512, 1024, 768, world_size, torch.bfloat16)
-    operator, of_the_host = get_variant(family, variant).build(context(), problem), 0
-    data = [make_data(family, problem, rank, seed, context().get_device()) for seed in range(4)]
-    call = operator._call
+    """Call a function in a graph that becomes a CUDA graph; return how often the host did, too."""
+    ctx, of_the_host = context(), 0
+    data = [data_of(family, SIZES[0], rank, world_size, seed) for seed in range(4)]
+    multiply, sizes = torch_op.multiply, sizes_of(family, *SIZES)
 
-    def note(a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
+    def note(*arguments: Any) -> Any:
         nonlocal of_the_host
         of_the_host += 1
-        return call(a, b, m)
+        return multiply(*arguments)
 
     torch._dynamo.reset()
-    step = torch.compile(lambda a, b: operator(a * 2, b) * 0.5, mode="reduce-overhead", fullgraph=True)
-    with torch.inference_mode(), mock.patch.object(operator, "_call", note):
+    step = torch.compile(
+        lambda a, b: FUNCTIONS[family](ctx, a * 2, b, variant=variant, **sizes) * 0.5,
+        mode="reduce-overhead",
+        fullgraph=True,
+    )
+    with torch.inference_mode(), mock.patch.object(torch_op, "multiply", note):
         outputs = [(step(one.a, one.b).clone(), one) for _ in range(CALLS // len(data)) for one in data]
     wrong = [fault(output, one, torch.bfloat16) for output, one in outputs]
-    operator.close()
+    ctx.release_operators()
     return [one for one in wrong if one], of_the_host
 
 

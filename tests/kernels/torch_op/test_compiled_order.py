@@ -16,29 +16,28 @@ from ranks import Ranks, context
 from torch._inductor.utils import run_and_get_code
 from torch_compiling import PATTERN, if_it_compiles
 
-from overlap_taxonomy import get_variant
+from iris_kernels.gemm_all_scatter import gemm_all_scatter
 
 pytestmark = [pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]), if_it_compiles]
 DTYPE = torch.float32
 SIZES = ((64, 1, 16), (8, 33, 16))  # of the first, only rank 0 has a column
-CALL, ALL_REDUCE = "iris_overlap.call", "_c10d_functional.all_reduce"
+FAMILY = "gemm_all_scatter"
+CALL, ALL_REDUCE = f"iris_overlap.{FAMILY}", "_c10d_functional.all_reduce"
 
 
 def call_between_collectives(rank: int, world_size: int) -> tuple[list[str], list[Any]]:
     """Return the order of collectives and calls in the code, none of which needs another, and what is wrong."""
     ctx, group = context(), context().process_group()
-    operators: list[Any] = [
-        get_variant("gemm_all_scatter", PATTERN).build(ctx, make_problem("gemm_all_scatter", *sizes, world_size, DTYPE))
-        for sizes in SIZES
+    data = [
+        make_data(FAMILY, make_problem(FAMILY, *sizes, world_size, DTYPE), rank, 0, ctx.get_device()) for sizes in SIZES
     ]
-    data = [make_data("gemm_all_scatter", one.problem, rank, 0, ctx.get_device()) for one in operators]
 
     def step(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:  # products, for which nothing is compiled
         a, b, c, d, e = given
         before = functional.all_reduce(e @ e, "sum", group)
-        first = operators[0](a @ a.t() @ a, b)
+        first = gemm_all_scatter(ctx, a @ a.t() @ a, b, variant=PATTERN, n=SIZES[0][1])
         between = functional.all_reduce(e @ e.t(), "sum", group)
-        second = operators[1](c @ c.t() @ c, d)
+        second = gemm_all_scatter(ctx, c @ c.t() @ c, d, variant=PATTERN, n=SIZES[1][1])
         after = functional.all_reduce(e.t() @ e, "sum", group)
         return after, second, between @ e, first, before @ e
 
@@ -49,8 +48,7 @@ def call_between_collectives(rank: int, world_size: int) -> tuple[list[str], lis
         found, code = run_and_get_code(torch.compile(step, fullgraph=True), *given)
         order = re.findall(rf"torch\.ops\.({re.escape(CALL)}|{re.escape(ALL_REDUCE)})_?\.default\(", "\n".join(code))
         wrong = far(found, step(*given))
-    for operator in operators:
-        operator.close()
+    ctx.release_operators()
     return order, wrong
 
 
