@@ -115,10 +115,11 @@ class Context(TensorFactories):
     def __init__(
         self, host: Host, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None
     ) -> None:
-        self.name = f"iris:{next(_numbers)}"
-        _contexts[self.name] = self
         self._host = host
         self._rank_info = host.rank_info(process_group)
+        # With the rank: sizes in a graph are a rank's own, and ranks share torch's caches of compiled graphs.
+        self.name = f"iris:{next(_numbers)}:{self._rank_info.rank}/{self._rank_info.world_size}"
+        _contexts[self.name] = self
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
         self.debug_mode = switch_in("IRIS_DEBUG")
         self.operators: dict[Any, Any] = {}

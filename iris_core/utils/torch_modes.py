@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,6 +19,24 @@ def plain_tensors() -> Iterator[None]:
     leave = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
     with leave, torch.no_grad():
         yield
+
+
+def lasting(device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor that outlives the call, of memory that torch's allocator gives to no CUDA graph.
+
+    While `torch.compile` warms a CUDA graph up, what this thread allocates is the graph's, and what stays there an
+    error; so another thread allocates.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return make()
+    stream = torch.cuda.current_stream(device)
+
+    def make_on_stream() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(max_workers=1) as other:
+        return other.submit(make_on_stream).result()
 
 
 def torch_modes() -> tuple[Any, ...]:

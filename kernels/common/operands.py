@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core import gdc_wait
 from iris_core.backends.base import round_up
-from iris_core.utils.torch_modes import plain_tensors
+from iris_core.utils.torch_modes import lasting, plain_tensors
 
 from .config import GemmConfig
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
@@ -130,8 +130,9 @@ class OperandCopies:
         if not rooms or rooms[-1].numel() < rows * distance:
             least = 2 * rooms[-1].numel() if rooms else 0
             try:
+                size = max(rows * distance, least)
                 with plain_tensors():
-                    rooms.append(matrix.new_empty(max(rows * distance, least)))
+                    rooms.append(lasting(matrix.device, lambda: matrix.new_empty(size)))
             except torch.OutOfMemoryError as error:
                 raise torch.OutOfMemoryError(
                     f"{self._owner}: no memory for a copy of {name}, {tuple(matrix.shape)} with strides "

@@ -295,8 +295,8 @@ class Operator(Generic[P]):
             self._workspace.grow(self._asked(self._unbound(m)), keep=keep)
         if implementation.open:
             self._channel.opened = implementation.open(self.ctx, self.problem)
-        self.keeps_outputs = implementation.outputs is not None and self._last.output_room is None
-        self._call_of(most)
+        last = self._call_of(most)
+        self.keeps_outputs = implementation.outputs is not None and last.output_room is None
 
     def _forget_calls(self) -> None:
         self._channel.clear()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from iris_core import Context
+from iris_core.utils.torch_modes import lasting
 
 from .handshake import number_of_call
 
@@ -140,7 +141,8 @@ class Workspace:
         shape = (buffer.halves, max(buffer.size, least))
         if buffer.is_symmetric:
             return self._ctx.zeros(shape, dtype=buffer.dtype)
-        return torch.zeros(shape, dtype=buffer.dtype, device=self._ctx.get_device())
+        device = self._ctx.get_device()
+        return lasting(device, lambda: torch.zeros(shape, dtype=buffer.dtype, device=device))
 
     def _free(self, memory: list[torch.Tensor]) -> None:
         for one in memory:

@@ -31,6 +31,7 @@ def matrix(ctx: Any, *shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
 
 
 def refuse_operands(rank: int, world_size: int, given: str) -> tuple[str, str]:
+    close_context()  # which knows operands of these shapes
     ctx = context()
     a, b, options = matrix(ctx, 4, 6), matrix(ctx, 6, 5), {}
     if given == "rows of B" or (given == "rows of B on one rank" and rank == 1):
