@@ -46,6 +46,28 @@ def test_a_prepared_call_queues_what_triton_would(variant: Variant) -> None:
     assert moved == [on_stream(entry, 5) for entry in expected]
 
 
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_each_call_writes_its_own_output_where_peers_do_not(variant: Variant) -> None:
+    """Its memory is new in each call, and the operator's kernels are queued with it."""
+    case = case_of(variant)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx, new_outputs=True)
+        data = operands(case)
+        outputs, launched = [], []
+        for _ in range(3):
+            outputs.append(operator(*data))
+            launched.append([one for entry in log.take() for one in flat(entry)])
+        addresses = [output.data_ptr() for output in outputs]
+        if operator.keeps_outputs:
+            assert len(set(addresses)) == 1
+            assert ctx.heap.contains(outputs[0])
+            return
+        assert len(set(addresses)) == 3
+        for number, address in enumerate(addresses):
+            assert [address in one for one in launched] == [other == number for other in range(3)]
+        assert "output" not in operator.last_call.memory
+
+
 COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine")
 
 
