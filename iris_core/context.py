@@ -369,6 +369,10 @@ class Context(TensorFactories):
     def _log(self, level: int, message: str) -> None:
         log(level, message, self.get_rank(), self.get_num_ranks())
 
+    def note_call(self, what: str, digest: int, rows: int) -> None:
+        """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
+        self.recovery.note_call(what, digest, rows)
+
     def broadcast(self, value: Any, source_rank: int) -> Any:
         """Return `source_rank`'s value on every rank; collective.
 

@@ -10,6 +10,7 @@ from ..backends.base import Backend
 from ..errors import AllocationMismatch, PeerError
 from ..heap.allocator import OffsetAllocator, first_difference
 from ..rendezvous.control_plane import ControlPlane
+from .call_log import CallLog
 from .watchdog import UNTIL_RESET, Watchdog
 
 
@@ -35,6 +36,7 @@ class Recovery:
         self._backend = backend
         self._allocator = allocator
         self._watchdog = watchdog
+        self._calls = CallLog(control_plane)
         self.is_closed = False
 
     @property
@@ -82,6 +84,7 @@ class Recovery:
             raise PeerError(f"reset: {error}; {UNTIL_RESET}") from None
         with self._control_plane.collective_section("reset"):
             self._watchdog.clear()
+            self._calls.clear()
             self._backend.synchronize()
         self._compare_allocations()
         self._watchdog.failure = None
@@ -114,6 +117,31 @@ class Recovery:
             self._allocator.restore(allocated)
             self._watchdog.watched = watched
             raise
+
+    def note_call(self, what: str, digest: int, rows: int) -> None:
+        """Note a call that all ranks make alike; raise, here and then on the others, if a peer made another.
+
+        Args:
+            what: is called, in the error.
+            digest: of what is called.
+            rows: with how many rows.
+
+        Raises:
+            ValueError: a peer's call of this number, or an earlier one, was another.
+        """
+        if difference := self._calls.note(digest, rows):
+            peer, call, own, others = difference
+            if own[0] == others[0]:
+                said = f"has {own[1]} rows of A over all ranks, rank {peer}'s has {others[1]}"
+            else:
+                said = f"is not what rank {peer} calls"
+            which = what if own == (digest, rows) else "an earlier call"
+            message = (
+                f"{which}: call {call} of rank {self._control_plane.rank} {said}; all ranks must make the same calls, "
+                "in the same order; with IRIS_DEBUG=1 they are compared ahead of each"
+            )
+            self._control_plane.abort(message)
+            raise ValueError(f"{message}; {UNTIL_RESET}")
 
     def agree(self, what: str, value: Any) -> None:
         """Raise on every rank unless all ranks give the same value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
@@ -99,6 +100,8 @@ class Operator(Generic[P]):
             self._size(problem)
             self._check_config(self.config)
         asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
+        sizes = {name: value for name, value in asked.items() if name != "m"}
+        self._digest = zlib.crc32(f"{self.family} {self.variant} {sizes}".encode())
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.collective_allocation(f"make {self}"), plain_tensors():
             self._workspace = Workspace(ctx, lambda: self._sized)
@@ -187,6 +190,7 @@ class Operator(Generic[P]):
             with self.ctx.collective_section(f"call {self}"):
                 call = self._call_of(m)
                 self._check_operands(call, a, b)
+            self._note(call)
             with self._new_output(call):
                 return self._launch(call, a, b)
         self._check_kinds(a, b)
@@ -198,6 +202,7 @@ class Operator(Generic[P]):
         calls = self._channel.calls
         if not self._is_prepared:
             self._check_operands(call, a, b)
+            self._note(call)
             return self._launch(call, a, b)
         prepared = calls.find(a, b, call.output_address, call.problem.m)
         if prepared is None:
@@ -205,9 +210,15 @@ class Operator(Generic[P]):
             with calls.preparing(a, b, call.output_address, call.problem.m) as prepared:
                 self._launch(call, a, b)
             prepared.config, prepared.copied = self.ran_config, call.copied
+        self._note(call)
         self.ran_config, call.copied = prepared.config, prepared.copied
         calls.queue(prepared, a)
         return self._outputs_of(call)
+
+    def _note(self, call: Call[P]) -> None:
+        """Have ranks whose calls differ be told; not where a call is captured: the host has no part in its replays."""
+        if not self.ctx.backend.is_capturing():
+            self.ctx.note_call(str(self), self._digest, call.problem.m)
 
     def _outputs_of(self, call: Call[P]) -> tuple[torch.Tensor, ...]:
         assert self._implementation.outputs is not None

@@ -68,6 +68,20 @@ def test_each_call_writes_its_own_output_where_peers_do_not(variant: Variant) ->
         assert "output" not in operator.last_call.memory
 
 
+def test_calls_are_noted_unless_they_are_captured() -> None:
+    """The host has no part in replays, of which ranks may make as many from other captures."""
+    case = case_of(FUSED[0])
+    with driven(case) as (ctx, _, _):
+        operator = build(case, ctx)
+        data = operands(case)
+        for _ in range(2):
+            operator(*data)
+        assert ctx.note_call.call_count == 2
+        ctx.backend.is_capturing = lambda: True
+        operator(*data)
+        assert ctx.note_call.call_count == 2
+
+
 COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine")
 
 

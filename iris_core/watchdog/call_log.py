@@ -1,0 +1,81 @@
+"""What each rank's host has called, in host memory that all share: ranks that differ are told, none is waited for.
+
+| words of a rank | meaning |
+|---|---|
+| count | calls noted |
+| CALLS pairs | of its last calls: what was called, as a digest, and with what number |
+
+Each rank compares the calls of a peer with its own once both are there, so of two ranks that differ the later one finds
+out. Calls that lie further back than both have kept are not compared.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import NamedTuple
+
+from ..backends.base import round_up
+from ..rendezvous.control_plane import ControlPlane
+from ..rendezvous.shared_memory import share_memory
+
+CALLS = 512
+_RANK_WORDS = 1 + 2 * CALLS
+_MARGIN = 8  # the oldest calls kept, which a peer may be writing over
+_WORD_BYTES = 8
+
+
+class Difference(NamedTuple):
+    """A call in which a peer did otherwise.
+
+    Args:
+        peer: the rank.
+        call: the number of the call, from 1 on, since the context was opened or last reset.
+        own, others: digest and number, of this rank's and the peer's.
+    """
+
+    peer: int
+    call: int
+    own: tuple[int, int]
+    others: tuple[int, int]
+
+
+class CallLog:
+    """All ranks' last calls; making one is collective.
+
+    Args:
+        control_plane: all ranks.
+    """
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._rank = control_plane.rank
+        self._peers = [rank for rank in range(control_plane.world_size) if rank != self._rank]
+        size_bytes = round_up(_WORD_BYTES * control_plane.world_size * _RANK_WORDS, mmap.PAGESIZE)
+        self._words = memoryview(share_memory(control_plane, size_bytes, "iris_calls")).cast("q")
+        self._compared = dict.fromkeys(self._peers, 0)
+
+    def note(self, digest: int, number: int) -> Difference | None:
+        """Note this rank's next call; return one in which a peer did otherwise, this or an earlier one, or None."""
+        words, start = self._words, self._rank * _RANK_WORDS
+        count = words[start]
+        place = start + 1 + 2 * (count % CALLS)
+        words[place], words[place + 1] = digest, number
+        words[start] = count = count + 1
+        for peer in self._peers:
+            theirs = words[peer * _RANK_WORDS]
+            first = max(self._compared[peer], max(count, theirs) - CALLS + _MARGIN)
+            last = min(count, theirs)
+            for call in range(first, last):
+                own, others = self._call(self._rank, call), self._call(peer, call)
+                if own != others:
+                    return Difference(peer, call + 1, own, others)
+            self._compared[peer] = max(first, last)
+        return None
+
+    def clear(self) -> None:
+        """Forget this rank's calls; collective, with all ranks' calls forgotten before any notes another."""
+        self._words[self._rank * _RANK_WORDS] = 0
+        self._compared = dict.fromkeys(self._peers, 0)
+
+    def _call(self, rank: int, call: int) -> tuple[int, int]:
+        place = rank * _RANK_WORDS + 1 + 2 * (call % CALLS)
+        return self._words[place], self._words[place + 1]
