@@ -41,7 +41,7 @@ def _sum_together(pipeline, store, load, waves, shards, num_steps, peers, WORLD_
     for wave in range(waves):
         is_own = work_tile(wave, shards, WORLD_SIZE).distance == 0
         step = wave * num_steps  # not kept from wave to wave: every register counts
-        began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+        began = trace_first_step(pipeline, step, peers, trace_number(wave))
         acc, step = multiply_tile(pipeline, step, num_steps, TILE)
         multiplied = trace_time(peers)
         if is_own:

@@ -41,7 +41,7 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.pipeline import load_steps, make_pipeline
+from ..common.hopper.pipeline import load_steps, make_operand_pipeline
 from ..common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
 from ..common.hopper.signal_pipeline import commit_signal, make_signal_pipeline, release_signal, wait_signal
@@ -78,7 +78,7 @@ def gemm_reduce_scatter_warp_specialized(
     a, b, out, reduced, partials, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
-    pipeline = make_pipeline(a, b, TILE)
+    pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     load = make_epilogue_load(store, partials, TILE)
     signals = make_signal_pipeline()

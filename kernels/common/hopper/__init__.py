@@ -3,7 +3,7 @@
 | file | what |
 |---|---|
 | `arguments.py` | the bundles that kernels take |
-| `pipeline.py` | the operand pipeline from the load warp to two multiply warp groups, and the main loop |
+| `pipeline.py` | pipelines from a producer to a consumer: full and empty barriers and their phases; the main loop |
 | `epilogue_store.py` | a finished tile, staged in shared memory, stored by subtiles paced by the next tile's loads |
 | `epilogue_load.py` | peers' partial tiles, loaded by stages, added to the finished tile |
 | `signal_pipeline.py` | a comm warp that signals for the warp that stores |

@@ -39,25 +39,32 @@ class WarpTile(NamedTuple):
 
 
 @in_cache_key
+class Pipeline(NamedTuple):
+    """The full and the empty barriers of a pipeline (pipeline.py), as many of either as it has stages."""
+
+    full: Any
+    empty: Any
+
+
+@in_cache_key
+class PipelineState(NamedTuple):
+    """The stage that an item in a pipeline uses, and the phase of the stage's barriers."""
+
+    index: Any
+    phase: Any
+
+
+@in_cache_key
 class OperandPipeline(NamedTuple):
-    """Stages of operand tiles in shared memory, each with a full and an empty barrier.
+    """Stages of operand tiles in shared memory, and the pipeline of their barriers.
 
     `sequence` is the ordered sequence barrier of PINGPONG: one barrier a warp group, which may then multiply.
     """
 
     a: Any
     b: Any
-    full: Any
-    empty: Any
+    barriers: Any
     sequence: Any
-
-
-@in_cache_key
-class PipelineState(NamedTuple):
-    """The stage that a step of the main loop uses, and the phase of the stage's barriers."""
-
-    index: Any
-    phase: Any
 
 
 @in_cache_key
@@ -81,8 +88,7 @@ class GatedPipeline(NamedTuple):
 
     a: Any
     b: Any
-    full: Any
-    empty: Any
+    barriers: Any
     gate: Any
 
 

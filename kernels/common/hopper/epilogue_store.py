@@ -117,14 +117,14 @@ def load_and_send(
         wait_store(store, wave)
         stores = pending.num_subtiles * DESTINATIONS
     span = gl.maximum(stop - start - (stop - start) // 8, 1)
-    state = pipeline_state(step, TILE)
+    state = pipeline_state(pipeline.barriers, step)
     sent = 0
     due = 0  # in units of a store over `span`
     began = trace_time(pending)
     ended = began
     for i in range(start, stop):
         load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
-        state = next_state(state, TILE)
+        state = next_state(pipeline.barriers, state)
         due += stores
         while (due >= span) & (sent < stores):
             _send_subtile(out, store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)

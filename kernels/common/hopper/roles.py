@@ -103,7 +103,7 @@ def _multiply_together(
 ):
     step = 0
     for wave in range(whole):
-        began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+        began = trace_first_step(pipeline, step, peers, trace_number(wave))
         acc, step = multiply_tile(pipeline, step, num_steps, TILE)
         multiplied = trace_time(peers)
         acquire_store(store, wave)
@@ -114,7 +114,7 @@ def _multiply_together(
     if TILE.SPLITS > 1:
         for wave in range(whole, whole + split):
             work = work_tile(wave, total_tiles, whole, num_steps, TILE)
-            began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+            began = trace_first_step(pipeline, step, peers, trace_number(wave))
             acc, step = multiply_tile(pipeline, step, work.stop - work.start, TILE)
             multiplied = trace_time(peers)
             exchange_partials(acc, workspace, work, epoch, peers.watchdog_ptr, TILE)
