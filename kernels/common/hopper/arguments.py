@@ -94,11 +94,10 @@ class GatedPipeline(NamedTuple):
 
 @in_cache_key
 class EpilogueStore(NamedTuple):
-    """One finished tile in shared memory, by subtiles, with a full and an empty barrier."""
+    """One finished tile in shared memory, by subtiles, and the pipeline of its barriers, of one stage."""
 
     subtiles: Any
-    full: Any
-    empty: Any
+    barriers: Any
 
 
 @in_cache_key
