@@ -41,10 +41,10 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.pipeline import load_steps, make_operand_pipeline
+from ..common.hopper.pipeline import load_steps, make_operand_pipeline, make_pipeline
 from ..common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
-from ..common.hopper.signal_pipeline import commit_signal, make_signal_pipeline, release_signal, wait_signal
+from ..common.hopper.signal_pipeline import commit_signal, release_signal, wait_signal
 from ..common.hopper.tile_scheduler import num_waves, trace_number
 from ..common.implementation import Implementation
 from ..common.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
@@ -81,7 +81,7 @@ def gemm_reduce_scatter_warp_specialized(
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     load = make_epilogue_load(store, partials, TILE)
-    signals = make_signal_pipeline()
+    signals = make_pipeline(1)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     waves = num_waves(shards.tiles * WORLD_SIZE)

@@ -47,6 +47,13 @@ class Pipeline(NamedTuple):
 
 
 @in_cache_key
+class OneWayPipeline(NamedTuple):
+    """The full barriers alone: the stages are neither acquired nor released."""
+
+    full: Any
+
+
+@in_cache_key
 class PipelineState(NamedTuple):
     """The stage that an item in a pipeline uses, and the phase of the stage's barriers."""
 
@@ -58,7 +65,8 @@ class PipelineState(NamedTuple):
 class OperandPipeline(NamedTuple):
     """Stages of operand tiles in shared memory, and the pipeline of their barriers.
 
-    `sequence` is the ordered sequence barrier of PINGPONG: one barrier a warp group, which may then multiply.
+    `sequence` is the ordered sequence barrier of PINGPONG, a one-way pipeline: in each wave but the first, a warp group
+    waits until the other one passes the tensor cores on.
     """
 
     a: Any
@@ -102,23 +110,14 @@ class EpilogueStore(NamedTuple):
 
 @in_cache_key
 class EpilogueLoad(NamedTuple):
-    """Stages for peers' partials in the memory of the epilogue store, each with a full and an empty barrier.
+    """Stages for peers' partials in the memory of the epilogue store, and the pipeline of their barriers.
 
-    `memory_free` is a barrier, too: the epilogue store has left the memory to the partials of an own tile.
+    `memory` is a one-way pipeline: the epilogue store has left the memory to the partials of an own tile.
     """
 
     stages: Any
-    memory_free: Any
-    full: Any
-    empty: Any
-
-
-@in_cache_key
-class SignalPipeline(NamedTuple):
-    """A full and an empty barrier between a warp that stores and the one that signals for it."""
-
-    full: Any
-    empty: Any
+    barriers: Any
+    memory: Any
 
 
 @in_cache_key

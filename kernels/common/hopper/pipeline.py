@@ -27,7 +27,7 @@ from iris_core import fence_before_descriptor_loads, wait
 
 from ..gemm import DESCRIPTORS_B_NK
 from ..trace import WAIT, trace_span, trace_time
-from .arguments import GatedPipeline, OperandPipeline, Pipeline, PipelineState
+from .arguments import GatedPipeline, OneWayPipeline, OperandPipeline, Pipeline, PipelineState
 from .barrier import thread_barrier
 
 
@@ -40,6 +40,18 @@ def make_pipeline(STAGES: gl.constexpr):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
     return Pipeline(full, empty)
+
+
+@gluon.jit
+def make_one_way_pipeline(STAGES: gl.constexpr):
+    """Return the barriers of a pipeline without acquire and release.
+
+    Something else keeps its producer from committing a stage again before the consumer has waited for it.
+    """
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+    return OneWayPipeline(full)
 
 
 @gluon.jit
