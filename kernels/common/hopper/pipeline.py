@@ -119,9 +119,8 @@ def make_operand_pipeline(a, b, TILE: gl.constexpr):
     a_tiles = gl.allocate_shared_memory(a.dtype, [STAGES, a.block_type.shape[0], a.block_type.shape[1]], a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, [STAGES, b.block_type.shape[0], b.block_type.shape[1]], b.layout)
     barriers = make_pipeline(STAGES)
-    sequence = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for group in gl.static_range(2 if TILE.PINGPONG else 0):  # else unused, and the compiler leaves them out
-        mbarrier.init(sequence.index(group), count=1)
+    # Without PINGPONG it is not used; a jit function cannot return None.
+    sequence = make_one_way_pipeline(2) if TILE.PINGPONG else barriers
     return OperandPipeline(a_tiles, b_tiles, barriers, sequence)
 
 
@@ -177,12 +176,12 @@ def trace_first_step(pipeline, step, peers, tile):
 
 
 @gluon.jit
-def multiply_tile(pipeline, step, num_steps, TILE: gl.constexpr, next_group=None):
+def multiply_tile(pipeline, step, num_steps, TILE: gl.constexpr, wave=None):
     """Return a tile's sum over `num_steps` steps, one or more, in fp32, and the number of the next step.
 
     One multiplication is in flight while the one before releases its stage. A stage is released by one thread, so a
-    barrier before it brings the warps together: others may still be reading. `next_group`, a barrier of the ordered
-    sequence, is passed with the last multiplication in flight.
+    barrier before it brings the warps together: others may still be reading. With a `wave`, the other warp group may
+    begin the next wave's tile when this one's last multiplication is in flight.
     """
     BLOCK_M: gl.constexpr = TILE.BLOCK_M
     BLOCK_N: gl.constexpr = TILE.BLOCK_N
@@ -201,8 +200,8 @@ def multiply_tile(pipeline, step, num_steps, TILE: gl.constexpr, next_group=None
         thread_barrier()
         consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state), pred=k > 0)
         state = next_state(pipeline.barriers, state)
-    if next_group is not None:
-        mbarrier.arrive(next_group, count=1)
+    if wave is not None:
+        producer_commit(pipeline.sequence, pipeline_state(pipeline.sequence, wave).index)
     acc = warpgroup_mma_wait(0, deps=[acc])
     thread_barrier()
     consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state))
