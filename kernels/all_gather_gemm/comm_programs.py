@@ -24,8 +24,8 @@ from iris_core import translate, wait
 from ..common.handshake import wait_ready_of
 from ..common.hopper.arguments import LoadGate
 from ..common.hopper.epilogue_store import wait_stores_arrived
-from ..common.hopper.pipeline import consumer_wait, pipeline_state, producer_commit
-from ..common.hopper.signal_pipeline import commit_signal, release_signal, wait_signal
+from ..common.hopper.pipeline import consumer_release, consumer_wait, pipeline_state, producer_commit
+from ..common.hopper.signal_pipeline import commit_signal
 from ..common.trace import PUSH, trace_span, trace_time
 
 LAG = gl.constexpr(4)  # tiles that are sent before an earlier one is signalled: its arrival takes microseconds
@@ -100,11 +100,11 @@ def signal_chunks(signals, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
         counted += 1
         if _ends_chunk(number, shard):
             chunk = (gl.program_id(0) + number * shard.comm_programs) // shard.chunk_tiles
-            wait_signal(signals, signalled)
+            consumer_wait(signals, pipeline_state(signals, signalled))
             release_to_peers()
             for distance in range(1, WORLD_SIZE):
                 count_tiles(shard, peers, (peers.rank + distance) % WORLD_SIZE, chunk, counted)
-            release_signal(signals)
+            consumer_release(signals, 0)
             signalled += 1
             counted = 0
 

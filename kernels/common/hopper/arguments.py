@@ -112,12 +112,14 @@ class EpilogueStore(NamedTuple):
 class EpilogueLoad(NamedTuple):
     """Stages for peers' partials in the memory of the epilogue store, and the pipeline of their barriers.
 
-    `memory` is a one-way pipeline: the epilogue store has left the memory to the partials of an own tile.
+    `memory` is a one-way pipeline: the warp that empties the epilogue store commits its memory to the partials of each
+    own tile. The epilogue store's own barriers would not do: they pass in every wave, and a warp that is not there each
+    time cannot tell their phases apart.
     """
 
     stages: Any
-    barriers: Any
     memory: Any
+    barriers: Any
 
 
 @in_cache_key

@@ -15,15 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .arguments import EpilogueLoad
 from .barrier import thread_barrier
-from .pipeline import (
-    consumer_release,
-    consumer_wait,
-    make_one_way_pipeline,
-    make_pipeline,
-    pipeline_state,
-    producer_acquire,
-    producer_commit,
-)
+from .pipeline import consumer_release, consumer_wait, make_pipeline, pipeline_state, producer_acquire, producer_commit
 from .tile_scheduler import SUBTILE_COLS
 
 
@@ -32,24 +24,7 @@ def make_epilogue_load(store, partials, TILE: gl.constexpr):
     """Return stages for blocks of the descriptor `partials` in the epilogue store's memory."""
     STAGES: gl.constexpr = TILE.BLOCK_N // SUBTILE_COLS
     stages = store.subtiles._reinterpret(partials.dtype, [STAGES, 1, TILE.BLOCK_M, SUBTILE_COLS], partials.layout)
-    memory = make_one_way_pipeline(1)
-    return EpilogueLoad(stages, make_pipeline(STAGES), memory)
-
-
-@gluon.jit
-def release_memory(load):
-    """Let partials be loaded, once for every own tile; by the warp that empties the epilogue store."""
-    producer_commit(load.memory, 0)
-
-
-@gluon.jit
-def acquire_memory(load, own_tile):
-    """Wait until the partials of the program's `own_tile`-th own tile may be loaded.
-
-    The epilogue store's own barrier would not do: it passes in every wave, and a warp that is not there each time
-    cannot tell its phases apart.
-    """
-    consumer_wait(load.memory, pipeline_state(load.memory, own_tile))
+    return EpilogueLoad(stages, make_pipeline(1, ONE_WAY=True), make_pipeline(STAGES))
 
 
 @gluon.jit

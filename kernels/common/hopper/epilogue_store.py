@@ -24,7 +24,6 @@ from .pipeline import (
     load_step,
     load_steps,
     make_pipeline,
-    next_state,
     pipeline_state,
     producer_acquire,
     producer_commit,
@@ -129,8 +128,7 @@ def load_and_send(
     began = trace_time(pending)
     ended = began
     for i in range(start, stop):
-        load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
-        state = next_state(pipeline.barriers, state)
+        state = load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
         due += stores
         while (due >= span) & (sent < stores):
             _send_subtile(out, store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)

@@ -32,26 +32,23 @@ from .barrier import thread_barrier
 
 
 @gluon.jit
-def make_pipeline(STAGES: gl.constexpr):
-    """Return the barriers of a pipeline whose stages are empty."""
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
-    return Pipeline(full, empty)
+def make_pipeline(STAGES: gl.constexpr, ONE_WAY: gl.constexpr = False):
+    """Return the barriers of a pipeline whose stages are empty.
 
-
-@gluon.jit
-def make_one_way_pipeline(STAGES: gl.constexpr):
-    """Return the barriers of a pipeline without acquire and release.
-
-    Something else keeps its producer from committing a stage again before the consumer has waited for it.
+    ONE_WAY: nobody acquires and releases stages, for something else keeps the producer from committing one again before
+    the consumer has waited for it.
     """
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    if not ONE_WAY:
+        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-    return OneWayPipeline(full)
+        if not ONE_WAY:
+            mbarrier.init(empty.index(stage), count=1)
+    if ONE_WAY:
+        return OneWayPipeline(full)
+    else:
+        return Pipeline(full, empty)
 
 
 @gluon.jit
@@ -119,8 +116,8 @@ def make_operand_pipeline(a, b, TILE: gl.constexpr):
     a_tiles = gl.allocate_shared_memory(a.dtype, [STAGES, a.block_type.shape[0], a.block_type.shape[1]], a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, [STAGES, b.block_type.shape[0], b.block_type.shape[1]], b.layout)
     barriers = make_pipeline(STAGES)
-    # Without PINGPONG it is not used; a jit function cannot return None.
-    sequence = make_one_way_pipeline(2) if TILE.PINGPONG else barriers
+    # Without PINGPONG a placeholder: a jit function cannot return None.
+    sequence = make_pipeline(2, ONE_WAY=True) if TILE.PINGPONG else barriers
     return OperandPipeline(a_tiles, b_tiles, barriers, sequence)
 
 
@@ -132,9 +129,9 @@ def with_gate(pipeline, gate):
 
 @gluon.jit
 def load_step(a, b, pipeline, state, a_row, col, k, TILE: gl.constexpr):
-    """Load the operands of one step, of A from row `a_row` and of B from column `col`; run by one warp.
+    """Load the operands of one step, of A from row `a_row` and of B from column `col`; return the next step's state.
 
-    What reaches past the end of an operand is zero.
+    Run by one warp. What reaches past the end of an operand is zero.
     """
     if TILE.GATED:
         _wait_gate(pipeline.gate, k // TILE.BLOCK_K)
@@ -146,6 +143,7 @@ def load_step(a, b, pipeline, state, a_row, col, k, TILE: gl.constexpr):
         tma.async_copy_global_to_shared(b, [col, k], full, pipeline.b.index(state.index))
     else:
         tma.async_copy_global_to_shared(b, [k, col], full, pipeline.b.index(state.index))
+    return next_state(pipeline.barriers, state)
 
 
 @gluon.jit
@@ -161,8 +159,7 @@ def load_steps(a, b, pipeline, step, a_row, col, start, stop, TILE: gl.constexpr
     """Load the operands of a tile's steps from `start` and without `stop`, none or more; return the next step."""
     state = pipeline_state(pipeline.barriers, step)
     for i in range(start, stop):
-        load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
-        state = next_state(pipeline.barriers, state)
+        state = load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
     return step + (stop - start)
 
 

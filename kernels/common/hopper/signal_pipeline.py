@@ -10,27 +10,15 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 
-from .pipeline import consumer_release, consumer_wait, pipeline_state, producer_acquire, producer_commit
+from .pipeline import pipeline_state, producer_acquire, producer_commit
 
 
 @gluon.jit
 def commit_signal(signals, number):
     """Have the other warp send the `number`-th signal, when the one before is sent; by the warp that stores.
 
-    Edge: what this warp has stored, and awaited, happens before what the other does after `wait_signal`.
+    Edge: what this warp has stored, and awaited, happens before what the other does after `consumer_wait`.
     """
     if number > 0:
         producer_acquire(signals, pipeline_state(signals, number))
     producer_commit(signals, 0)
-
-
-@gluon.jit
-def wait_signal(signals, number):
-    """Wait until the `number`-th signal is to be sent; by the warp that signals."""
-    consumer_wait(signals, pipeline_state(signals, number))
-
-
-@gluon.jit
-def release_signal(signals):
-    """Let the next signal be committed; by the warp that signals."""
-    consumer_release(signals, 0)

@@ -27,7 +27,6 @@ def test_subtiles_are_spread_over_the_steps_but_the_last_eighth(steps: int, subt
         "_send_subtile": lambda *arguments: sent.append(len(loaded)),
         "wait_store": lambda *arguments: None,
         "pipeline_state": lambda pipeline, step: None,
-        "next_state": lambda pipeline, state: None,
         "trace_time": lambda bundle: 0,
         "trace_until": lambda *arguments: None,
     }

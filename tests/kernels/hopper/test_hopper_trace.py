@@ -21,7 +21,7 @@ from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.hopper import pipeline
-from iris_kernels.common.hopper.arguments import Pipeline
+from iris_kernels.common.hopper.arguments import OneWayPipeline
 from overlap_taxonomy import get_variant
 
 MANY_STEPS, FEW_TILES, SPLITS = CASES[1], CASES[4], CASES[9]
@@ -72,7 +72,7 @@ def test_the_wait_for_a_tiles_first_operands_ends_when_they_are_there() -> None:
     barrier = Barrier()
     barrier.count = barrier.pending = 1
     full = SimpleNamespace(shape=[3, 1], index=lambda stage: barrier)
-    operands = SimpleNamespace(barriers=Pipeline(full, None))
+    operands = SimpleNamespace(barriers=OneWayPipeline(full))
     peers = SimpleNamespace(trace_ptr=0)
     times = {}
 
