@@ -11,5 +11,5 @@
 | `fixup.py` | partial sums of a split tile, exchanged by its programs |
 | `roles.py` | the multiply warps, together or in turns; where partials are added, see gemm_reduce_scatter/roles.py |
 | `plan.py` | the fastest tiling and split of the last wave, by prediction |
-| `operator.py` | the host's part: what is supported, tensor descriptors |
+| `host.py` | the host's part: what is supported, tensor descriptors |
 """
