@@ -1,8 +1,7 @@
 """The epilogue load pipeline: a warp loads peers' partial tiles, 64 columns a stage, and the multiply warps add them.
 
-The stages use the epilogue store's memory while it is empty: load i uses stage ``i % STAGES``, for the
-``i // STAGES``-th time. Columns of the tile are summed over all peers before the next ones, so that as many loads are
-in flight as there are stages, and each element's sum has a fixed order.
+The stages use the epilogue store's memory while it is empty. Columns of the tile are summed over all peers before the
+next ones, so that as many loads are in flight as there are stages, and each element's sum has a fixed order.
 
 `partials` is a tensor descriptor of three dimensions, (source rank, row, column).
 """
