@@ -17,14 +17,15 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from iris_core import translate, wait
 
 from ..common.handshake import wait_ready_of
 from ..common.hopper.arguments import LoadGate
 from ..common.hopper.epilogue_store import wait_stores_arrived
-from ..common.hopper.signal_pipeline import commit_signal, release_signal, wait_signal
+from ..common.hopper.pipeline import consumer_release, consumer_wait, pipeline_state, producer_commit
+from ..common.hopper.signal_pipeline import commit_signal
 from ..common.trace import PUSH, trace_span, trace_time
 
 LAG = gl.constexpr(4)  # tiles that are sent before an earlier one is signalled: its arrival takes microseconds
@@ -71,10 +72,11 @@ def send_shard(a, everywhere, pipeline, signals, shard, peers, epoch, WORLD_SIZE
     for number in range(gl.where(mine > 0, mine + LAG, 0)):
         if number < moved:
             row, col = _tile_of(number, shard, TILE)
-            mbarrier.wait(pipeline.full.index(number % STAGES), (number // STAGES) & 1)
+            state = pipeline_state(pipeline.barriers, number)
+            consumer_wait(pipeline.barriers, state)
             for distance in range(1, WORLD_SIZE):
                 peer = (peers.rank + distance) % WORLD_SIZE
-                tma.async_copy_shared_to_global(everywhere, [peer, row, col], stages.index(number % STAGES))
+                tma.async_copy_shared_to_global(everywhere, [peer, row, col], stages.index(state.index))
         if number + STAGES - 1 < moved:
             tma.store_wait(WORLD_SIZE - 1)  # the tile before this one has been read, its stage is free
             _load_tile(a, pipeline, shard, number + STAGES - 1, TILE)
@@ -98,11 +100,11 @@ def signal_chunks(signals, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
         counted += 1
         if _ends_chunk(number, shard):
             chunk = (gl.program_id(0) + number * shard.comm_programs) // shard.chunk_tiles
-            wait_signal(signals, signalled)
+            consumer_wait(signals, pipeline_state(signals, signalled))
             release_to_peers()
             for distance in range(1, WORLD_SIZE):
                 count_tiles(shard, peers, (peers.rank + distance) % WORLD_SIZE, chunk, counted)
-            release_signal(signals)
+            consumer_release(signals, 0)
             signalled += 1
             counted = 0
 
@@ -134,10 +136,11 @@ def _tile_of(number, shard, TILE: gl.constexpr):
 
 @gluon.jit
 def _load_tile(a, pipeline, shard, number, TILE: gl.constexpr):
-    full = pipeline.full.index(number % TILE.STAGES)
+    stage = pipeline_state(pipeline.barriers, number).index
+    full = pipeline.barriers.full.index(stage)
     row, col = _tile_of(number, shard, TILE)
-    mbarrier.expect(full, a.block_type.nbytes)
-    tma.async_copy_global_to_shared(a, [row, col], full, pipeline.a.index(number % TILE.STAGES))
+    producer_commit(pipeline.barriers, stage, a.block_type.nbytes)
+    tma.async_copy_global_to_shared(a, [row, col], full, pipeline.a.index(stage))
 
 
 @gluon.jit

@@ -42,9 +42,8 @@ from ..common.hopper.epilogue_store import (
     wait_stores_arrived,
 )
 from ..common.hopper.host import STAGES
-from ..common.hopper.pipeline import make_pipeline, with_gate
+from ..common.hopper.pipeline import make_operand_pipeline, make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
-from ..common.hopper.signal_pipeline import make_signal_pipeline
 from ..common.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.operands import padded
 from ..common.variants import variant_of
@@ -84,9 +83,9 @@ def all_gather_gemm_warp_specialized(
     TILE: gl.constexpr,
 ):
     """Multiply shards as they come; `sizes`: of the largest shard's rows of C, `row_chunk`: of a row chunk's."""
-    pipeline = make_pipeline(a, b, TILE)
+    pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
-    signals = make_signal_pipeline()
+    signals = make_pipeline(1)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     own_tiles = num_tiles(sizes, TILE)

@@ -38,7 +38,7 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.pipeline import make_pipeline, with_gate
+from ..common.hopper.pipeline import make_operand_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
 from ..common.launch_metadata import launch_metadata
@@ -74,7 +74,7 @@ def all_gather_gemm_warp_specialized_copies(
     A row chunk has `chunk_rows`, and each of its K_CHUNKS is for `chunk_steps` steps of a tile.
     """
     epoch = current_call(peers, WORLD_SIZE)
-    pipeline = make_pipeline(a, b, TILE)
+    pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     total_tiles = num_tiles(sizes, TILE) * WORLD_SIZE
     whole = whole_waves(total_tiles, TILE)

@@ -35,7 +35,7 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.pipeline import make_pipeline
+from ..common.hopper.pipeline import make_operand_pipeline
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, trace_number, whole_waves, work_tile
 from ..common.implementation import Implementation
@@ -55,7 +55,7 @@ def _sent(args: Arguments) -> int:
 @gluon.jit(launch_metadata=launch_metadata(product=lambda args: args["sizes"], moved=_sent))
 def gemm_all_scatter_warp_specialized(a, b, out, workspace, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Compute this rank's block of C into every rank's C."""
-    pipeline = make_pipeline(a, b, TILE)
+    pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)

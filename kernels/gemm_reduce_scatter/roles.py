@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from ..common.hopper.epilogue_load import add_partials, num_loads
 from ..common.hopper.epilogue_store import acquire_store, stage_tile, wait_store
 from ..common.hopper.pipeline import multiply_tile, trace_first_step
-from ..common.hopper.roles import next_in_sequence, wait_in_sequence
+from ..common.hopper.roles import wait_in_sequence
 from ..common.hopper.tile_scheduler import trace_number
 from ..common.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from .tile_scheduler import work_tile
@@ -41,7 +41,7 @@ def _sum_together(pipeline, store, load, waves, shards, num_steps, peers, WORLD_
     for wave in range(waves):
         is_own = work_tile(wave, shards, WORLD_SIZE).distance == 0
         step = wave * num_steps  # not kept from wave to wave: every register counts
-        began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+        began = trace_first_step(pipeline, step, peers, trace_number(wave))
         acc, step = multiply_tile(pipeline, step, num_steps, TILE)
         multiplied = trace_time(peers)
         if is_own:
@@ -66,7 +66,7 @@ def _sum_every_other(
         is_own = work_tile(wave, shards, WORLD_SIZE).distance == 0
         if wave % 2 == first:
             wait_in_sequence(pipeline, wave)
-            acc, _ = multiply_tile(pipeline, wave * num_steps, num_steps, TILE, next_in_sequence(pipeline, wave))
+            acc, _ = multiply_tile(pipeline, wave * num_steps, num_steps, TILE, wave)
             if wave > 0:
                 wait_store(store, wave)  # the other group's partials have been added, too
             if is_own:

@@ -32,7 +32,7 @@ from ..common.gemm import DESCRIPTORS_B_NK, tile_origin
 from ..common.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
 from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore
-from ..common.hopper.epilogue_load import acquire_memory, load_partials, make_epilogue_load, release_memory
+from ..common.hopper.epilogue_load import load_partials, make_epilogue_load
 from ..common.hopper.epilogue_store import (
     load_and_send,
     load_prologue,
@@ -41,10 +41,18 @@ from ..common.hopper.epilogue_store import (
     send_last,
     wait_stores_arrived,
 )
-from ..common.hopper.pipeline import load_steps, make_pipeline
+from ..common.hopper.pipeline import (
+    consumer_release,
+    consumer_wait,
+    load_steps,
+    make_operand_pipeline,
+    make_pipeline,
+    pipeline_state,
+    producer_commit,
+)
 from ..common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ..common.hopper.roles import first_role, worker_registers, worker_warps
-from ..common.hopper.signal_pipeline import commit_signal, make_signal_pipeline, release_signal, wait_signal
+from ..common.hopper.signal_pipeline import commit_signal
 from ..common.hopper.tile_scheduler import num_waves, trace_number
 from ..common.implementation import Implementation
 from ..common.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
@@ -78,10 +86,10 @@ def gemm_reduce_scatter_warp_specialized(
     a, b, out, reduced, partials, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
-    pipeline = make_pipeline(a, b, TILE)
+    pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     load = make_epilogue_load(store, partials, TILE)
-    signals = make_signal_pipeline()
+    signals = make_pipeline(1)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     waves = num_waves(shards.tiles * WORLD_SIZE)
@@ -168,7 +176,7 @@ def _load_and_send_partials(
         if is_own:
             if wave > 0:
                 release_store(store)
-            release_memory(load)
+            producer_commit(load.memory, 0)
             step = load_steps(a, b, pipeline, step, a_row, b_col, stop, num_steps, TILE)
             signalled = _commit_if_owed(signals, is_owed, signalled)
             is_owed = False
@@ -213,10 +221,10 @@ def _signal(signals, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr):
     for wave in range(waves):
         sent = work_tile(wave, shards, WORLD_SIZE)
         if sent.distance > 0:
-            wait_signal(signals, signalled)
+            consumer_wait(signals, pipeline_state(signals, signalled))
             work_index = (sent.distance - 1) * shards.tiles + sent.tile
             signal_partial(shards, peers, work_index, shards.tiles, epoch, WORLD_SIZE)
-            release_signal(signals)
+            consumer_release(signals, 0)
             signalled += 1
 
 
@@ -235,7 +243,7 @@ def _collect(partials, load, waves, shards, peers, epoch, WORLD_SIZE: gl.constex
                 wait(shards.flags_ptr + peer * shards.tiles + work.tile, epoch, peers.watchdog_ptr)
             fence_before_descriptor_loads()
             trace_span(peers, COLLECT_WAIT, trace_number(wave), began)
-            acquire_memory(load, collected)
+            consumer_wait(load.memory, pipeline_state(load.memory, collected))
             began = trace_time(peers)
             number = load_partials(load, partials, number, peers.rank, row, col, WORLD_SIZE, TILE)
             trace_span(peers, COLLECT, trace_number(wave), began)

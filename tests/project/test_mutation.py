@@ -24,14 +24,29 @@ def named(name: str) -> Mutant:
     "change",
     [
         "no signal(", "no signal_each(", "no wait(", "no wait_each(", "no tl.debug_barrier()", "no thread_barrier()",
-        "no fence_", "no mbarrier.wait(", "no mbarrier.arrive(", "release -> relaxed", "acquire -> relaxed",
-        "acq_rel -> relaxed", "sys -> gpu", "no cache_modifier='.cg'", "no volatile=True", "ld.acquire. -> ld.relaxed.",
+        "no fence_", "no mbarrier.wait(", "no mbarrier.arrive(", "no producer_acquire(", "no producer_commit(",
+        "no consumer_wait(", "no consumer_release(", "release -> relaxed", "acquire -> relaxed", "acq_rel -> relaxed",
+        "sys -> gpu", "no cache_modifier='.cg'", "no volatile=True", "ld.acquire. -> ld.relaxed.",
         "+ 1 -> ", "^ 1 -> ", "always the first", "fence.proxy.async; -> nothing", "fence.acq_rel.sys; -> nothing",
         "griddepcontrol.wait; -> nothing", "copies.wait_value(",
     ],
 )  # fmt: skip
 def test_there_are_mutants_of_every_kind(change: str) -> None:
     assert any(change in mutant.change for mutant in MUTANTS)
+
+
+def test_every_use_of_a_pipeline_is_left_out_once() -> None:
+    """Also where a kernel would use what the call returns."""
+    uses = ("producer_acquire", "producer_commit", "consumer_wait", "consumer_release")
+    calls = [
+        (str(path.relative_to(ROOT)), node.lineno, f"no {ast.unparse(node)}")
+        for path in ROOT.glob("kernels/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in uses
+    ]
+    left_out = [(mutant.path, mutant.line, mutant.change.partition(" #")[0]) for mutant in MUTANTS]
+    assert len(calls) > 20
+    assert sorted(calls) == sorted(one for one in left_out if one[2].partition("(")[0][3:] in uses)
 
 
 def test_each_is_another_program_of_as_many_lines() -> None:

@@ -127,7 +127,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     def allocate(dtype: Any, shape: list[int], layout: Any) -> Any:
         if layout == "barrier":
             barriers = [Barrier() for _ in range(shape[0])]
-            return barriers[0] if len(shape) == 1 else SimpleNamespace(index=barriers.__getitem__)
+            return SimpleNamespace(shape=shape, index=barriers.__getitem__)
         return Shared(torch.full(shape, float("nan"), dtype=dtype))
 
     def specialize(functions: list[Any], warps: Any, registers: Any) -> None:

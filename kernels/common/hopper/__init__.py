@@ -3,7 +3,7 @@
 | file | what |
 |---|---|
 | `arguments.py` | the bundles that kernels take |
-| `pipeline.py` | the operand pipeline from the load warp to two multiply warp groups, and the main loop |
+| `pipeline.py` | pipelines from a producer to a consumer: full and empty barriers and their phases; the main loop |
 | `epilogue_store.py` | a finished tile, staged in shared memory, stored by subtiles paced by the next tile's loads |
 | `epilogue_load.py` | peers' partial tiles, loaded by stages, added to the finished tile |
 | `signal_pipeline.py` | a comm warp that signals for the warp that stores |
@@ -11,5 +11,5 @@
 | `fixup.py` | partial sums of a split tile, exchanged by its programs |
 | `roles.py` | the multiply warps, together or in turns; where partials are added, see gemm_reduce_scatter/roles.py |
 | `plan.py` | the fastest tiling and split of the last wave, by prediction |
-| `operator.py` | the host's part: what is supported, tensor descriptors |
+| `host.py` | the host's part: what is supported, tensor descriptors |
 """

@@ -39,25 +39,40 @@ class WarpTile(NamedTuple):
 
 
 @in_cache_key
-class OperandPipeline(NamedTuple):
-    """Stages of operand tiles in shared memory, each with a full and an empty barrier.
+class Pipeline(NamedTuple):
+    """The full and the empty barriers of a pipeline (pipeline.py), as many of either as it has stages."""
 
-    `sequence` is the ordered sequence barrier of PINGPONG: one barrier a warp group, which may then multiply.
-    """
-
-    a: Any
-    b: Any
     full: Any
     empty: Any
-    sequence: Any
+
+
+@in_cache_key
+class OneWayPipeline(NamedTuple):
+    """The full barriers alone: the stages are neither acquired nor released."""
+
+    full: Any
 
 
 @in_cache_key
 class PipelineState(NamedTuple):
-    """The stage that a step of the main loop uses, and the phase of the stage's barriers."""
+    """The stage that an item in a pipeline uses, and the phase of the stage's barriers."""
 
     index: Any
     phase: Any
+
+
+@in_cache_key
+class OperandPipeline(NamedTuple):
+    """Stages of operand tiles in shared memory, and the pipeline of their barriers.
+
+    `sequence` is the ordered sequence barrier of PINGPONG, a one-way pipeline: in each wave but the first, a warp group
+    waits until the other one passes the tensor cores on.
+    """
+
+    a: Any
+    b: Any
+    barriers: Any
+    sequence: Any
 
 
 @in_cache_key
@@ -81,39 +96,30 @@ class GatedPipeline(NamedTuple):
 
     a: Any
     b: Any
-    full: Any
-    empty: Any
+    barriers: Any
     gate: Any
 
 
 @in_cache_key
 class EpilogueStore(NamedTuple):
-    """One finished tile in shared memory, by subtiles, with a full and an empty barrier."""
+    """One finished tile in shared memory, by subtiles, and the pipeline of its barriers, of one stage."""
 
     subtiles: Any
-    full: Any
-    empty: Any
+    barriers: Any
 
 
 @in_cache_key
 class EpilogueLoad(NamedTuple):
-    """Stages for peers' partials in the memory of the epilogue store, each with a full and an empty barrier.
+    """Stages for peers' partials in the memory of the epilogue store, and the pipeline of their barriers.
 
-    `memory_free` is a barrier, too: the epilogue store has left the memory to the partials of an own tile.
+    `memory` is a one-way pipeline: the warp that empties the epilogue store commits its memory to the partials of each
+    own tile. The epilogue store's own barriers would not do: they pass in every wave, and a warp that is not there each
+    time cannot tell their phases apart.
     """
 
     stages: Any
-    memory_free: Any
-    full: Any
-    empty: Any
-
-
-@in_cache_key
-class SignalPipeline(NamedTuple):
-    """A full and an empty barrier between a warp that stores and the one that signals for it."""
-
-    full: Any
-    empty: Any
+    memory: Any
+    barriers: Any
 
 
 @in_cache_key

@@ -1,8 +1,7 @@
 """The epilogue load pipeline: a warp loads peers' partial tiles, 64 columns a stage, and the multiply warps add them.
 
-The stages use the epilogue store's memory while it is empty: load i uses stage ``i % STAGES``, for the
-``i // STAGES``-th time. Columns of the tile are summed over all peers before the next ones, so that as many loads are
-in flight as there are stages, and each element's sum has a fixed order.
+The stages use the epilogue store's memory while it is empty. Columns of the tile are summed over all peers before the
+next ones, so that as many loads are in flight as there are stages, and each element's sum has a fixed order.
 
 `partials` is a tensor descriptor of three dimensions, (source rank, row, column).
 """
@@ -11,10 +10,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from .arguments import EpilogueLoad
 from .barrier import thread_barrier
+from .pipeline import consumer_release, consumer_wait, make_pipeline, pipeline_state, producer_acquire, producer_commit
 from .tile_scheduler import SUBTILE_COLS
 
 
@@ -23,30 +23,7 @@ def make_epilogue_load(store, partials, TILE: gl.constexpr):
     """Return stages for blocks of the descriptor `partials` in the epilogue store's memory."""
     STAGES: gl.constexpr = TILE.BLOCK_N // SUBTILE_COLS
     stages = store.subtiles._reinterpret(partials.dtype, [STAGES, 1, TILE.BLOCK_M, SUBTILE_COLS], partials.layout)
-    memory_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(memory_free, count=1)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
-    return EpilogueLoad(stages, memory_free, full, empty)
-
-
-@gluon.jit
-def release_memory(load):
-    """Let partials be loaded, once for every own tile; by the warp that empties the epilogue store."""
-    mbarrier.arrive(load.memory_free, count=1)
-
-
-@gluon.jit
-def acquire_memory(load, own_tile):
-    """Wait until the partials of the program's `own_tile`-th own tile may be loaded.
-
-    The epilogue store's own barrier would not do: it passes in every wave, and a warp that is not there each time
-    cannot tell its phases apart.
-    """
-    mbarrier.wait(load.memory_free, own_tile & 1)
+    return EpilogueLoad(stages, make_pipeline(1, ONE_WAY=True), make_pipeline(STAGES))
 
 
 @gluon.jit
@@ -60,14 +37,13 @@ def load_partials(load, partials, number, rank, row, col, WORLD_SIZE: gl.constex
     """Load the peers' partials of a tile, which are there: loads from `number` on; return the next one's number."""
     STAGES: gl.constexpr = TILE.BLOCK_N // SUBTILE_COLS
     for i in range(STAGES * (WORLD_SIZE - 1)):
-        stage = number % STAGES
+        state = pipeline_state(load.barriers, number)
         source = (rank + 1 + i % (WORLD_SIZE - 1)) % WORLD_SIZE
-        mbarrier.wait(load.empty.index(stage), ((number // STAGES) & 1) ^ 1)
-        mbarrier.expect(load.full.index(stage), partials.block_type.nbytes)
+        producer_acquire(load.barriers, state)
+        producer_commit(load.barriers, state.index, partials.block_type.nbytes)
         from_col = col + i // (WORLD_SIZE - 1) * SUBTILE_COLS
-        tma.async_copy_global_to_shared(
-            partials, [source, row, from_col], load.full.index(stage), load.stages.index(stage)
-        )
+        full = load.barriers.full.index(state.index)
+        tma.async_copy_global_to_shared(partials, [source, row, from_col], full, load.stages.index(state.index))
         number += 1
     return number
 
@@ -90,14 +66,13 @@ def add_partials(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 
 @gluon.jit
 def _add_columns(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    STAGES: gl.constexpr = TILE.BLOCK_N // SUBTILE_COLS
     for _ in range(1, WORLD_SIZE):
-        stage = number % STAGES
-        mbarrier.wait(load.full.index(stage), (number // STAGES) & 1)
-        partial = load.stages.index(stage).reshape([TILE.BLOCK_M, SUBTILE_COLS]).load(acc.type.layout)
+        state = pipeline_state(load.barriers, number)
+        consumer_wait(load.barriers, state)
+        partial = load.stages.index(state.index).reshape([TILE.BLOCK_M, SUBTILE_COLS]).load(acc.type.layout)
         fence_async_shared()  # every thread's reads, before the stage is loaded again
         thread_barrier()  # the arrival is one thread's
-        mbarrier.arrive(load.empty.index(stage), count=1)
+        consumer_release(load.barriers, state.index)
         acc += partial.to(gl.float32)
         number += 1
     return acc, number

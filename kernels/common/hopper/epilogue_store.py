@@ -13,12 +13,21 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from ..trace import SEND, trace_span, trace_time, trace_until
 from .arguments import EpilogueStore
 from .barrier import thread_barrier
-from .pipeline import load_step, load_steps, next_state, pipeline_state
+from .pipeline import (
+    consumer_release,
+    consumer_wait,
+    load_step,
+    load_steps,
+    make_pipeline,
+    pipeline_state,
+    producer_acquire,
+    producer_commit,
+)
 from .tile_scheduler import SUBTILE_COLS, trace_number
 
 
@@ -26,24 +35,20 @@ from .tile_scheduler import SUBTILE_COLS, trace_number
 def make_epilogue_store(out, TILE: gl.constexpr):
     """Return an empty epilogue store for subtiles of the descriptor `out`."""
     subtiles = gl.allocate_shared_memory(out.dtype, [TILE.SUBTILES, 1, TILE.SUBTILE_ROWS, SUBTILE_COLS], out.layout)
-    full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(full, count=1)
-    mbarrier.init(empty, count=1)
-    return EpilogueStore(subtiles, full, empty)
+    return EpilogueStore(subtiles, make_pipeline(1))
 
 
 @gluon.jit
 def wait_store(store, wave):
     """Wait until the program's tile before that of a `wave`, which is not its first, is staged."""
-    mbarrier.wait(store.full, (wave - 1) & 1)
+    consumer_wait(store.barriers, pipeline_state(store.barriers, wave - 1))
 
 
 @gluon.jit
 def acquire_store(store, wave):
     """Wait until the program's tile before that of a `wave` has left shared memory; by the multiply warps."""
     if wave > 0:
-        mbarrier.wait(store.empty, (wave - 1) & 1)
+        producer_acquire(store.barriers, pipeline_state(store.barriers, wave))
 
 
 @gluon.jit
@@ -68,7 +73,7 @@ def commit_store(store):
     """Hand what is staged to the warp that stores it; by the multiply warps."""
     fence_async_shared()  # every thread's stores, before the copy engine's reads
     thread_barrier()  # the arrival is one thread's
-    mbarrier.arrive(store.full, count=1)
+    producer_commit(store.barriers, 0)
 
 
 @gluon.jit
@@ -117,14 +122,13 @@ def load_and_send(
         wait_store(store, wave)
         stores = pending.num_subtiles * DESTINATIONS
     span = gl.maximum(stop - start - (stop - start) // 8, 1)
-    state = pipeline_state(step, TILE)
+    state = pipeline_state(pipeline.barriers, step)
     sent = 0
     due = 0  # in units of a store over `span`
     began = trace_time(pending)
     ended = began
     for i in range(start, stop):
-        load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
-        state = next_state(state, TILE)
+        state = load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
         due += stores
         while (due >= span) & (sent < stores):
             _send_subtile(out, store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)
@@ -175,7 +179,7 @@ def release_store(store):
     Not that it has arrived: see `wait_stores_arrived`.
     """
     tma.store_wait(0)
-    mbarrier.arrive(store.empty, count=1)
+    consumer_release(store.barriers, 0)
 
 
 @gluon.jit

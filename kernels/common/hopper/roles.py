@@ -19,12 +19,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
 from .epilogue_store import acquire_store, stage_tile
 from .fixup import exchange_partials, stage_reduced
-from .pipeline import multiply_tile, trace_first_step
+from .pipeline import consumer_wait, multiply_tile, pipeline_state, trace_first_step
 from .tile_scheduler import trace_number, work_tile
 
 # Of a thread that loads and communicates; those that multiply have the rest. With 56 the handshake of 8 ranks spills.
@@ -56,13 +55,7 @@ def worker_registers(comm_warps, pingpong):
 def wait_in_sequence(pipeline, wave):
     """Wait until the last multiplication of the wave before is under way; by the group whose wave it is."""
     if wave > 0:
-        mbarrier.wait(pipeline.sequence.index(wave % 2), ((wave - 1) // 2) & 1)
-
-
-@gluon.jit
-def next_in_sequence(pipeline, wave):
-    """Return the barrier that lets the other group multiply."""
-    return pipeline.sequence.index((wave + 1) % 2)
+        consumer_wait(pipeline.sequence, pipeline_state(pipeline.sequence, wave - 1))
 
 
 @gluon.jit
@@ -80,7 +73,7 @@ def _multiply_every_other(first, pipeline, store, waves, num_steps, TILE: gl.con
     """
     for wave in range(first, waves, 2):
         wait_in_sequence(pipeline, wave)
-        acc, _ = multiply_tile(pipeline, wave * num_steps, num_steps, TILE, next_in_sequence(pipeline, wave))
+        acc, _ = multiply_tile(pipeline, wave * num_steps, num_steps, TILE, wave)
         acquire_store(store, wave)
         stage_tile(acc, store, TILE)
 
@@ -103,7 +96,7 @@ def _multiply_together(
 ):
     step = 0
     for wave in range(whole):
-        began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+        began = trace_first_step(pipeline, step, peers, trace_number(wave))
         acc, step = multiply_tile(pipeline, step, num_steps, TILE)
         multiplied = trace_time(peers)
         acquire_store(store, wave)
@@ -114,7 +107,7 @@ def _multiply_together(
     if TILE.SPLITS > 1:
         for wave in range(whole, whole + split):
             work = work_tile(wave, total_tiles, whole, num_steps, TILE)
-            began = trace_first_step(pipeline, step, peers, trace_number(wave), TILE)
+            began = trace_first_step(pipeline, step, peers, trace_number(wave))
             acc, step = multiply_tile(pipeline, step, work.stop - work.start, TILE)
             multiplied = trace_time(peers)
             exchange_partials(acc, workspace, work, epoch, peers.watchdog_ptr, TILE)

@@ -9,40 +9,16 @@ way.
 from __future__ import annotations
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .arguments import SignalPipeline
-
-
-@gluon.jit
-def make_signal_pipeline():
-    """Return an empty pipeline."""
-    full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(full, count=1)
-    mbarrier.init(empty, count=1)
-    return SignalPipeline(full, empty)
+from .pipeline import pipeline_state, producer_acquire, producer_commit
 
 
 @gluon.jit
 def commit_signal(signals, number):
     """Have the other warp send the `number`-th signal, when the one before is sent; by the warp that stores.
 
-    Edge: what this warp has stored, and awaited, happens before what the other does after `wait_signal`.
+    Edge: what this warp has stored, and awaited, happens before what the other does after `consumer_wait`.
     """
     if number > 0:
-        mbarrier.wait(signals.empty, (number - 1) & 1)
-    mbarrier.arrive(signals.full, count=1)
-
-
-@gluon.jit
-def wait_signal(signals, number):
-    """Wait until the `number`-th signal is to be sent; by the warp that signals."""
-    mbarrier.wait(signals.full, number & 1)
-
-
-@gluon.jit
-def release_signal(signals):
-    """Let the next signal be committed; by the warp that signals."""
-    mbarrier.arrive(signals.empty, count=1)
+        producer_acquire(signals, pipeline_state(signals, number))
+    producer_commit(signals, 0)

@@ -26,16 +26,15 @@ def test_subtiles_are_spread_over_the_steps_but_the_last_eighth(steps: int, subt
         "load_step": load,
         "_send_subtile": lambda *arguments: sent.append(len(loaded)),
         "wait_store": lambda *arguments: None,
-        "pipeline_state": lambda step, tile: None,
-        "next_state": lambda state, tile: None,
+        "pipeline_state": lambda pipeline, step: None,
         "trace_time": lambda bundle: 0,
         "trace_until": lambda *arguments: None,
     }
-    pending = SimpleNamespace(num_subtiles=subtiles)
+    pipeline, pending = SimpleNamespace(barriers=None), SimpleNamespace(num_subtiles=subtiles)
     first = 5
     with emulated(Machine(0), [epilogue_store, tile_scheduler], **fakes):
         step = epilogue_store.load_and_send(
-            *(None, None, None, 100, 0, 0, first, first + steps, None, None), pending, 1, destinations, 8, TILE
+            *(None, None, pipeline, 100, 0, 0, first, first + steps, None, None), pending, 1, destinations, 8, TILE
         )
     assert step == 100 + steps
     assert len(loaded) == steps

@@ -21,6 +21,7 @@ from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.hopper import pipeline
+from iris_kernels.common.hopper.arguments import OneWayPipeline
 from overlap_taxonomy import get_variant
 
 MANY_STEPS, FEW_TILES, SPLITS = CASES[1], CASES[4], CASES[9]
@@ -70,8 +71,9 @@ def test_the_wait_for_a_tiles_first_operands_ends_when_they_are_there() -> None:
     world = World(machine)
     barrier = Barrier()
     barrier.count = barrier.pending = 1
-    stages = SimpleNamespace(full=SimpleNamespace(index=lambda stage: barrier))
-    peers, tile = SimpleNamespace(trace_ptr=0), SimpleNamespace(STAGES=3)
+    full = SimpleNamespace(shape=[3, 1], index=lambda stage: barrier)
+    operands = SimpleNamespace(barriers=OneWayPipeline(full))
+    peers = SimpleNamespace(trace_ptr=0)
     times = {}
 
     def load() -> None:
@@ -79,7 +81,7 @@ def test_the_wait_for_a_tiles_first_operands_ends_when_they_are_there() -> None:
         barrier.arrive(arrivals=1)
 
     def multiply() -> None:
-        times["waited"] = pipeline.trace_first_step(stages, 0, peers, 7, tile)
+        times["waited"] = pipeline.trace_first_step(operands, 0, peers, 7)
 
     with emulated(machine, [pipeline], **world.names):
         machine.spawn("multiply", multiply, rank=0)
