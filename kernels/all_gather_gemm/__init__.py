@@ -15,13 +15,13 @@ from . import (
     auto,
     bulk_synchronous,
     copy_engine,
+    copy_engine_sm90,
     fused_sequential,
+    fused_sequential_stream_k,
     library,
-    one_shot,
     producer_consumer,
-    warp_specialized,
-    warp_specialized_copies,
     workgroup_specialized,
+    workgroup_specialized_sm90,
 )
 from .host import FAMILY
 from .problem import AllGatherGemmProblem
@@ -36,9 +36,9 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    warp_specialized.VARIANT,
-    warp_specialized_copies.VARIANT,
-    one_shot.VARIANT,
+    workgroup_specialized_sm90.VARIANT,
+    copy_engine_sm90.VARIANT,
+    fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)

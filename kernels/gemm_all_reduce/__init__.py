@@ -13,9 +13,9 @@ from . import (
     auto,
     bulk_synchronous,
     fused_sequential,
+    fused_sequential_stream_k,
     library,
-    one_shot,
-    warp_specialized,
+    warp_specialized_sm90,
     workgroup_specialized,
 )
 from .host import FAMILY
@@ -29,8 +29,8 @@ for _variant in (
     bulk_synchronous.VARIANT,
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
-    warp_specialized.VARIANT,
-    one_shot.VARIANT,
+    warp_specialized_sm90.VARIANT,
+    fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)

@@ -14,10 +14,10 @@ from . import (
     bulk_synchronous,
     copy_engine,
     fused_sequential,
+    fused_sequential_stream_k,
     library,
-    one_shot,
     producer_consumer,
-    warp_specialized,
+    warp_specialized_sm90,
     workgroup_specialized,
 )
 from .host import FAMILY
@@ -33,8 +33,8 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    warp_specialized.VARIANT,
-    one_shot.VARIANT,
+    warp_specialized_sm90.VARIANT,
+    fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)

@@ -56,11 +56,11 @@ def test_explanations_are_of_mutants_that_there_are() -> None:
     ("name", "variants"),
     [
         (
-            "kernels/gemm_reduce_scatter/warp_specialized.py::_collect: no fence_before_descriptor_loads()",
+            "kernels/gemm_reduce_scatter/warp_specialized_sm90.py::_collect: no fence_before_descriptor_loads()",
             [("gemm_all_reduce", "warp_specialized"), ("gemm_reduce_scatter", "warp_specialized")],
         ),
         (
-            "kernels/gemm_all_scatter/one_shot.py::send_tile: "
+            "kernels/gemm_all_scatter/fused_sequential_stream_k.py::send_tile: "
             "no signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), WORLD_SIZE)",
             [("gemm_all_scatter", "one_shot")],
         ),

@@ -47,10 +47,11 @@ from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 COPIES = "warp_specialized_copies"
 KERNELS = {
-    **{("all_gather_gemm", name): getattr(all_gather_gemm, name) for name in ("warp_specialized", COPIES)},
-    ("gemm_all_scatter", "warp_specialized"): gemm_all_scatter.warp_specialized,
-    ("gemm_reduce_scatter", "warp_specialized"): gemm_reduce_scatter.warp_specialized,
-    ("gemm_all_reduce", "warp_specialized"): gemm_reduce_scatter.warp_specialized,  # the same kernel
+    ("all_gather_gemm", "warp_specialized"): all_gather_gemm.workgroup_specialized_sm90,
+    ("all_gather_gemm", COPIES): all_gather_gemm.copy_engine_sm90,
+    ("gemm_all_scatter", "warp_specialized"): gemm_all_scatter.warp_specialized_sm90,
+    ("gemm_reduce_scatter", "warp_specialized"): gemm_reduce_scatter.warp_specialized_sm90,
+    ("gemm_all_reduce", "warp_specialized"): gemm_reduce_scatter.warp_specialized_sm90,  # the same kernel
 }
 CALLS = 2
 
@@ -330,7 +331,7 @@ def run_case(
     machine = Machine(seed, late=late)
     world = World(machine)
     faults: list[str] = []
-    small_chunks = mock.patch.object(all_gather_gemm.warp_specialized, "_CHUNK_BYTES", (1 << 15, 1 << 15))
+    small_chunks = mock.patch.object(all_gather_gemm.workgroup_specialized_sm90, "_CHUNK_BYTES", (1 << 15, 1 << 15))
     with mock.patch.object(hopper, "machine_reason", return_value=None), small_chunks:
         variant = get_variant(family, name)
         if reason := variant.unsupported_reason(problem, config):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.all_gather_gemm.warp_specialized import chunks_of_shards
+from iris_kernels.all_gather_gemm.workgroup_specialized_sm90 import chunks_of_shards
 from iris_kernels.common.config import parse_config
 from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (

@@ -259,7 +259,7 @@ def test_what_others_wrote_in_this_call_is_read_past_the_l1_cache(case: Case) ->
     """This SM's may hold an older call's. A rank's own operands, and what earlier kernels wrote, may come from it."""
     may = {"gemm.py"}
     may |= {"bulk_synchronous.py"} if case.variant == "bulk_synchronous" else set()
-    may |= {"shards.py", "one_shot.py"} if case.family == "all_gather_gemm" else set()
+    may |= {"shards.py", "fused_sequential_stream_k.py"} if case.family == "all_gather_gemm" else set()
     past = set()
     for kernel in compile_once(case):
         assert kernel.files_that_load("global") <= may, kernel.name

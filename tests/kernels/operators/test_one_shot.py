@@ -34,7 +34,7 @@ from overlap_taxonomy import Variant, get_variant
 
 ONE_SHOT = [variant for variant in FUSED if variant.name == "one_shot"]
 NUM_SMS = 132
-TILES = ("one_shot.py", "stream_k.py", "gemm.py")  # whose stores move tiles
+TILES = ("fused_sequential_stream_k.py", "stream_k.py", "gemm.py")  # whose stores move tiles
 SHARED_BYTES = 227 << 10
 SMALL_M = [(1, 1024, 14336), (64, 2048, 8192), (128, 4096, 2048), (512, 7168, 8192), (1, 4096, 3584)]
 

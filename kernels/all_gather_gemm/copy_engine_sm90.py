@@ -49,7 +49,7 @@ from .copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
 from .schedule import Gathering
-from .warp_specialized import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
+from .workgroup_specialized_sm90 import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=product_of_shards))
