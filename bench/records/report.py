@@ -104,11 +104,10 @@ def print_families(console: Console) -> None:
     """Print the families and their variants, and the shape sets."""
     for family in dict.fromkeys(variant.family for variant in list_variants()):
         console.print(Text(family, style="bold"))
-        table = _table("variant", "arrangement", "who communicates", "waits for", "summary")
+        table = _table("variant", "arrangement", "who communicates", "waits for", "main loop", "schedule", "summary")
         for variant in list_variants(family):
-            table.add_row(
-                variant.name, variant.arrangement.value, variant.agent.value, variant.sync.value, variant.summary
-            )
+            axes = (variant.arrangement, variant.agent, variant.sync, variant.mainloop, variant.schedule)
+            table.add_row(variant.name, *(axis.value for axis in axes), variant.summary)
         console.print(table)
         console.print()
     console.print(Text("shape sets", style="bold"))

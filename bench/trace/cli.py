@@ -27,7 +27,9 @@ def trace(
     family: Annotated[str, typer.Option(help="One family.")],
     variant: Annotated[str, typer.Option(help="One variant of it, of our kernels; or several, separated by commas.")],
     shape: Annotated[str, typer.Option(help="MxNxK of the whole problem.")],
-    out: Annotated[Path, typer.Option(help="JSON for ui.perfetto.dev; of several variants OUT-VARIANT.json, each.")],
+    out: Annotated[
+        Path, typer.Option(help="JSON for ui.perfetto.dev; of several variants OUT-VARIANT.json, each, with _ for :.")
+    ],
     world_size: WorldSize = None,
     device: Device = "auto",
     dtype: Dtype = "bf16",
@@ -62,7 +64,11 @@ def trace(
         )
         job = _only_job(plan)
         variants = _variants(job, variant)
-        files = [out] if len(variants) == 1 else [out.with_stem(f"{out.stem}-{name}") for name in variants]
+        files = (
+            [out]
+            if len(variants) == 1
+            else [out.with_stem(f"{out.stem}-{name}".replace(":", "_")) for name in variants]
+        )
         outputs = [*(("--out", file) for file in files), ("--plot", plot)]
         check_outputs(*outputs)
         check_new(*outputs, overwrite=overwrite)
@@ -103,6 +109,11 @@ def _summary(traced: Traced) -> str:
     lost = f"; {traced.lost} spans found no room" if traced.lost else ""
     clocks = f"clocks within {traced.accuracy_ns / 1e3:.1f} µs of each other"
     return f"{traced.title}: {sum(map(len, traced.ranks))} spans in {traced.total_us:.0f} µs, {clocks}{lost}"
+
+
+def _file_of(out: Path, variant: str) -> Path:
+    """Return where one of several variants is written to; a colon is no letter of a file's name everywhere."""
+    return out.with_stem(f"{out.stem}-{variant.replace(':', '_')}")
 
 
 def _only_job(plan: sweep.Plan) -> Job:

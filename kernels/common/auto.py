@@ -18,6 +18,8 @@ from overlap_taxonomy import (
     Agent,
     Arrangement,
     Machine,
+    Mainloop,
+    Schedule,
     Sync,
     Variant,
     Work,
@@ -43,8 +45,6 @@ MODEL_MARGIN = 0.10
 PREDICTION_MARGIN = 0.25
 SHORT_MARGIN = 0.15  # of predicted times, in calls that are shorter than this: they are launches and latency
 SHORT_US = 60.0
-# Interpreted kernels, and ranks that may share a GPU, have no performance to choose by. Every family has this one.
-UNTIMED = "workgroup_specialized"
 
 _known: weakref.WeakKeyDictionary[Context, tuple[Table, Table]] = weakref.WeakKeyDictionary()
 
@@ -87,13 +87,15 @@ def auto_variant(
 
     return Variant(
         family=family,
-        name=NAME,
+        pattern=NAME,
         arrangement=Arrangement.CHOSEN,
         agent=Agent.CHOSEN,
         sync=Sync.CHOSEN,
         summary="whichever was measured or is predicted to be fastest for the problem, the library included",
         build=build,
         unsupported_reason=unsupported_reason,
+        mainloop=Mainloop.CHOSEN,
+        schedule=Schedule.CHOSEN,
         delegates=True,
     )
 
@@ -108,11 +110,21 @@ def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, left_o
     candidates = _candidates(family, problem, baseline, left_out)
     if ctx.is_interpreted() or get_variant(family, baseline).unsupported_reason(problem, None):
         why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
-        return Choice(UNTIMED if UNTIMED in candidates else candidates[-1], None, why)
+        return Choice(_untimed(family, candidates), None, why)
     gpu = device_name(ctx.get_device())
     if ctx not in _known:
         _known[ctx] = (read_cache(gpu), shipped_table(gpu))
     return choose(family, problem, candidates, gpu=gpu, tables=_known[ctx])
+
+
+def _untimed(family: str, candidates: Sequence[str]) -> str:
+    """Return what is taken where there is no performance to choose by: interpreted kernels, ranks that share a GPU.
+
+    Any would be right; programs that communicate beside others of their grid are what every family has.
+    """
+    places = {name: get_variant(family, name) for name in candidates}
+    portable = [name for name, one in places.items() if one.mainloop is Mainloop.PORTABLE]
+    return next((name for name in portable if places[name].agent is Agent.COMM_PROGRAMS), candidates[-1])
 
 
 def choose(

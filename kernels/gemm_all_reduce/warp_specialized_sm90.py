@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
@@ -104,6 +104,7 @@ VARIANT = variant_of(
         outputs,
         supports=warp_specialized_sm90.supports,
         can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,

@@ -50,7 +50,7 @@ def test_what_others_have_fused_is_no_sequence_of_library_calls() -> None:
         others = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)
         assert (axes == others) == (variant.name in ("async_tp", "kraken")), variant
         assert variant.is_baseline or not {*others, Arrangement.LIBRARY, Agent.LIBRARY} & {*axes}, variant
-    assert "before or after the GEMM" in get_variant("all_gather_gemm", "bulk_synchronous").agent.value
+    assert "before or after the GEMM" in get_variant("all_gather_gemm", "bulk_synchronous:portable").agent.value
 
 
 def test_other_projects_functions_are_no_part_of_the_kernels() -> None:
@@ -86,7 +86,7 @@ def test_a_name_is_registered_once() -> None:
     assert register(first) is first  # again: nothing changes
     with pytest.raises(ValueError, match=f"'{first.name}' of family '{first.family}' is registered already"):
         register(replace(first, summary="another"))
-    new = register(replace(first, name="new"))
+    new = register(replace(first, pattern="new"))
     assert get_variant(first.family, "new") is new
 
 
@@ -127,7 +127,7 @@ REGISTER = """
 from dataclasses import replace
 from overlap_taxonomy import registry
 first = next(iter(registry._variants.values()))
-registry.register(replace(first, name="half"))
+registry.register(replace(first, pattern="half"))
 """
 CLASH = REGISTER + 'registry.register(replace(first, summary="another"))'
 NAMED = "the entry point 'elsewhere' = 'a_family' of their-kernels"

@@ -19,13 +19,17 @@ FORMER = "16x64x128 group=8 warps=4 stages=6 subtiles=2 sms=132 comm_sms=7 comm_
 
 
 def table(config: dict[str, object]) -> str:
-    entry = {**KEY, "times_us": {"one_shot": 1.0}, "configs": {"one_shot": config}}
+    entry = {
+        **KEY,
+        "times_us": {"fused_sequential:portable:stream_k": 1.0},
+        "configs": {"fused_sequential:portable:stream_k": config},
+    }
     return json.dumps({"format": 1, "entries": [entry]})
 
 
 def read(config: dict[str, object]) -> GemmConfig:
     (measured,) = from_json(table(config), {"format": 1}).values()
-    return measured.configs["one_shot"]
+    return measured.configs["fused_sequential:portable:stream_k"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"descriptors": False}, {"pingpong": True}])

@@ -1,4 +1,4 @@
-"""The `one_shot` variants: the tiling of an output, tiles that programs split, ranks without rows, workspaces."""
+"""The variants with stream-K: the tiling of an output, tiles that programs split, ranks without rows, workspaces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from iris_kernels.common.stream_k_host import default_stream_k_config
 from iris_kernels.common.stream_k_plan import GROUP_M, Tiling, fastest_tiling, plan_stream_k, tiling_us
 from overlap_taxonomy import Variant, get_variant
 
-ONE_SHOT = [variant for variant in FUSED if variant.name == "one_shot"]
+ONE_SHOT = [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"]
 NUM_SMS = 132
 TILES = ("fused_sequential_stream_k.py", "stream_k.py", "gemm.py")  # whose stores move tiles
 SHARED_BYTES = 227 << 10
@@ -143,7 +143,7 @@ def compile_one(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[
 
 def launch_of(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[Any, dict[str, Any], Any]:
     """Return the kernel of a call, with its arguments, and the operator."""
-    case = Case("one_shot", target, rank=2, family=variant.family)
+    case = Case("fused_sequential:portable:stream_k", target, rank=2, family=variant.family)
     problem = make_problem(variant.family, m, n, k, case.world_size, torch.bfloat16)
     with recorded_launches() as launches:
         operator = variant.build(StubContext(case), problem)
@@ -244,7 +244,7 @@ def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, i
     ctx = context()
     problem = make_problem(family, *size, world_size, torch.bfloat16)
     config = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, comm_rows=1, splits=splits, descriptors=False)
-    operator = get_variant(family, "one_shot").build(ctx, problem, config)
+    operator = get_variant(family, "fused_sequential:portable:stream_k").build(ctx, problem, config)
     late = random.Random(1)  # the same on every rank
     faults = []
     for call in range(8):
@@ -274,7 +274,7 @@ def test_splits_and_waves(
 @pytest.mark.parametrize("family", ["gemm_reduce_scatter", "gemm_all_reduce"])
 def test_halves_of_the_workspace_must_alternate(family: str) -> None:
     """With one row of tiles; with more, waits for later tiles happen to order what a single workspace would need."""
-    case = CheckedCase(get_variant(family, "one_shot"), Shape(5, 12, 20), 2, "bfloat16")
+    case = CheckedCase(get_variant(family, "fused_sequential:portable:stream_k"), Shape(5, 12, 20), 2, "bfloat16")
     with replaced(stream_k.buffer_of_call, always_the_first):
         assert run_case(case, schedules=4, seed=0).found_ordering_fault
     assert run_case(case, schedules=2, seed=0).ok
@@ -290,7 +290,7 @@ def sum_nothing(acc, stream, work, peers, epoch, TILE: tl.constexpr):
 @pytest.mark.parametrize(("subtiles", "large"), [(1, 1 << 14), (1, 16 * 16), (1, 2 * 16 * 16), (2, 16 * 16)])
 def test_the_splits_of_a_tile_are_added(family: str, subtiles: int, large: int) -> None:
     """Of this tile of 16 x 16 four at once, one, or two; or in halves."""
-    case = CheckedCase(get_variant(family, "one_shot"), Shape(45, 42, 34), 2, "bfloat16")
+    case = CheckedCase(get_variant(family, "fused_sequential:portable:stream_k"), Shape(45, 42, 34), 2, "bfloat16")
     with (
         mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)),
         mock.patch.object(stream_k, "LARGE", tl.constexpr(large)),

@@ -16,7 +16,14 @@ from overlap_taxonomy import Variant, get_variant
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 CALLS = 20
 OF_THE_HOST = 5  # calls of an operator at most, before what is recorded of one is replayed
-NAMES = ("warp_specialized", "copy_engine", "one_shot", "workgroup_specialized", "async_tp")
+NAMES = (
+    "warp_specialized:sm90",
+    "workgroup_specialized:sm90",
+    "copy_engine:portable",
+    "fused_sequential:portable:stream_k",
+    "workgroup_specialized:portable",
+    "async_tp",
+)
 COMPILED = [variant for variant in GPU_VARIANTS if variant.name in NAMES]
 
 
