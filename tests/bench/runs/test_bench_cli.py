@@ -118,6 +118,10 @@ def test_ranks_that_share_gpus_are_not_timed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_list_names_everything() -> None:
     text = invoke("list").stdout
+    said = " ".join(text.split())
+    assert "copy_engine:sm90" in text
+    assert "main loop: sm90; schedule: data_parallel" in said
+    assert "main loop: portable; schedule: stream_k" in said
     assert all(
         name in text for name in ("gemm_all_scatter", "workgroup_specialized:portable", "small_m", "8192x4096x12288")
     )
