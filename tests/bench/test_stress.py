@@ -26,8 +26,8 @@ from iris_bench.stress import ledger
 from iris_bench.stress import rank as stress_rank
 from iris_bench.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
 from iris_bench.stress.record import COLUMNS
-from iris_kernels.all_gather_gemm.bulk_synchronous import BulkSynchronous
-from iris_kernels.gemm_all_scatter.fused_sequential import FusedSequential
+from iris_kernels.common.call import Call
+from iris_kernels.common.operator import Operator
 
 
 def invoke(*arguments: object) -> Result:
@@ -219,10 +219,12 @@ def plant(rank: int, world_size: int, fault: str) -> None:
     calls = 0
     older: dict[Any, torch.Tensor] = {}
 
-    def broken(self: FusedSequential, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def broken(self: Operator[Any], call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal calls
+        (output,) = outputs = RIGHT(self, call, a, b)
+        if self.variant != "fused_sequential":
+            return outputs
         calls += 1
-        output = RIGHT(self, a, b)
         if rank == 1 and calls >= 30 and len(output) > 2:
             if fault == "element" and older:
                 older.clear()
@@ -233,16 +235,16 @@ def plant(rank: int, world_size: int, fault: str) -> None:
                 raise RuntimeError("no luck")
         elif calls < 30 or fault == "stale":
             older[self] = output.clone()
-        return output
+        return outputs
 
-    FusedSequential._launch = broken  # type: ignore[method-assign]
+    Operator._launch = broken  # type: ignore[method-assign]
 
 
-RIGHT = FusedSequential._launch
+RIGHT = Operator._launch
 
 
 def root_out(rank: int, world_size: int) -> None:
-    FusedSequential._launch = RIGHT  # type: ignore[method-assign]
+    Operator._launch = RIGHT  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("fault", ["element", "stale"])
@@ -279,20 +281,13 @@ def test_a_planted_fault_is_found(pooled: Ranks, tmp_path: Path, fault: str) -> 
 def plant_beside_the_output(rank: int, world_size: int) -> None:
     """On rank 1, the gathered A lacks its first element wherever somebody reads it."""
 
-    def broken(self: BulkSynchronous, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        output = RIGHT_GATHER(self, a, b)
-        if rank == 1 and self.keep_gathered:
-            self.gathered[0, 0] += 1
-        return output
+    def broken(self: Operator[Any], call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = RIGHT(self, call, a, b)
+        if rank == 1 and call.options["keep_gathered"]:
+            outputs[1][0, 0] += 1
+        return outputs
 
-    BulkSynchronous._launch = broken  # type: ignore[method-assign]
-
-
-RIGHT_GATHER = BulkSynchronous._launch
-
-
-def root_out_beside_the_output(rank: int, world_size: int) -> None:
-    BulkSynchronous._launch = RIGHT_GATHER  # type: ignore[method-assign]
+    Operator._launch = broken  # type: ignore[method-assign]
 
 
 def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
@@ -308,7 +303,7 @@ def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
         "bf16",
     ]
     result = invoke(*arguments, "--calls", 10)
-    pooled.call(root_out_beside_the_output)
+    pooled.call(root_out)
     assert result.exit_code == 1
     assert re.search(r"wrong: all_gather_gemm.*rank 1: auxiliary output 1, at row 0, column 0", result.stderr), result
 
