@@ -222,7 +222,7 @@ def plant(rank: int, world_size: int, fault: str) -> None:
     def broken(self: Operator[Any], call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal calls
         (output,) = outputs = RIGHT(self, call, a, b)
-        if self.variant != "fused_sequential":
+        if self.variant != "fused_sequential:portable":
             return outputs
         calls += 1
         if rank == 1 and calls >= 30 and len(output) > 2:
