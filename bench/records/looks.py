@@ -73,8 +73,8 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 def _looks_of_ours() -> dict[str, Look]:
     """Return the looks of the variants with kernels, by name, in the order of their places."""
-    names = {(one.agent, one.mainloop, one.schedule): one.name for one in list_variants() if one.has_kernels}
-    return {names[place]: look for place, look in _PLACES.items() if place in names}
+    ours = {one.name: (one.agent, one.mainloop, one.schedule) for one in list_variants() if one.has_kernels}
+    return {name: look for place, look in _PLACES.items() for name in ours if ours[name] == place}
 
 
 def check_path(path: Path) -> None:

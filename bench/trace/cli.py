@@ -27,9 +27,7 @@ def trace(
     family: Annotated[str, typer.Option(help="One family.")],
     variant: Annotated[str, typer.Option(help="One variant of it, of our kernels; or several, separated by commas.")],
     shape: Annotated[str, typer.Option(help="MxNxK of the whole problem.")],
-    out: Annotated[
-        Path, typer.Option(help="JSON for ui.perfetto.dev; of several variants OUT-VARIANT.json, each, with _ for :.")
-    ],
+    out: Annotated[Path, typer.Option(help="JSON for ui.perfetto.dev; of several variants OUT-VARIANT.json, each.")],
     world_size: WorldSize = None,
     device: Device = "auto",
     dtype: Dtype = "bf16",
@@ -64,11 +62,7 @@ def trace(
         )
         job = _only_job(plan)
         variants = _variants(job, variant)
-        files = (
-            [out]
-            if len(variants) == 1
-            else [out.with_stem(f"{out.stem}-{name}".replace(":", "_")) for name in variants]
-        )
+        files = [out] if len(variants) == 1 else [_file_of(out, name) for name in variants]
         outputs = [*(("--out", file) for file in files), ("--plot", plot)]
         check_outputs(*outputs)
         check_new(*outputs, overwrite=overwrite)

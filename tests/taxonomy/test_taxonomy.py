@@ -15,7 +15,17 @@ import pytest
 import iris_kernels
 from iris_bench import cli
 from iris_bench.baselines import async_tp, kraken_functions
-from overlap_taxonomy import Agent, Arrangement, Sync, get_variant, list_families, list_variants, register, registry
+from overlap_taxonomy import (
+    Agent,
+    Arrangement,
+    Sync,
+    current_name,
+    get_variant,
+    list_families,
+    list_variants,
+    register,
+    registry,
+)
 
 FAMILY_FOLDERS = [
     path.parent.name for path in Path(iris_kernels.__file__).parent.glob("*/problem.py") if path.parent.name != "common"
@@ -128,6 +138,7 @@ from dataclasses import replace
 from overlap_taxonomy import registry
 first = next(iter(registry._variants.values()))
 registry.register(replace(first, pattern="half"))
+registry.register_former_names(first.family, {"a former name": "half"})
 """
 CLASH = REGISTER + 'registry.register(replace(first, summary="another"))'
 NAMED = "the entry point 'elsewhere' = 'a_family' of their-kernels"
@@ -144,6 +155,7 @@ def test_a_family_from_elsewhere_that_cannot_be_loaded_is_left_out(
     announced(source)
     with pytest.warns(RuntimeWarning, match=f"{NAMED} cannot be loaded: {why}.*; its family is left out"):
         assert list_variants() == known
+    assert current_name(known[0].family, "a former name") == "a former name"
 
 
 def test_one_of_ours_that_cannot_be_loaded_is_an_error(announced: Callable[..., None]) -> None:

@@ -32,7 +32,7 @@ from iris_kernels.common.stream_k_host import default_stream_k_config
 from iris_kernels.common.stream_k_plan import GROUP_M, Tiling, fastest_tiling, plan_stream_k, tiling_us
 from overlap_taxonomy import Variant, get_variant
 
-ONE_SHOT = [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"]
+STREAM_K = [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"]
 NUM_SMS = 132
 TILES = ("fused_sequential_stream_k.py", "stream_k.py", "gemm.py")  # whose stores move tiles
 SHARED_BYTES = 227 << 10
@@ -81,7 +81,7 @@ def test_stages_fit_shared_memory(arch: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> None:
     """Several splits, on the matrix units, as many stages as there should be, wide stores."""
     compiled, arguments, operator = compile_one(variant, target, 1, 1024, 14336)
@@ -98,7 +98,7 @@ def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> N
         assert set().union(*(widths for file, widths in compiled.stores_by_file().items() if file in TILES)) == {16}
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_a_call_is_counted_when_every_thread_has_its_number(variant: Variant) -> None:
     """The count is the kernel's last store, right behind a barrier."""
     ttgir = compile_one(variant, "sm_90", 1, 1024, 14336)[0].ttgir
@@ -107,13 +107,13 @@ def test_a_call_is_counted_when_every_thread_has_its_number(variant: Variant) ->
     assert not re.search(r"tt\.(load|store|atomic|call)", ahead[-1])
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_with_large_tiles_nothing_is_touched_before_the_wait_either(variant: Variant) -> None:
     compiled, _, _ = compile_one(variant, "sm_90", 512, 8192, 8192)
     check_early_launch(variant, compiled.code, "wgmma.mma_async")
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_shared_large_tiles_are_compiled_as_they_should_be(variant: Variant) -> None:
     """Parts are released and acquired; few registers are wanting, most of them where halves are sent and added."""
     gathers = variant.family in ("gemm_all_scatter", "all_gather_gemm")
@@ -128,7 +128,7 @@ def test_shared_large_tiles_are_compiled_as_they_should_be(variant: Variant) -> 
     check_early_launch(variant, compiled.code, "wgmma.mma_async")
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_a_long_kernel_is_not_launched_early(variant: Variant) -> None:
     """Each call streams a quarter of the weights: 34 MB take an H200 about 12 µs, 440 MB 110."""
     calls = [launch_of(variant, "sm_90", *sizes) for sizes in ((128, 4096, 16384), (128, 53248, 16384))]
@@ -264,7 +264,7 @@ def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, i
     [(2, (1, 20, 70), 3), (4, (1, 40, 128), 2), (2, (35, 20, 50), 5), (2, (20, 50, 90), 2)],
     ids=["one row", "ranks without rows", "more splits than steps", "whole tiles first"],
 )
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_splits_and_waves(
     ranks: Callable[[int], Ranks], variant: Variant, world_size: int, size: tuple[int, int, int], splits: int
 ) -> None:
