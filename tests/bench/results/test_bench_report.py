@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from matplotlib import pyplot
@@ -15,9 +16,9 @@ from records import make_records
 from rich.console import Console
 
 from iris_bench.records import frames, plot, report
-from iris_bench.records.looks import LOOKS
+from iris_bench.records.looks import LOOKS, looks_of
 from iris_bench.records.record import Record
-from overlap_taxonomy import list_variants
+from overlap_taxonomy import list_variants, register, registry
 
 LATER = "fused_sequential:portable:stream_k"
 
@@ -176,3 +177,12 @@ def test_without_a_gpu_right_and_wrong_are_counted() -> None:
     assert sum("fused_sequential:portable: 12, or" in line for line in lines) == 3
     assert "time us" not in text.getvalue()
     assert len(lines) < 30
+
+
+def test_a_variant_of_others_leaves_the_colours_as_they_are() -> None:
+    ours = [variant for variant in list_variants() if variant.has_kernels]
+    looks = looks_of(one.name for one in ours)
+    assert len(set(looks.values())) == len(looks) == len({one.name for one in ours})
+    with mock.patch.dict(registry._variants):
+        register(replace(ours[0], pattern="another"))
+        assert looks_of([*looks, "another:portable"]).items() >= looks.items()

@@ -14,7 +14,7 @@ from families import FUSED, make_problem, name, stem
 
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.problem import Problem
-from overlap_taxonomy import Variant, get_variant
+from overlap_taxonomy import Variant, get_variant, list_variants
 
 SIZES = (520, 1024, 768)
 RANK, WORLD_SIZE = 1, 4
@@ -58,13 +58,15 @@ def test_the_flops_of_a_call_are_those_of_the_ranks_product(variant: Variant) ->
     assert sum(launch.get("flops16", 0) for launch in found) == 2 * m * n * k
 
 
-@pytest.mark.parametrize("variant", FUSED, ids=name)
+@pytest.mark.parametrize("variant", [one for one in list_variants() if one.has_kernels], ids=name)
 def test_kernels_carry_family_and_variant(variant: Variant) -> None:
     families = KERNELS_OF.get(variant.family, (variant.family,))
     variants = KERNELS_OF.get(variant.name, (stem(variant.name),))
     starts = tuple(f"{family}_{named}" for family in families for named in variants)
+    of_others = tuple(f"{start}_{part}" for start in starts for part in ("sm90", "stream_k"))
     for launch in shown(variant.family, variant.name)[1]:
         assert launch["name"].startswith(starts), launch
+        assert not launch["name"].startswith(of_others), launch
 
 
 @pytest.mark.parametrize(
