@@ -67,7 +67,7 @@ def list_all() -> None:
 @app.command()
 def run(
     family: Names = "all",
-    variant: Annotated[str, typer.Option(help="'all', or names separated by commas; library is always run.")] = "all",
+    variant: Annotated[str, typer.Option(help="'all', or names or patterns, by commas; library always runs.")] = "all",
     shapes: Shapes = "smoke",
     world_size: WorldSize = None,
     device: Device = "auto",

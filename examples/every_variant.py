@@ -48,11 +48,11 @@ def body(rank, world_size, families, shape):
         for variant in list_variants(family):
             reason = variant.unsupported_reason(problem, None)
             if reason:
-                lines.append(f"  {variant.name:<24} not run: {reason}")
+                lines.append(f"  {variant.name:<36} not run: {reason}")
                 continue
             error = max(ctx.control_plane.all_gather(worst_error(ctx, variant, problem)))
             assert error < TOLERANCE, f"{family}/{variant.name}: relative error {error}"
-            lines.append(f"  {variant.name:<24} relative error {error:.1e}")
+            lines.append(f"  {variant.name:<36} relative error {error:.1e}")
         if rank == 0:
             print(*lines, sep="\n")
     ctx.close()

@@ -1,26 +1,44 @@
 """How GEMM-and-communication kernels differ: the axes, the registry of the variants there are, and what each costs."""
 
-from .axes import Agent, Arrangement, Sync
+from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
 from .cost import Work
 from .machine import MACHINES, Machine, machine_for
 from .model import copies_operands, predict_ideal_us, predict_us
-from .registry import get_variant, list_families, list_variants, register
-from .variant import Variant
+from .registry import (
+    current_name,
+    find_variant,
+    get_variant,
+    known_names,
+    list_families,
+    list_variants,
+    register,
+    register_former_names,
+    variants_named,
+)
+from .variant import Variant, full_name
 
 __all__ = [
     "MACHINES",
     "Agent",
     "Arrangement",
     "Machine",
+    "Mainloop",
+    "Schedule",
     "Sync",
     "Variant",
     "Work",
     "copies_operands",
+    "current_name",
+    "find_variant",
+    "full_name",
     "get_variant",
+    "known_names",
     "list_families",
     "list_variants",
     "machine_for",
     "predict_ideal_us",
     "predict_us",
     "register",
+    "register_former_names",
+    "variants_named",
 ]

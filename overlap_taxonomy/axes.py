@@ -1,4 +1,8 @@
-"""The three questions that tell one overlap pattern from another (after arXiv 2511.12500, section 4)."""
+"""What tells one variant from another.
+
+Three questions tell overlap patterns apart (after arXiv 2511.12500, section 4): arrangement, agent, sync. Main loop and
+schedule are further axes: a pattern may have several implementations.
+"""
 
 from enum import Enum
 
@@ -42,3 +46,21 @@ class Sync(Enum):
     CHUNK_COUNTER = "a counter a chunk of rows, awaited by the stream"
     OTHERS = "as in that operator"
     CHOSEN = "as in the variant it chooses"
+
+
+class Mainloop(Enum):
+    """What multiplies: operands to an fp32 accumulator. Those of ours are a part of a variant's name."""
+
+    PORTABLE = "portable"  # Triton: pointers, or descriptors where the GPU has them
+    SM90 = "sm90"  # Gluon: warps with different roles, for NVIDIA Hopper
+    OWN = "its own"  # a library's, or another project's
+    CHOSEN = "as the variant it chooses"
+
+
+class Schedule(Enum):
+    """Which part of which tile a program multiplies next. Those of ours are a part of a variant's name."""
+
+    DATA_PARALLEL = "data_parallel"  # whole tiles, one a program; those of the last wave may be split along k
+    STREAM_K = "stream_k"  # equal shares of all k steps of all tiles
+    OWN = "its own"
+    CHOSEN = "as the variant it chooses"

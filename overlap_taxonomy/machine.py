@@ -31,8 +31,8 @@ class Machine:
         library_narrow_slowdown: how much slower the library's multiply where A's rows are not.
         launch_us: from one kernel to the next on a stream.
         handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
-        split_us: in `one_shot`, from the last split of a tile computed to the sum of all of them.
-        hop_us: in `one_shot`, from the first store of something small to a peer to the peer's knowing of it.
+        split_us: with stream-K, from the last split of a tile computed to the sum of all of them.
+        hop_us: with stream-K, from the first store of something small to a peer to the peer's knowing of it.
         memory_gbps: a kernel streaming its own memory.
         layout_gbps: a copy that changes the layout: bytes read and written.
         align_gbps: a copy of operands to rows on 16 bytes, read and written.

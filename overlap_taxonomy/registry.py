@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Mapping
 from importlib import metadata
 
+from .choice import choice_of
 from .variant import Variant
 
 ENTRY_POINT_GROUP = "iris_overlap.families"
@@ -13,6 +15,7 @@ ENTRY_POINT_GROUP = "iris_overlap.families"
 _OWN_DISTRIBUTION = "iris-overlap"
 
 _variants: dict[tuple[str, str], Variant] = {}
+_former_names: dict[tuple[str, str], str] = {}
 
 
 class _NameClash(ValueError):
@@ -31,6 +34,17 @@ def register(variant: Variant) -> Variant:
     return variant
 
 
+def register_former_names(family: str, names: Mapping[str, str]) -> None:
+    """Add what a family's variants were called: in programs, results, tables and caches that are older.
+
+    Args:
+        family: the family.
+        names: the full names, by the former ones. A pattern's name by itself may be one, too: where a name was written
+            down, it stood for one implementation.
+    """
+    _former_names.update({(family, former): name for former, name in names.items()})
+
+
 @functools.cache
 def _discover() -> None:
     """Load the families. One of another distribution that cannot be loaded is left out, with a warning.
@@ -40,14 +54,16 @@ def _discover() -> None:
         ImportError: one of this distribution cannot be loaded.
     """
     for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        before = dict(_variants)
+        before, former_before = dict(_variants), dict(_former_names)
         distribution = entry_point.dist.name if entry_point.dist else "an unknown distribution"
         what = f"the entry point {entry_point.name!r} = {entry_point.value!r} of {distribution}"
         try:
             entry_point.load()
         except Exception as error:  # whatever a module raises that is imported
             _variants.clear()  # nothing is left of a half
+            _former_names.clear()
             _variants.update(before)
+            _former_names.update(former_before)
             if isinstance(error, _NameClash):
                 raise ValueError(f"{what}: {error}; of the two distributions that have it, uninstall one") from error
             said = f"{what} cannot be loaded: {type(error).__name__}: {error}"
@@ -78,13 +94,60 @@ def list_variants(family: str | None = None) -> list[Variant]:
     return [variant for variant in _variants.values() if family in (None, variant.family)]
 
 
+def find_variant(family: str, name: str) -> Variant | None:
+    """Return the variant with this full name, or None."""
+    _discover()
+    return _variants.get((family, name))
+
+
+def variants_named(family: str, name: str) -> list[Variant]:
+    """Return the variants that a name stands for: one for a full or a former name, all of a pattern for the pattern's.
+
+    A former name gives a FutureWarning, once in a process.
+
+    Raises:
+        ValueError: the family is not known.
+    """
+    known = list_variants(family)
+    if found := [one for one in known if one.name == name] or [one for one in known if one.pattern == name]:
+        return found
+    present = _former_names.get((family, name))
+    if present is None:
+        return []
+    _warn_of_former_name(family, name, present)
+    return [_variants[family, present]]
+
+
 def get_variant(family: str, name: str) -> Variant:
     """Return one variant.
+
+    Args:
+        family: the family.
+        name: a full name, ``"copy_engine:sm90"``; a pattern, ``"copy_engine"``, which takes the main loop that the GPU
+            has (`choice_of`); or a former name, which gives a FutureWarning, once in a process.
 
     Raises:
         ValueError: family or name is not known; the message lists the known ones.
     """
-    names = [variant.name for variant in list_variants(family)]
-    if name not in names:
-        raise ValueError(f"unknown variant {name!r} of family {family!r}; known variants: {', '.join(names)}")
-    return _variants[family, name]
+    if found := variants_named(family, name):
+        return choice_of(found)
+    raise ValueError(f"unknown variant {name!r} of family {family!r}; known variants: {known_names(family)}")
+
+
+def known_names(*families: str) -> str:
+    """Return the names that the variants of these families have, for a message."""
+    variants = [variant for family in families for variant in list_variants(family)]
+    names = dict.fromkeys(variant.name for variant in variants)
+    patterns = dict.fromkeys(variant.pattern for variant in variants if variant.name != variant.pattern)
+    return f"{', '.join(names)}; by their patterns: {', '.join(patterns)}"
+
+
+def current_name(family: str, name: str) -> str:
+    """Return the full name of a variant that was written down under a name of any version; an unknown one stays."""
+    _discover()
+    return _former_names.get((family, name), name)
+
+
+@functools.cache
+def _warn_of_former_name(family: str, name: str, present: str) -> None:
+    warnings.warn(f"variant {name!r} of {family} is called {present!r} now", FutureWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""One named overlap pattern of one kernel family."""
+"""One implementation of an overlap pattern in a kernel family."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .axes import Agent, Arrangement, Sync
+from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
+
+
+def full_name(pattern: str, mainloop: Mainloop, schedule: Schedule) -> str:
+    """Return what an implementation of a pattern is called: ``pattern:mainloop[:schedule]``."""
+    parts = [pattern, mainloop.value]
+    return ":".join(parts if schedule is Schedule.DATA_PARALLEL else [*parts, schedule.value])
 
 
 @dataclass(frozen=True)
@@ -17,25 +23,28 @@ class Variant:
 
     Args:
         family: the kernel family, e.g. ``"gemm_all_scatter"``.
-        name: the pattern, e.g. ``"producer_consumer"``.
+        pattern: the overlap pattern, e.g. ``"producer_consumer"``: who communicates, and what it waits for.
         arrangement, agent, sync: its place in the taxonomy.
         summary: one line for tables.
         build: ``build(ctx, problem, config=None)`` returns an operator; collective over all ranks.
         unsupported_reason: ``unsupported_reason(problem, config)`` returns None, or why this variant cannot do it.
+        mainloop, schedule: which of the pattern's implementations this is.
         is_baseline: True for what others made: the library's calls, and other projects' fused operators.
         can_trace: whether its kernels write down what they do, and when.
-        choose: ``choose(ctx, problem, options)`` returns which variant does a problem and with what configuration, as
-            `.variant` and `.config`, the same on all ranks; None where it is this one.
+        choose: ``choose(ctx, problem, config, options)`` returns which variant does a problem and with what
+            configuration, as `.variant` and `.config`, the same on all ranks; None where it is this one.
     """
 
     family: str
-    name: str
+    pattern: str
     arrangement: Arrangement
     agent: Agent
     sync: Sync
     summary: str
     build: Callable[..., Any] = field(repr=False, compare=False)
     unsupported_reason: Callable[..., str | None] = field(repr=False, compare=False)
+    mainloop: Mainloop = Mainloop.PORTABLE
+    schedule: Schedule = Schedule.DATA_PARALLEL
     is_baseline: bool = False
     can_trace: bool = False
     choose: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
@@ -44,6 +53,11 @@ class Variant:
     def delegates(self) -> bool:
         """Whether `build` makes another variant's operator: there are no kernels of its own to check."""
         return self.choose is not None
+
+    @property
+    def name(self) -> str:
+        """The full name, e.g. ``"copy_engine:sm90"``; the pattern alone where there are no kernels of its own."""
+        return full_name(self.pattern, self.mainloop, self.schedule) if self.has_kernels else self.pattern
 
     @property
     def has_kernels(self) -> bool:

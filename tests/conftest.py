@@ -22,7 +22,7 @@ LONG = (
     "test_hopper_emulated.py",
     "test_tensor_parallel_compiled.py",
     "test_bench_layers_cli.py",
-    "test_one_shot.py",
+    "test_stream_k.py",
     "test_operator_calls.py",
     "test_bench_layers.py",
     "test_launch_ends.py",

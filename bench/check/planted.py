@@ -273,8 +273,9 @@ class Planted:
             return run_case(case, schedules=schedules, seed=seed)
 
 
-_COPIES = ("all_gather_gemm", "copy_engine")
-_ONE_SHOT_REDUCE = ("gemm_all_reduce", "one_shot", Shape(1, 20, 16))  # a tile a program
+_STREAM_K = "fused_sequential:portable:stream_k"
+_COPIES = ("all_gather_gemm", "copy_engine:portable")
+_ONE_SHOT_REDUCE = ("gemm_all_reduce", _STREAM_K, Shape(1, 20, 16))  # a tile a program
 _RANK_WITHOUT_COLUMNS = Shape(20, 1, 16)
 
 PLANTED = (
@@ -291,11 +292,11 @@ PLANTED = (
     Planted("a cyclic wait: every rank is ready when the others are", handshake.begin_call, begin_after_peers),
     Planted("a call that ends before the peers' data are there", handshake.finish_call, finish_unawaited),
     Planted("a relaxed count of the programs that are through", handshake._is_last, relaxed_arrival),
-    Planted("a call that waits for no chunk", handshake.wait_all_chunks, all_chunks_unawaited, variant="one_shot"),
-    Planted("a relaxed flag of a split of a tile", stream_k.store_partial, store_unordered, variant="one_shot"),
-    Planted("a release of one thread's atomics alone", stream_k.store_partial, store_by_atomics, variant="one_shot"),
+    Planted("a call that waits for no chunk", handshake.wait_all_chunks, all_chunks_unawaited, variant=_STREAM_K),
+    Planted("a relaxed flag of a split of a tile", stream_k.store_partial, store_unordered, variant=_STREAM_K),
+    Planted("a release of one thread's atomics alone", stream_k.store_partial, store_by_atomics, variant=_STREAM_K),
     Planted("two elements of a tile in one place", gemm.subtile_offsets, overlapping_offsets),
-    Planted("one buffer for two calls", stream_k.buffer_of_call, always_the_first, "all_gather_gemm", "one_shot"),
+    Planted("one buffer for two calls", stream_k.buffer_of_call, always_the_first, "all_gather_gemm", _STREAM_K),
     Planted("one buffer for sums of two calls", stream_k.buffer_of_call, always_the_first, *_ONE_SHOT_REDUCE),
     Planted("buffers that change at every other call", stream_k.buffer_of_call, every_other_call, *_ONE_SHOT_REDUCE),
     Planted(

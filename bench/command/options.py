@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 Names = Annotated[str, typer.Option(help="'all', or names separated by commas.")]
-OurNames = Annotated[str, typer.Option(help="'all', or names separated by commas; baselines are left out.")]
+OurNames = Annotated[str, typer.Option(help="'all', or names or patterns, by commas; baselines are left out.")]
 Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 WorldSize = Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from iris_core import Context
 from iris_kernels.common.library import all_gather_single, reduce_scatter_single
+from overlap_taxonomy import Agent, Schedule, get_variant
 
 from .inputs import Draw
 
@@ -118,7 +119,9 @@ class _AllGatherGemm(Family):
         return 2 * problem.m * problem.k * problem.dtype.itemsize  # two buffers of all of A
 
     def auxiliary_options(self, variant: str) -> dict[str, Any]:
-        return {} if variant == "fused_sequential" else {"keep_gathered": True}  # which never gathers A
+        one = get_variant(self.name, variant)
+        loads_from_peers = one.agent is Agent.COMPUTING_PROGRAM and one.schedule is Schedule.DATA_PARALLEL
+        return {} if loads_from_peers else {"keep_gathered": True}  # and never gathers A
 
     def auxiliary(self, problem: Any, draw: Draw) -> tuple[torch.Tensor, ...]:
         return (torch.cat([self._a(problem, peer, draw) for peer in range(problem.world_size)]),)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from iris_core import PeerError
-from overlap_taxonomy import get_variant, list_families, list_variants
+from overlap_taxonomy import get_variant, known_names, list_families, list_variants, variants_named
 
 from ..command.ranks import Ranks
 from ..links.measured import Link, this_machines
@@ -253,17 +253,21 @@ def select_families(text: str) -> list[str]:
 
 
 def select_variants(families: Sequence[str], text: str) -> dict[str, list[str]]:
-    """Return the variants that a command line names, by family; ValueError for what no family has."""
-    known = {family: [variant.name for variant in list_variants(family)] for family in families}
+    """Return the full names of the variants that a command line names, by family; ValueError for what no family has.
+
+    A pattern's name is that of all its implementations.
+    """
     if text == "all":
-        return known
-    names = _names(text)
-    for name in names:
-        if not any(name in variants for variants in known.values()):
-            available = ", ".join(dict.fromkeys(name for variants in known.values() for name in variants))
-            raise ValueError(f"unknown variant {name!r} of {', '.join(families)}; known variants: all, {available}")
-    chosen = {family: [name for name in names if name in variants] for family, variants in known.items()}
-    return {family: names for family, names in chosen.items() if names}
+        return {family: [variant.name for variant in list_variants(family)] for family in families}
+    chosen: dict[str, list[str]] = {family: [] for family in families}
+    for name in _names(text):
+        found = {family: [variant.name for variant in variants_named(family, name)] for family in families}
+        if not any(found.values()):
+            known = known_names(*families)
+            raise ValueError(f"unknown variant {name!r} of {', '.join(families)}; known variants: all, {known}")
+        for family, names in found.items():
+            chosen[family] += names
+    return {family: list(dict.fromkeys(names)) for family, names in chosen.items() if names}
 
 
 def _names(text: str) -> list[str]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlap_taxonomy import Agent, Mainloop, Schedule, list_variants
+
 from ..command.outputs import writing
 
 if TYPE_CHECKING:
@@ -26,8 +28,20 @@ class Look(NamedTuple):
 NO_BAR = "#b00020"  # of what is written where nothing is drawn
 OURS = "iris-overlap"  # the fastest variant of this project, where a picture shows no single one
 
-# Okabe and Ito's palette for the patterns, which any colour vision tells apart; greys for NCCL + cuBLAS and what torch
-# does with them; browns for other projects' fused operators. Layers have the colour of what they are made of.
+# Okabe and Ito's palette, which any colour vision tells apart: our variants, by their places in the taxonomy.
+_PLACES = {
+    (Agent.ALL_SMS, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#56b4e9"),
+    (Agent.COMM_KERNEL, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#e69f00"),
+    (Agent.COMPUTING_PROGRAM, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#cc79a7"),
+    (Agent.COMM_PROGRAMS, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#f0e442"),
+    (Agent.COPY_ENGINES, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#009e73"),
+    (Agent.COMM_WARPS, Mainloop.SM90, Schedule.DATA_PARALLEL): Look("#0072b2"),
+    (Agent.COMM_PROGRAMS, Mainloop.SM90, Schedule.DATA_PARALLEL): Look("#999933"),
+    (Agent.COPY_ENGINES, Mainloop.SM90, Schedule.DATA_PARALLEL): Look("#5d3a9b"),
+    (Agent.COMPUTING_PROGRAM, Mainloop.PORTABLE, Schedule.STREAM_K): Look("#d55e00"),
+}
+# Greys for NCCL + cuBLAS and what torch does with them; browns for other projects' fused operators. Layers have the
+# colour of what they are made of.
 LOOKS = {
     "library": Look("#4d4d4d", "|"),
     "library_layout": Look("#808080", "|"),
@@ -35,14 +49,6 @@ LOOKS = {
     "async_tp": Look("#8c6d31", "s"),
     "kraken": Look("#c9a66b", "s"),
     "quack": Look("#5b3a1a", "s"),
-    "bulk_synchronous": Look("#56b4e9"),
-    "producer_consumer": Look("#e69f00"),
-    "fused_sequential": Look("#cc79a7"),
-    "workgroup_specialized": Look("#f0e442"),
-    "copy_engine": Look("#009e73"),
-    "warp_specialized": Look("#0072b2"),
-    "warp_specialized_copies": Look("#5d3a9b"),
-    "one_shot": Look("#d55e00"),
     "auto": Look("#1a1a1a", "x"),
     OURS: Look("#0072b2", "D"),
     "torch": Look("#4d4d4d"),
@@ -57,12 +63,18 @@ _OTHER_MARKERS = ("^", "v", "P", "*")  # variants of other distributions; none a
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Return a look for each name, in the order of LOOKS; names that are not in it come last, up to 32 of them."""
+    """Return a look for each name: of LOOKS in its order, then of ours; others come last, up to 32 of them."""
     given = dict.fromkeys(names)
-    others = (name for name in given if name not in LOOKS)
+    known = {name: look for name, look in (LOOKS | _looks_of_ours()).items() if name in given}
+    others = (name for name in given if name not in known)
     fills = itertools.product(_OTHER_MARKERS, _OTHER_COLOURS)
-    known = {name: look for name, look in LOOKS.items() if name in given}
     return known | {name: Look(colour, marker) for name, (marker, colour) in zip(others, fills, strict=False)}
+
+
+def _looks_of_ours() -> dict[str, Look]:
+    """Return the looks of the variants with kernels, by name, in the order of their places."""
+    ours = {one.name: (one.agent, one.mainloop, one.schedule) for one in list_variants() if one.has_kernels}
+    return {name: look for place, look in _PLACES.items() for name in ours if ours[name] == place}
 
 
 def check_path(path: Path) -> None:

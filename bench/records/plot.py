@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 9.0  # inches, of 100 points on a page
 _ROW = 0.27  # inches
+_LEGEND_COLUMNS = 4  # full names of variants are long
 
 
 def plot_records(records: Sequence[Record], path: Path, over: str = LIBRARY) -> None:
@@ -41,7 +42,7 @@ def plot_frame(frame: pd.DataFrame, path: Path, over: str = LIBRARY, title: str 
     panels = [rows for _, rows in drawn.groupby(frames.SETUP, sort=False)]
     looks = looks_of(drawn.variant)
     heights = [rows.groupby(frames.PROBLEM).ngroups for rows in panels]
-    legend_rows = -(-(len(looks) + 1) // 5)
+    legend_rows = -(-(len(looks) + 1) // _LEGEND_COLUMNS)
     size = (_WIDTH, 0.5 + 0.25 * legend_rows + 0.75 * len(panels) + _ROW * sum(heights))
     figure, axes = plt.subplots(
         len(panels), figsize=size, squeeze=False, layout="constrained", sharex=True, height_ratios=heights
@@ -54,7 +55,8 @@ def plot_frame(frame: pd.DataFrame, path: Path, over: str = LIBRARY, title: str 
     last.set_xlabel("interpreted time, ms (not performance)" if is_cpu else f"speedup over {over}")
     found = {text: mark for ax in axes[:, 0] for mark, text in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [name for name in (*looks, "ideal") if name in found]
-    figure.legend([found[name] for name in names], names, loc="outside upper center", ncols=5, frameon=False)
+    marks = [found[name] for name in names]
+    figure.legend(marks, names, loc="outside upper center", ncols=_LEGEND_COLUMNS, frameon=False, fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11)
     save(figure, path)

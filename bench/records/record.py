@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from overlap_taxonomy import current_name
+
 from ..ccl.record import CclRecord
 from ..layers.record import LayersRecord
 from ..links.record import LinkRecord
@@ -182,6 +184,8 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     cells = _ADDED | dict(zip(header, row, strict=True))
     if "shape_set" in cells:
         cells["shape_set"] = OLD_NAMES.get(cells["shape_set"], cells["shape_set"])
+    if "variant" in cells:
+        cells["variant"] = current_name(cells["family"], cells["variant"])
     try:
         record = kind(**{column.name: _PARSERS[str(column.type)](cells[column.name]) for column in columns})
     except (KeyError, ValueError) as error:

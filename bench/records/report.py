@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from overlap_taxonomy import list_variants
+from overlap_taxonomy import Variant, list_variants
 
 from ..measure.families import FAMILIES
 from ..measure.shapes import SHAPE_SETS, layer_name
@@ -104,11 +104,9 @@ def print_families(console: Console) -> None:
     """Print the families and their variants, and the shape sets."""
     for family in dict.fromkeys(variant.family for variant in list_variants()):
         console.print(Text(family, style="bold"))
-        table = _table("variant", "arrangement", "who communicates", "waits for", "summary")
+        table = _table("variant", "what it does, and its place in the taxonomy")
         for variant in list_variants(family):
-            table.add_row(
-                variant.name, variant.arrangement.value, variant.agent.value, variant.sync.value, variant.summary
-            )
+            table.add_row(variant.name, f"{variant.summary}\n{_place(variant)}")
         console.print(table)
         console.print()
     console.print(Text("shape sets", style="bold"))
@@ -118,6 +116,17 @@ def print_families(console: Console) -> None:
         more = f" and {len(sizes) - 4} more" if len(sizes) > 5 else ""
         table.add_row(shape_set.name, ", ".join(sizes[:4] if more else sizes) + more, shape_set.summary)
     console.print(table)
+
+
+def _place(variant: Variant) -> str:
+    axes = {
+        "arrangement": variant.arrangement,
+        "communicates": variant.agent,
+        "waits for": variant.sync,
+        "main loop": variant.mainloop,
+        "schedule": variant.schedule,
+    }
+    return "; ".join(f"{name}: {axis.value}" for name, axis in axes.items())
 
 
 def _headline(rows: pd.DataFrame, over: str) -> str:

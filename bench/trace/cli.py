@@ -62,7 +62,7 @@ def trace(
         )
         job = _only_job(plan)
         variants = _variants(job, variant)
-        files = [out] if len(variants) == 1 else [out.with_stem(f"{out.stem}-{name}") for name in variants]
+        files = [out] if len(variants) == 1 else [_file_of(out, name) for name in variants]
         outputs = [*(("--out", file) for file in files), ("--plot", plot)]
         check_outputs(*outputs)
         check_new(*outputs, overwrite=overwrite)
@@ -103,6 +103,11 @@ def _summary(traced: Traced) -> str:
     lost = f"; {traced.lost} spans found no room" if traced.lost else ""
     clocks = f"clocks within {traced.accuracy_ns / 1e3:.1f} µs of each other"
     return f"{traced.title}: {sum(map(len, traced.ranks))} spans in {traced.total_us:.0f} µs, {clocks}{lost}"
+
+
+def _file_of(out: Path, variant: str) -> Path:
+    """Return where one of several variants is written to; a colon is no letter of a file's name everywhere."""
+    return out.with_stem(f"{out.stem}-{variant.replace(':', '_')}")
 
 
 def _only_job(plan: sweep.Plan) -> Job:

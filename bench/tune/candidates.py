@@ -13,7 +13,7 @@ from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.hopper.host import STAGES
 from iris_kernels.common.problem import Problem
 from iris_kernels.common.stream_k_host import LEAST_STAGES, stages_within
-from overlap_taxonomy import Agent, Variant, get_variant
+from overlap_taxonomy import Agent, Mainloop, Schedule, Variant, get_variant
 
 from ..measure import job as measure
 from ..measure.job import Job, Outcome
@@ -115,7 +115,7 @@ def neighbours(variant: Variant, problem: Problem, config: GemmConfig) -> Iterat
 
 
 def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator[dict[str, Any]]:
-    if variant.name == "one_shot":
+    if variant.schedule is Schedule.STREAM_K:
         yield from _other_tilings(config)
         return
     for block_m, block_n, num_warps, num_stages in _TILES:
@@ -129,7 +129,7 @@ def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator
                 "comm_rows": rows,
                 "pingpong": False,
             }
-    if variant.name.startswith("warp_specialized"):
+    if variant.mainloop is Mainloop.SM90:
         yield {"pingpong": not config.pingpong, "block_n": 128, "num_stages": STAGES[128], "splits": 1}
         for splits in (1, 2, 4):
             yield {"splits": splits, "pingpong": False}
@@ -140,10 +140,7 @@ def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator
         # A row chunk is whole groups of rows of tiles, at least.
         yield {"row_chunks": config.row_chunks * 2, "group_m": max(1, config.group_m // 2)}
         yield {"row_chunks": max(1, config.row_chunks // 2)}
-        if (
-            variant.name == "warp_specialized_copies"
-            and k_chunks_of(-(-problem.a_shape(0)[1] // config.block_k), 2)[1] > 1
-        ):
+        if variant.mainloop is Mainloop.SM90 and k_chunks_of(-(-problem.a_shape(0)[1] // config.block_k), 2)[1] > 1:
             yield {"k_chunks": 1 if config.k_chunks > 1 else 2}
     else:
         yield {"group_m": config.group_m * 2}

@@ -1,5 +1,5 @@
-"""The time line of each overlap pattern, a panel per family. An illustration: every length is chosen, none is
-measured. draw_timelines.py makes the pictures.
+"""The time line of each variant, named as its file, a panel per family. An illustration: every length is chosen, none
+is measured. draw_timelines.py makes the pictures.
 """
 
 from dataclasses import dataclass, field
@@ -158,9 +158,8 @@ def copy_engine() -> Panels:
     return {ALL_SCATTER: scatter, ALL_GATHER: gather, REDUCE_SCATTER: reduce}
 
 
-def warp_specialized() -> Panels:
-    scatter, gather, reduce, all_reduce = (Timeline() for _ in FAMILIES)
-    _multiply_and_send(scatter, BLOCKS)
+def workgroup_specialized_sm90() -> Panels:
+    gather = Timeline()
     now = gather.add("multiply warps", "compute", 0, COMPUTE_ON_FEWER_SMS, GATHERED[0])
     arrived = 0.0
     for shard in GATHERED[1:]:
@@ -170,16 +169,22 @@ def warp_specialized() -> Panels:
             start = max(now, arrived)
             gather.arrows.append(("link", arrived, "multiply warps", start))
             now = gather.add("multiply warps", "compute", start, COMPUTE_ON_FEWER_SMS / 2, shard + chunk)
+    gather.kernels.append(("one kernel", "multiply warps", "comm SMs", 0, gather.end))
+    return {ALL_GATHER: gather}
+
+
+def warp_specialized_sm90() -> Panels:
+    scatter, reduce, all_reduce = (Timeline() for _ in range(3))
+    _multiply_and_send(scatter, BLOCKS)
     _multiply_and_send(reduce, ("1", "2", "own", "3", "own"))
     _multiply_and_send(all_reduce, ("1", "2", "own", "3", "own"), sends_sums=True)
-    panels = {ALL_SCATTER: scatter, ALL_GATHER: gather, REDUCE_SCATTER: reduce, ALL_REDUCE: all_reduce}
-    for family, line in panels.items():
-        last = "comm SMs" if family == ALL_GATHER else "load warp"
-        line.kernels.append(("one kernel", "multiply warps", last, 0, line.end))
+    panels = {ALL_SCATTER: scatter, REDUCE_SCATTER: reduce, ALL_REDUCE: all_reduce}
+    for line in panels.values():
+        line.kernels.append(("one kernel", "multiply warps", "load warp", 0, line.end))
     return panels
 
 
-def warp_specialized_copies() -> Panels:
+def copy_engine_sm90() -> Panels:
     gather = Timeline()
     now = gather.add("multiply warps", "compute", 0, COMPUTE, GATHERED[0])
     arrived = 0.0
@@ -195,7 +200,7 @@ def warp_specialized_copies() -> Panels:
     return {ALL_GATHER: gather}
 
 
-def one_shot() -> Panels:
+def fused_sequential_stream_k() -> Panels:
     panels = {family: Timeline() for family in FAMILIES}
     for family, line in panels.items():
         start = 0.0
@@ -311,7 +316,8 @@ PATTERNS = (
     fused_sequential,
     workgroup_specialized,
     copy_engine,
-    warp_specialized,
-    warp_specialized_copies,
-    one_shot,
+    warp_specialized_sm90,
+    workgroup_specialized_sm90,
+    copy_engine_sm90,
+    fused_sequential_stream_k,
 )

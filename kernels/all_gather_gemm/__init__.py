@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register
+from overlap_taxonomy import register, register_former_names
 
 from ..common.config import GemmConfig
 from ..common.torch_op import call, define_op
@@ -15,14 +15,15 @@ from . import (
     auto,
     bulk_synchronous,
     copy_engine,
+    copy_engine_sm90,
     fused_sequential,
+    fused_sequential_stream_k,
     library,
-    one_shot,
     producer_consumer,
-    warp_specialized,
-    warp_specialized_copies,
     workgroup_specialized,
+    workgroup_specialized_sm90,
 )
+from .former_names import FORMER_NAMES
 from .gradients import gradients
 from .host import FAMILY
 from .problem import AllGatherGemmProblem
@@ -39,12 +40,13 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    warp_specialized.VARIANT,
-    warp_specialized_copies.VARIANT,
-    one_shot.VARIANT,
+    workgroup_specialized_sm90.VARIANT,
+    copy_engine_sm90.VARIANT,
+    fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)
+register_former_names(FAMILY, FORMER_NAMES)
 
 
 def all_gather_gemm(
@@ -70,7 +72,8 @@ def all_gather_gemm(
         a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (k, this rank's columns), likewise cut by columns.
-        variant: the overlap pattern; "auto" takes the fastest for the problem.
+        variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
+            takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
         m, n: rows of A and columns of B of all ranks together. Needed where ranks hold as many of another m or n: by
             its own 3 of 9 a rank on four cannot tell that there are now 10.

@@ -11,7 +11,7 @@ from .host import FAMILY
 
 def _gather_nothing(options: Mapping[str, Any]) -> Collection[str]:
     """Variants that leave no gathered A, where it is asked for."""
-    return ("fused_sequential",) if options.get("keep_gathered") else ()
+    return ("fused_sequential:portable",) if options.get("keep_gathered") else ()
 
 
 VARIANT = auto_variant(FAMILY, left_out=_gather_nothing)

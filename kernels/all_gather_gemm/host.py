@@ -123,7 +123,7 @@ def push_arguments(call: GatherCall, a: torch.Tensor) -> dict[str, Any]:
 
 
 def implementation(
-    variant: str,
+    pattern: str,
     plan: Callable[[AllGatherGemmProblem, Device], GemmConfig],
     workspace: Callable[[GatherCall], dict[str, Buffer]],
     launch: Callable[[GatherCall, torch.Tensor, torch.Tensor], Outputs],
@@ -131,4 +131,4 @@ def implementation(
     **more: Any,
 ) -> Implementation:
     """Return a variant of the family; arguments as an `Implementation`'s."""
-    return Implementation(FAMILY, variant, plan, workspace, launch, outputs, options=OPTIONS, gathered=gathered, **more)
+    return Implementation(FAMILY, pattern, plan, workspace, launch, outputs, options=OPTIONS, gathered=gathered, **more)

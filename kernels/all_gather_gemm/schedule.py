@@ -1,4 +1,4 @@
-"""A model of `warp_specialized_copies`: the tiling, row chunks and k chunks that it predicts to be fastest.
+"""A model of copy engines beside the sm90 main loop: the tiling, row chunks and k chunks that are fastest by it.
 
 Which tiles a program multiplies is known beforehand, and so is, nearly, when the rows of A that each needs have come. A
 program that comes to a tile too early waits. The constants were chosen together, for 124 schedules of 13 problems over

@@ -19,6 +19,8 @@ from overlap_taxonomy import (
     Agent,
     Arrangement,
     Machine,
+    Mainloop,
+    Schedule,
     Sync,
     Variant,
     Work,
@@ -44,8 +46,6 @@ MODEL_MARGIN = 0.10
 PREDICTION_MARGIN = 0.25
 SHORT_MARGIN = 0.15  # of predicted times, in calls that are shorter than this: they are launches and latency
 SHORT_US = 60.0
-# Interpreted kernels, and ranks that may share a GPU, have no performance to choose by. Every family has this one.
-UNTIMED = "workgroup_specialized"
 
 
 @dataclass(frozen=True)
@@ -82,27 +82,29 @@ def auto_variant(
         left_out: which variants cannot do what the family's own options ask for.
     """
 
-    def choose(ctx: Context, problem: Problem, options: Mapping[str, Any]) -> Choice:
+    def choose(ctx: Context, problem: Problem, config: GemmConfig | None, options: Mapping[str, Any]) -> Choice:
         return decide(ctx, family, problem, baseline=baseline, left_out=left_out(options))
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
         with ctx.collective_section(f"make {family}/{NAME}"):
             if reason := unsupported_reason(problem, config):
                 raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
-        choice = choose(ctx, problem, options)
+        choice = choose(ctx, problem, None, options)
         operator = get_variant(family, choice.variant).build(ctx, problem, choice.config, **options)
         operator.chosen_by = NAME
         return operator
 
     return Variant(
         family=family,
-        name=NAME,
+        pattern=NAME,
         arrangement=Arrangement.CHOSEN,
         agent=Agent.CHOSEN,
         sync=Sync.CHOSEN,
         summary="whichever was measured or is predicted to be fastest for the problem, the library included",
         build=build,
         unsupported_reason=unsupported_reason,
+        mainloop=Mainloop.CHOSEN,
+        schedule=Schedule.CHOSEN,
         choose=choose,
     )
 
@@ -117,7 +119,7 @@ def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, left_o
     candidates = _candidates(family, problem, baseline, left_out)
     if ctx.is_interpreted() or get_variant(family, baseline).unsupported_reason(problem, None):
         why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
-        return Choice(UNTIMED if UNTIMED in candidates else candidates[-1], None, why)
+        return Choice(_untimed(family, candidates), None, why)
     known = known_of(ctx)
     return choose(family, problem, candidates, gpu=known.gpu, tables=known.tables)
 
@@ -137,6 +139,16 @@ def known_of(ctx: Context) -> Known:
         gpu, measured = ctx.broadcast(told, 0)
         _known[ctx] = Known(gpu, (from_json(measured, setup_of(gpu)), shipped_table(gpu)))
     return _known[ctx]
+
+
+def _untimed(family: str, candidates: Sequence[str]) -> str:
+    """Return what is taken where there is no performance to choose by: interpreted kernels, ranks that share a GPU.
+
+    Any would be right; programs that communicate beside others of their grid are what every family has.
+    """
+    places = {name: get_variant(family, name) for name in candidates}
+    portable = [name for name, one in places.items() if one.mainloop is Mainloop.PORTABLE]
+    return next((name for name in portable if places[name].agent is Agent.COMM_PROGRAMS), candidates[-1])
 
 
 def choose(

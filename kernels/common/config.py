@@ -35,11 +35,11 @@ class GemmConfig:
         comm_rows: rows of a tile that a communicating program moves at once.
         comm_warps: warps of a kernel that only communicates.
         row_chunks: into how many chunks of rows what is sent is cut, in the variants that send chunks.
-        k_chunks: into how many chunks along k each row chunk of the shard that is used last is cut, in
-            `warp_specialized_copies`; with two or more, the other shards are sent whole.
+        k_chunks: into how many chunks along k each row chunk of the shard that is used last is cut, where copy engines
+            send shards to the sm90 main loop; with two or more, the other shards are sent whole.
         splits: programs that split each tile of the last, unfilled wave along k, in the variants that can. In the
             warp-specialised ones a power of two; where fewer tiles are left than that makes groups of programs, each
-            tile has as many programs as there are for it. In `one_shot` so many in the mean, or fewer.
+            tile has as many programs as there are for it. With stream-K so many in the mean, or fewer.
         descriptors: read operands by tensor descriptors (TMA) rather than pointers.
         pingpong: two warp groups multiply a tile each, in turns, rather than one together, in the warp-specialised
             variants: the epilogue of a tile then overlaps the multiplication of the next one. It cannot be traced.

@@ -135,11 +135,11 @@ def _find_or_make(
             raise ValueError(f"{family}/{variant} cannot do this: {reason}")
     more: dict[str, Any] = {}
     if choose := found.choose:
-        chosen = choose(ctx, problem, options).variant
+        chosen = choose(ctx, problem, config, options).variant
         found = get_variant(family, chosen)
 
         def config_of(other: Problem) -> GemmConfig | None:
-            choice = choose(ctx, other, options)
+            choice = choose(ctx, other, config, options)
             return choice.config if choice.variant == chosen else None
 
         more["config_of"] = config_of
@@ -148,7 +148,7 @@ def _find_or_make(
     try:
         if operator is None or operator.is_closed:
             operator = found.build(ctx, problem, config, new_outputs=True, **more, **options)
-            operator.chosen_by = variant if found.name != variant else ""
+            operator.chosen_by = variant if more and variant != found.pattern else ""
             ctx.operators[key] = operator
         elif operator.problem.m < problem.m:
             _make_room(operator, problem.m)

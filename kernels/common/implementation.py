@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from iris_core import Context
+from overlap_taxonomy import Mainloop, Schedule, full_name
 
 from .call import Call, Device
 from .config import GemmConfig, invalid_reason
@@ -29,7 +30,7 @@ class Implementation:
     """How a variant does a problem.
 
     Args:
-        family, variant: what it is called.
+        family, pattern, mainloop, schedule: what it is called.
         plan: returns the configuration for a problem on a device, the same on all ranks; None where there is nothing
             to configure.
         fit: returns a configuration with what is not free in it for a problem; None: all is.
@@ -50,7 +51,7 @@ class Implementation:
     """
 
     family: str
-    variant: str
+    pattern: str
     plan: Callable[[Any, Device], GemmConfig | None]
     workspace: Callable[[Call[Any]], dict[str, Buffer]]
     launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs]
@@ -66,3 +67,10 @@ class Implementation:
     counts_chunks: bool = False
     is_ours: bool = True
     can_trace: bool = True
+    mainloop: Mainloop = Mainloop.PORTABLE
+    schedule: Schedule = Schedule.DATA_PARALLEL
+
+    @property
+    def variant(self) -> str:
+        """The variant's name; see `Variant.name`."""
+        return full_name(self.pattern, self.mainloop, self.schedule) if self.is_ours else self.pattern

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from iris_core import Context
 from iris_core.utils.settings import ranks_per_gpu
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync, Variant
 
 from .call import Call, Device
 from .config import GemmConfig
@@ -26,7 +26,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 def library_variant(
     family: str,
-    variant: str,
+    name: str,
     launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs],
     *,
     summary: str,
@@ -39,7 +39,8 @@ def library_variant(
     """Return the registry's entry of a baseline.
 
     Args:
-        family, variant, launch, workspace: as an `Implementation`'s.
+        family, launch, workspace: as an `Implementation`'s.
+        name: what it is called.
         summary: one line for tables.
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
@@ -51,7 +52,17 @@ def library_variant(
         return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
 
     implementation = Implementation(
-        family, variant, no_plan, workspace, launch, supports=reason, open=open, is_ours=False, **more
+        family,
+        name,
+        no_plan,
+        workspace,
+        launch,
+        supports=reason,
+        open=open,
+        is_ours=False,
+        mainloop=Mainloop.OWN,
+        schedule=Schedule.OWN,
+        **more,
     )
     arrangement, agent, sync = place
     return variant_of(implementation, arrangement=arrangement, agent=agent, sync=sync, summary=summary)

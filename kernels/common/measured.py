@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from overlap_taxonomy import current_name
+
 from .config import GemmConfig, current_fields, invalid_reason
 from .problem import Problem
 
@@ -135,7 +137,10 @@ def _entry(entry: Any) -> tuple[Key, Measured]:
     for name, us in times.items():
         if type(us) not in (int, float) or not math.isfinite(us) or us <= 0:
             raise ValueError(f"the time of {name} is {us!r}")
-    return Key(**values), Measured(times, {name: _config(config) for name, config in configs.items()})
+    key = Key(**values)
+    now = {name: current_name(key.family, name) for name in (*times, *configs)}
+    configured = {now[name]: _config(config) for name, config in configs.items()}
+    return key, Measured({now[name]: us for name, us in times.items()}, configured)
 
 
 def _config(found: Any) -> GemmConfig:

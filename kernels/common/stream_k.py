@@ -1,4 +1,4 @@
-"""Stream-K, the loop of the `one_shot` kernels: whole tiles, one a program, then tiles that programs split along k.
+"""Stream-K, a schedule: whole tiles, one a program, then tiles that programs split along k.
 
 Every program computes as many whole tiles as the others. What is left, less than a tile a program, is one long row of k
 steps, column of tiles after column of tiles, of which the programs that split them take equal runs: a run ends one tile

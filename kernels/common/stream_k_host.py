@@ -1,4 +1,4 @@
-"""What the `one_shot` variants share on the host: their configuration, and the workspace of split tiles."""
+"""What the variants with stream-K share on the host: their configuration, and the workspace of split tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiling of the `one_shot` variants, and how many programs split a tile, by a model of an H200.
+"""The tiling of the variants with stream-K, and how many programs split a tile, by a model of an H200.
 
 Whole tiles come first, one program each; those that are left are split along k (stream_k.py), so that every SM streams
 weights, however few tiles there are.

@@ -34,13 +34,15 @@ def variant_of(
 
     return Variant(
         implementation.family,
-        implementation.variant,
+        implementation.pattern,
         arrangement,
         agent,
         sync,
         summary,
         build,
         implementation.supports,
+        mainloop=implementation.mainloop,
+        schedule=implementation.schedule,
         is_baseline=not implementation.is_ours,
         can_trace=implementation.can_trace and implementation.is_ours,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register
+from overlap_taxonomy import register, register_former_names
 
 from ..common.config import GemmConfig
 from ..common.torch_op import call, define_op
@@ -14,12 +14,13 @@ from . import (
     bulk_synchronous,
     copy_engine,
     fused_sequential,
+    fused_sequential_stream_k,
     library,
-    one_shot,
     producer_consumer,
-    warp_specialized,
+    warp_specialized_sm90,
     workgroup_specialized,
 )
+from .former_names import FORMER_NAMES
 from .gradients import gradients
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
@@ -36,11 +37,12 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    warp_specialized.VARIANT,
-    one_shot.VARIANT,
+    warp_specialized_sm90.VARIANT,
+    fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)
+register_former_names(FAMILY, FORMER_NAMES)
 
 
 def gemm_all_scatter(
@@ -63,7 +65,8 @@ def gemm_all_scatter(
         ctx: the context.
         a: (m, k), the same on every rank; bf16, fp16 or fp32, on the context's device.
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
-        variant: the overlap pattern; "auto" takes the fastest for the problem.
+        variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
+            takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
         n: columns of all ranks together. Needed where ranks hold as many of another n: by its own 3 of 9 a
             rank on four cannot tell that there are now 10.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register
+from overlap_taxonomy import register, register_former_names
 
 from ..common.config import GemmConfig
 from ..common.torch_op import call, define_op
@@ -14,12 +14,13 @@ from . import (
     bulk_synchronous,
     copy_engine,
     fused_sequential,
+    fused_sequential_stream_k,
     library,
-    one_shot,
     producer_consumer,
-    warp_specialized,
+    warp_specialized_sm90,
     workgroup_specialized,
 )
+from .former_names import FORMER_NAMES
 from .gradients import gradients
 from .host import FAMILY
 from .problem import GemmReduceScatterProblem
@@ -36,11 +37,12 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    warp_specialized.VARIANT,
-    one_shot.VARIANT,
+    warp_specialized_sm90.VARIANT,
+    fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):
     register(_variant)
+register_former_names(FAMILY, FORMER_NAMES)
 
 
 def gemm_reduce_scatter(
@@ -65,7 +67,8 @@ def gemm_reduce_scatter(
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
-        variant: the overlap pattern; "auto" takes the fastest for the problem.
+        variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
+            takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
         k: what all ranks' slices of k make together. Needed where ranks hold as many of another k: by its own 3 of 9 a
             rank on four cannot tell that there are now 10.

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from ..axes import Agent, Mainloop, Schedule
 from ..cost import Gemm, Work, copy_us, gemm, push_us
 from ..machine import Machine
-from .common import CHUNKS, GATED_RATE, Pattern, as_shards_come, comm_sms, ends, library, named, one_shot, rows_in_tiles
+from .common import (
+    CHUNKS,
+    GATED_RATE,
+    Pattern,
+    Place,
+    as_shards_come,
+    comm_sms,
+    ends,
+    library,
+    rows_in_tiles,
+    split,
+    stream_k,
+)
 
 
 def _gather_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
@@ -31,15 +46,15 @@ def _fused_gather(machine: Machine, work: Work) -> float:
     return max(own.us, pull) + own.wave_us + ends(machine, kernels=1)
 
 
-def _split_gather(machine: Machine, work: Work, variant: str) -> float:
-    sms = comm_sms(machine, work, variant)
+def _split_gather(machine: Machine, work: Work, agent: Agent) -> float:
+    sms = comm_sms(machine, work, agent)
     arrival = push_us(machine, _shard_bytes(work), narrow=work.is_narrow(work.k), sms=sms, to_one=True)
     own = _gather_gemm(machine, work, sms=machine.num_sms - sms)
     return as_shards_come(own, work, arrival) + ends(machine, kernels=1)
 
 
-def _warp_gather(machine: Machine, work: Work) -> float:
-    sms = comm_sms(machine, work, "warp_specialized") if work.peers else 0
+def _sm90_split_gather(machine: Machine, work: Work) -> float:
+    sms = comm_sms(machine, work, Agent.COMM_PROGRAMS) if work.peers else 0
     rows = rows_in_tiles(work)
     own = gemm(machine, work, rows, work.share(work.n), work.k, sms=machine.num_sms - sms, kind="specialized")
     if not work.peers:
@@ -55,19 +70,18 @@ def _engine_gather(machine: Machine, work: Work, kind: str = "portable") -> floa
     return as_shards_come(own, work, arrival) + ends(machine, kernels=1)
 
 
-def _one_shot_gather(machine: Machine, work: Work) -> float:
+def _stream_k_gather(machine: Machine, work: Work) -> float:
     push = push_us(machine, work.peers * _shard_bytes(work), narrow=work.is_narrow(work.k))
-    return one_shot(machine, work, work.m, work.share(work.n), work.k) + push
+    return stream_k(machine, work, work.m, work.share(work.n), work.k) + push
 
 
-PATTERNS: dict[str, Pattern] = {
-    "library": _library_gather,
-    "bulk_synchronous": _bulk_gather,
-    "producer_consumer": named(_split_gather, "producer_consumer"),
-    "fused_sequential": _fused_gather,
-    "workgroup_specialized": named(_split_gather, "workgroup_specialized"),
-    "copy_engine": _engine_gather,
-    "warp_specialized": _warp_gather,
-    "warp_specialized_copies": lambda machine, work: _engine_gather(machine, work, "specialized"),
-    "one_shot": _one_shot_gather,
+BASELINES: dict[str, Pattern] = {"library": _library_gather}
+PLACES: dict[Place, Pattern] = {
+    Place(Agent.ALL_SMS): _bulk_gather,
+    **split(_split_gather, Agent.COMM_KERNEL, Agent.COMM_PROGRAMS),
+    Place(Agent.COMPUTING_PROGRAM): _fused_gather,
+    Place(Agent.COPY_ENGINES): _engine_gather,
+    Place(Agent.COMM_PROGRAMS, Mainloop.SM90): _sm90_split_gather,
+    Place(Agent.COPY_ENGINES, Mainloop.SM90): partial(_engine_gather, kind="specialized"),
+    Place(Agent.COMPUTING_PROGRAM, schedule=Schedule.STREAM_K): _stream_k_gather,
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..axes import Agent, Mainloop, Schedule
 from ..cost import Gemm, Work, copy_us, gemm, push_us
 from ..machine import Machine
-from .common import Pattern, comm_sms, ends, exposed, library, named, num_chunks, one_shot, sent_beside
+from .common import Pattern, Place, comm_sms, ends, exposed, library, num_chunks, sent_beside, split, stream_k
 
 
 def _scatter_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
@@ -33,8 +34,8 @@ def _bulk_scatter(machine: Machine, work: Work) -> float:
     return _scatter_gemm(machine, work).us + push + ends(machine, kernels=2)
 
 
-def _split_scatter(machine: Machine, work: Work, variant: str) -> float:
-    sms = comm_sms(machine, work, variant)
+def _split_scatter(machine: Machine, work: Work, agent: Agent) -> float:
+    sms = comm_sms(machine, work, agent)
     own = _scatter_gemm(machine, work, sms=machine.num_sms - sms)
     push = push_us(machine, _scattered(work), narrow=work.is_narrow(work.n), sms=sms)
     return sent_beside(own, push) + ends(machine, kernels=1)
@@ -60,20 +61,21 @@ def _warp_scatter(machine: Machine, work: Work) -> float:
     return sent_beside(own, push) + ends(machine, kernels=1)
 
 
-def _one_shot_scatter(machine: Machine, work: Work) -> float:
+def _stream_k_scatter(machine: Machine, work: Work) -> float:
     push = push_us(machine, _scattered(work), narrow=work.is_narrow(work.n))
-    return one_shot(machine, work, work.m, work.share(work.n), work.k) + push
+    return stream_k(machine, work, work.m, work.share(work.n), work.k) + push
 
 
-PATTERNS: dict[str, Pattern] = {
+BASELINES: dict[str, Pattern] = {
     "library": _library_scatter,
     "library_layout": _library_scatter_layout,
     "library_list": _library_scatter_list,
-    "bulk_synchronous": _bulk_scatter,
-    "producer_consumer": named(_split_scatter, "producer_consumer"),
-    "fused_sequential": _fused_scatter,
-    "workgroup_specialized": named(_split_scatter, "workgroup_specialized"),
-    "copy_engine": _engine_scatter,
-    "warp_specialized": _warp_scatter,
-    "one_shot": _one_shot_scatter,
+}
+PLACES: dict[Place, Pattern] = {
+    Place(Agent.ALL_SMS): _bulk_scatter,
+    **split(_split_scatter, Agent.COMM_KERNEL, Agent.COMM_PROGRAMS),
+    Place(Agent.COMPUTING_PROGRAM): _fused_scatter,
+    Place(Agent.COPY_ENGINES): _engine_scatter,
+    Place(Agent.COMM_WARPS, Mainloop.SM90): _warp_scatter,
+    Place(Agent.COMPUTING_PROGRAM, schedule=Schedule.STREAM_K): _stream_k_scatter,
 }

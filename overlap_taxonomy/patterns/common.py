@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from ..axes import Agent, Mainloop, Schedule
 from ..cost import Gemm, Work, collective_us
 from ..machine import Machine
 
 Pattern = Callable[[Machine, Work], float]
 
+
+class Place(NamedTuple):
+    """Where a variant of ours stands in the taxonomy, as far as its time depends on it."""
+
+    agent: Agent
+    mainloop: Mainloop = Mainloop.PORTABLE
+    schedule: Schedule = Schedule.DATA_PARALLEL
+
+
 # How the kernels are configured by default, where it shows in the time.
 COMM_SHARES = {
-    ("gemm_all_scatter", "producer_consumer"): 12 / 132,
-    ("gemm_all_scatter", "workgroup_specialized"): 12 / 132,
-    ("all_gather_gemm", "producer_consumer"): 12 / 132,
-    ("all_gather_gemm", "workgroup_specialized"): 16 / 132,
-    ("all_gather_gemm", "warp_specialized"): 16 / 132,
-    ("gemm_reduce_scatter", "producer_consumer"): 16 / 132,
-    ("gemm_reduce_scatter", "workgroup_specialized"): 24 / 132,
-    ("gemm_all_reduce", "workgroup_specialized"): 24 / 132,
+    ("gemm_all_scatter", Agent.COMM_KERNEL): 12 / 132,
+    ("gemm_all_scatter", Agent.COMM_PROGRAMS): 12 / 132,
+    ("all_gather_gemm", Agent.COMM_KERNEL): 12 / 132,
+    ("all_gather_gemm", Agent.COMM_PROGRAMS): 16 / 132,
+    ("gemm_reduce_scatter", Agent.COMM_KERNEL): 16 / 132,
+    ("gemm_reduce_scatter", Agent.COMM_PROGRAMS): 24 / 132,
+    ("gemm_all_reduce", Agent.COMM_PROGRAMS): 24 / 132,
 }
-ONE_SHOT_ROWS = 16  # of the lowest tile
+STREAM_K_ROWS = 16  # of the lowest tile
 CHUNKS = 8  # of a tile's operands, awaited one after the other
 GATED_RATE = 0.75  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
 LEAST_CHUNK_BYTES = 8 << 20  # the copy engines' chunks are at least so large
@@ -32,9 +42,9 @@ def library(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
     return own.us + collective_us(machine, work, sent) + machine.launch_us
 
 
-def one_shot(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
+def stream_k(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
     """A stream-K GEMM, and what its one kernel waits for: all SMs read, or multiply slowly."""
-    rows = -(-m // ONE_SHOT_ROWS) * ONE_SHOT_ROWS
+    rows = -(-m // STREAM_K_ROWS) * STREAM_K_ROWS
     tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
     tflops *= min(machine.tile_rates.values())
     if work.reads_narrow_rows and not machine.has_descriptors(work.element_bytes):
@@ -54,9 +64,9 @@ def ends(machine: Machine, *, kernels: int) -> float:
     return machine.handshake_us + kernels * machine.launch_us
 
 
-def comm_sms(machine: Machine, work: Work, variant: str) -> int:
-    """How many SMs a variant sets apart for communication."""
-    return max(1, round(machine.num_sms * COMM_SHARES[work.family, variant]))
+def comm_sms(machine: Machine, work: Work, agent: Agent) -> int:
+    """How many SMs are set apart for communication."""
+    return max(1, round(machine.num_sms * COMM_SHARES[work.family, agent]))
 
 
 def num_chunks(work: Work, part_bytes: float) -> int:
@@ -85,6 +95,10 @@ def as_shards_come(own: Gemm, work: Work, arrival_us: float) -> float:
     return end
 
 
-def named(pattern: Callable[[Machine, Work, str], float], variant: str) -> Pattern:
-    """Return a pattern of several variants as that of one."""
-    return lambda machine, work: pattern(machine, work, variant)
+def split(pattern: Callable[[Machine, Work, Agent], float], *agents: Agent) -> dict[Place, Pattern]:
+    """Return a pattern in which SMs are set apart, by the places of those who communicate on them."""
+
+    def of(agent: Agent) -> Pattern:
+        return lambda machine, work: pattern(machine, work, agent)
+
+    return {Place(agent): of(agent) for agent in agents}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..axes import Agent, Mainloop, Schedule
 from ..cost import Gemm, Work, collective_us, copy_us, gemm, push_us, stores_narrow_rows
 from ..machine import Machine
-from .common import Pattern, comm_sms, ends, library, named, num_chunks, one_shot, rows_in_tiles
+from .common import Pattern, Place, comm_sms, ends, library, num_chunks, rows_in_tiles, split, stream_k
 
 
 def _partial_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
@@ -23,8 +24,8 @@ def _bulk_reduce(machine: Machine, work: Work) -> float:
     return _partial_gemm(machine, work).us + _pull_us(machine, work) + ends(machine, kernels=2)
 
 
-def _split_reduce(machine: Machine, work: Work, variant: str) -> float:
-    own, push = _split_partials(machine, work, variant)
+def _split_reduce(machine: Machine, work: Work, agent: Agent) -> float:
+    own, push = _split_partials(machine, work, agent)
     sent = _behind_peers_us(work, own.wave_us, push, own.wave_us)
     return max(own.us, sent) + _sum_us(machine, work) + ends(machine, kernels=1)
 
@@ -64,9 +65,9 @@ def _warp_all_reduce(machine: Machine, work: Work) -> float:
     return summed + _sum_us(machine, work) + ends(machine, kernels=1)
 
 
-def _one_shot_reduce(machine: Machine, work: Work) -> float:
+def _stream_k_reduce(machine: Machine, work: Work) -> float:
     push = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work))
-    return one_shot(machine, work, work.m, work.n, work.share(work.k)) + push + _sum_us(machine, work)
+    return stream_k(machine, work, work.m, work.n, work.share(work.k)) + push + _sum_us(machine, work)
 
 
 def _library_all_reduce(machine: Machine, work: Work) -> float:
@@ -79,8 +80,8 @@ def _bulk_all_reduce(machine: Machine, work: Work) -> float:
     return _bulk_reduce(machine, work) + sums
 
 
-def _split_all_reduce(machine: Machine, work: Work, variant: str) -> float:
-    own, push = _split_partials(machine, work, variant)
+def _split_all_reduce(machine: Machine, work: Work, agent: Agent) -> float:
+    own, push = _split_partials(machine, work, agent)
     sums = push_us(machine, _reduced(work), narrow=stores_narrow_rows(machine, work))
     sent = max(own.us * work.peers / work.world_size, _behind_peers_us(work, own.wave_us, push, 0.0))
     summed = max(own.us / work.world_size, own.wave_us + sums)
@@ -91,8 +92,8 @@ def _fused_all_reduce(machine: Machine, work: Work) -> float:
     return _partial_gemm(machine, work).us + _exchange_us(machine, work) + ends(machine, kernels=1)
 
 
-def _one_shot_all_reduce(machine: Machine, work: Work) -> float:
-    return one_shot(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
+def _stream_k_all_reduce(machine: Machine, work: Work) -> float:
+    return stream_k(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
 
 
 def _exchange_us(machine: Machine, work: Work) -> float:
@@ -102,9 +103,9 @@ def _exchange_us(machine: Machine, work: Work) -> float:
     return push + work.world_size * whole / machine.sum_gbps / 1e3
 
 
-def _split_partials(machine: Machine, work: Work, variant: str) -> tuple[Gemm, float]:
+def _split_partials(machine: Machine, work: Work, agent: Agent) -> tuple[Gemm, float]:
     """The GEMM on the SMs that multiply, and what the others take to send and signal the peers' partial tiles."""
-    sms = comm_sms(machine, work, variant)
+    sms = comm_sms(machine, work, agent)
     own = _partial_gemm(machine, work, sms=machine.num_sms - sms)
     narrow = stores_narrow_rows(machine, work)
     return own, push_us(machine, _reduced(work), narrow=narrow, sms=sms, chunk_bytes=own.tile_bytes, to_one=True)
@@ -125,23 +126,21 @@ def _pull_us(machine: Machine, work: Work) -> float:
     return _reduced(work) * slower / machine.pull_gbps / 1e3
 
 
-REDUCE_SCATTER: dict[str, Pattern] = {
-    "library": _library_reduce,
-    "bulk_synchronous": _bulk_reduce,
-    "producer_consumer": named(_split_reduce, "producer_consumer"),
-    "fused_sequential": _fused_reduce,
-    "workgroup_specialized": named(_split_reduce, "workgroup_specialized"),
-    "copy_engine": _engine_reduce,
-    "warp_specialized": _warp_reduce,
-    "one_shot": _one_shot_reduce,
+REDUCE_SCATTER_BASELINES: dict[str, Pattern] = {"library": _library_reduce}
+REDUCE_SCATTER: dict[Place, Pattern] = {
+    Place(Agent.ALL_SMS): _bulk_reduce,
+    **split(_split_reduce, Agent.COMM_KERNEL, Agent.COMM_PROGRAMS),
+    Place(Agent.COMPUTING_PROGRAM): _fused_reduce,
+    Place(Agent.COPY_ENGINES): _engine_reduce,
+    Place(Agent.COMM_WARPS, Mainloop.SM90): _warp_reduce,
+    Place(Agent.COMPUTING_PROGRAM, schedule=Schedule.STREAM_K): _stream_k_reduce,
 }
 
-
-ALL_REDUCE: dict[str, Pattern] = {
-    "library": _library_all_reduce,
-    "bulk_synchronous": _bulk_all_reduce,
-    "fused_sequential": _fused_all_reduce,
-    "one_shot": _one_shot_all_reduce,
-    "workgroup_specialized": named(_split_all_reduce, "workgroup_specialized"),
-    "warp_specialized": _warp_all_reduce,
+ALL_REDUCE_BASELINES: dict[str, Pattern] = {"library": _library_all_reduce}
+ALL_REDUCE: dict[Place, Pattern] = {
+    Place(Agent.ALL_SMS): _bulk_all_reduce,
+    Place(Agent.COMPUTING_PROGRAM): _fused_all_reduce,
+    **split(_split_all_reduce, Agent.COMM_PROGRAMS),
+    Place(Agent.COMM_WARPS, Mainloop.SM90): _warp_all_reduce,
+    Place(Agent.COMPUTING_PROGRAM, schedule=Schedule.STREAM_K): _stream_k_all_reduce,
 }

@@ -44,7 +44,7 @@ def test_no_kernel_of_ours_has_a_race(variant: Variant) -> None:
         assert report.schedules == 3
 
 
-@pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential"], ids=name)
+@pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential:portable"], ids=name)
 def test_nor_with_three_ranks(variant: Variant) -> None:
     report = run_case(case_of(variant, 3), schedules=1, seed=1)
     assert report.ok, report
@@ -67,7 +67,7 @@ def wait_for_nobody(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_nor_where_all_peers_are_told_at_once(family: str, world_size: int) -> None:
     """As kernels in Gluon do; and what is left out there is found."""
-    case = case_of(get_variant(family, "bulk_synchronous"), world_size)
+    case = case_of(get_variant(family, "bulk_synchronous:portable"), world_size)
     with mock.patch.object(handshake, "in_gluon", return_value=True):
         report = run_case(case, schedules=2, seed=0)
         assert report.ok, report
@@ -98,7 +98,7 @@ def no_barrier(peers, WORLD_SIZE: tl.constexpr):
 
 def gather(rank: int, world_size: int, *, reads: bool) -> None:
     ctx = iris(1 << 20, "cpu")
-    case = Case(get_variant("all_gather_gemm", "copy_engine"), Shape(45, 42, 34), world_size, "bfloat16")
+    case = Case(get_variant("all_gather_gemm", "copy_engine:portable"), Shape(45, 42, 34), world_size, "bfloat16")
     operator = case.variant.build(ctx, case.problem(), keep_gathered=reads)
     for call in range(3):
         operator(*FAMILIES["all_gather_gemm"].operands(case.problem(), rank, Draw(0, case.problem(), call, "cpu")))
@@ -129,7 +129,7 @@ def test_the_heap_has_room_for_larger_problems(variant: Variant) -> None:
 
 
 def test_shape_sets_are_those_of_the_family() -> None:
-    cases = make_cases("all", "fused_sequential", world_size=4, dtype="bf16", shapes="llama,1x2x3")
+    cases = make_cases("all", "fused_sequential:portable", world_size=4, dtype="bf16", shapes="llama,1x2x3")
     for case in cases:
         collective = FAMILIES[case.variant.family].collective
         assert case.shape in parse_shapes("llama,1x2x3", collective=collective, world_size=4)
@@ -138,14 +138,21 @@ def test_shape_sets_are_those_of_the_family() -> None:
 
 def test_the_command_says_what_it_checked() -> None:
     result = CliRunner().invoke(
-        app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--schedules", "2"]
+        app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential:portable", "--schedules", "2"]
     )
     assert result.exit_code == 0, result.output
     assert "2 of 2 without a fault" in result.output
 
 
 def test_the_command_checks_kernels_that_read_by_descriptors() -> None:
-    arguments = ["--family", "gemm_all_scatter,all_gather_gemm", "--variant", "fused_sequential", "--schedules", "1"]
+    arguments = [
+        "--family",
+        "gemm_all_scatter,all_gather_gemm",
+        "--variant",
+        "fused_sequential:portable",
+        "--schedules",
+        "1",
+    ]
     result = CliRunner().invoke(app, ["check", *arguments, "--descriptors"])
     assert result.exit_code == 0, result.output
     assert "2 of 2 without a fault, 2 not checked" in result.output
@@ -155,7 +162,9 @@ def test_the_command_checks_kernels_that_read_by_descriptors() -> None:
 def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     racy = next(planted for planted in PLANTED if "relaxed acquire" in planted.name)
     monkeypatch.setattr("iris_bench.check.show.run_case", lambda *_, **options: racy.run(schedules=1, seed=0))
-    result = CliRunner().invoke(app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential"])
+    result = CliRunner().invoke(
+        app, ["check", "--family", "gemm_all_scatter", "--variant", "fused_sequential:portable"]
+    )
     assert result.exit_code == 1
     assert "write by rank 1" in result.output
     assert "0 of 2 without a fault" in result.output
@@ -170,8 +179,8 @@ def test_the_command_fails_where_there_is_a_race(monkeypatch: pytest.MonkeyPatch
         (["--schedules", "0"], "--schedules 0"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--shapes", "3x4"], "3x4"),
-        (["--variant", "warp_specialized"], "gemm_reduce_scatter/warp_specialized"),
-        (["--family", "gemm_all_scatter", "--variant", "warp_specialized"], "nothing of it can be checked"),
+        (["--variant", "warp_specialized:sm90"], "gemm_reduce_scatter/warp_specialized:sm90"),
+        (["--family", "gemm_all_scatter", "--variant", "warp_specialized:sm90"], "nothing of it can be checked"),
         (["--planted", "--family", "all"], "leave --family out"),
         (["--planted", "--schedules", "1", "--descriptors"], "leave --descriptors out"),
     ],

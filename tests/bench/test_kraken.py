@@ -248,7 +248,7 @@ def test_auto_never_chooses_it(family: str) -> None:
     with pretended(family):
         assert get_variant(family, "kraken").unsupported_reason(problem, None) is None
         candidates = auto._candidates(family, problem, "library", ())
-    assert "workgroup_specialized" in candidates
+    assert "workgroup_specialized:portable" in candidates
     assert "kraken" not in candidates
 
 

@@ -85,9 +85,11 @@ def test_all_fused_variants_are_called_on_awkward_shapes() -> None:
 
 
 def test_all_variants_are_called_alike_whatever_sizes_they_can_do() -> None:
-    """Here one_shot can do one size alone."""
-    wide = plan_of(variants="one_shot,fused_sequential").subjects
-    narrow = [subject for subject in wide if subject.variant != "one_shot" or subject.size.m == 256]
+    """Here the one with stream-K can do one size alone."""
+    wide = plan_of(variants="fused_sequential:portable:stream_k,fused_sequential:portable").subjects
+    narrow = [
+        subject for subject in wide if subject.variant != "fused_sequential:portable:stream_k" or subject.size.m == 256
+    ]
     decisions = Decisions(0, narrow, 4)
     calls = Counter(narrow[decisions.call().subject].variant_key for _ in range(20_000))
     assert len(calls) == 8
@@ -121,10 +123,10 @@ def test_what_is_drawn_is_varied_and_no_output_could_pass_for_the_next() -> None
 @pytest.mark.usefixtures("pooled")
 def test_a_run_leaves_a_row_and_its_seed_repeats_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "stress.csv"
-    arguments = ["--world-size", 2, "--variant", "fused_sequential", "--dtype", "bf16", "--out", path]
+    arguments = ["--world-size", 2, "--variant", "fused_sequential:portable", "--dtype", "bf16", "--out", path]
     first = invoke(*arguments, "--calls", 50)
     assert first.exit_code == 0, first.output
-    fewest = min(int(count) for count in re.findall(r"fused_sequential +\d+ +(\d+)", first.stdout))
+    fewest = min(int(count) for count in re.findall(r"fused_sequential:portable +\d+ +(\d+)", first.stdout))
     assert f"ok: 50 calls, of each variant {fewest} or more, " in first.stdout
     (row,) = rows(path)
     assert list(row) == COLUMNS
@@ -147,7 +149,7 @@ def test_a_run_leaves_a_row_and_its_seed_repeats_it(tmp_path: Path) -> None:
 
 def test_seconds_end_a_run(tmp_path: Path) -> None:
     path = tmp_path / "stress.csv"
-    arguments = ("--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential")
+    arguments = ("--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential:portable")
     assert invoke(*arguments, "--seconds", 0.5, "--out", path).exit_code == 0
     (row,) = rows(path)
     assert float(row["seconds"]) >= 0.5
@@ -192,7 +194,16 @@ def test_a_terminated_run_keeps_its_row_and_said_how_far_it_was(
     monkeypatch.setattr(stress_cli, "CommandProgress", SpokenProgress)
     before = signal.getsignal(signal.SIGTERM)
     exits.heed_termination()
-    arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--dtype", "bf16"]
+    arguments = [
+        "--world-size",
+        2,
+        "--family",
+        "gemm_all_scatter",
+        "--variant",
+        "fused_sequential:portable",
+        "--dtype",
+        "bf16",
+    ]
     result = invoke(*arguments, "--seconds", 3600, "--out", path)
     signal.signal(signal.SIGTERM, before)
     assert result.exit_code == exits.INTERRUPTED
@@ -211,7 +222,7 @@ def plant(rank: int, world_size: int, fault: str) -> None:
     def broken(self: Operator[Any], call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal calls
         (output,) = outputs = RIGHT(self, call, a, b)
-        if self.variant != "fused_sequential":
+        if self.variant != "fused_sequential:portable":
             return outputs
         calls += 1
         if rank == 1 and calls >= 30 and len(output) > 2:
@@ -239,7 +250,14 @@ def root_out(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("fault", ["element", "stale"])
 def test_a_planted_fault_is_found(pooled: Ranks, tmp_path: Path, fault: str) -> None:
     path = tmp_path / "stress.csv"
-    arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential,bulk_synchronous"]
+    arguments = [
+        "--world-size",
+        2,
+        "--family",
+        "gemm_all_scatter",
+        "--variant",
+        "fused_sequential:portable,bulk_synchronous:portable",
+    ]
     pooled.call(plant, fault)
     result = invoke(*arguments, "--dtype", "fp16", "--calls", 100, "--seed", 3, "--out", path)
     pooled.call(root_out)
@@ -247,7 +265,7 @@ def test_a_planted_fault_is_found(pooled: Ranks, tmp_path: Path, fault: str) -> 
     (row,) = rows(path)
     assert (row["status"], row["error"], row["calls"]) == ("wrong", "", "100")
     found = re.search(
-        r"wrong: gemm_all_scatter/fused_sequential (\d+x\d+x\d+) fp16, call (\d+), rank 1: "
+        r"wrong: gemm_all_scatter/fused_sequential:portable (\d+x\d+x\d+) fp16, call (\d+), rank 1: "
         r"at row (\d+), column (\d+): (\S+) instead of (\S+) within (\S+)",
         result.stderr,
     )
@@ -274,7 +292,16 @@ def plant_beside_the_output(rank: int, world_size: int) -> None:
 
 def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
     pooled.call(plant_beside_the_output)
-    arguments = ["--world-size", 2, "--family", "all_gather_gemm", "--variant", "bulk_synchronous", "--dtype", "bf16"]
+    arguments = [
+        "--world-size",
+        2,
+        "--family",
+        "all_gather_gemm",
+        "--variant",
+        "bulk_synchronous:portable",
+        "--dtype",
+        "bf16",
+    ]
     result = invoke(*arguments, "--calls", 10)
     pooled.call(root_out)
     assert result.exit_code == 1
@@ -283,7 +310,16 @@ def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
 
 def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path: Path) -> None:
     path = tmp_path / "stress.csv"
-    arguments = ["--world-size", 2, "--family", "gemm_all_scatter", "--variant", "fused_sequential", "--dtype", "bf16"]
+    arguments = [
+        "--world-size",
+        2,
+        "--family",
+        "gemm_all_scatter",
+        "--variant",
+        "fused_sequential:portable",
+        "--dtype",
+        "bf16",
+    ]
     pooled.call(plant, "raises")
     result = invoke(*arguments, "--calls", 100, "--out", path)
     assert result.exit_code == 1
@@ -302,7 +338,7 @@ def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path:
     [
         (["--family", "gemm_all_scater"], "gemm_all_scater", "gemm_all_scatter"),
         (["--family", "gemm_all_scatter", "--variant", "library"], "--variant library", "baselines"),
-        (["--variant", "telepathic"], "telepathic", "copy_engine"),
+        (["--variant", "telepathic"], "telepathic", "copy_engine:portable"),
         (["--dtype", "bf16,fp8"], "fp8", "fp16"),
         (["--seconds", "0"], "--seconds 0", "positive"),
         (["--calls", "-3"], "--calls -3", "positive"),

@@ -46,7 +46,9 @@ def test_neighbours_are_valid_different_and_few(variant: Variant) -> None:
         assert variant.unsupported_reason(problem, config) is None
 
 
-@pytest.mark.parametrize("variant", [variant for variant in FUSED if variant.name == "one_shot"], ids=name)
+@pytest.mark.parametrize(
+    "variant", [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"], ids=name
+)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (512, 7168, 8192)])
 def test_few_rows_have_other_tilings(variant: Variant, m: int, n: int, k: int) -> None:
     problem = make_problem(variant.family, m, n, k, 4, torch.bfloat16)
@@ -78,7 +80,7 @@ def test_warp_groups_are_tried_in_turns_and_chunks_where_they_can_be(variant: Va
 
 
 def test_where_warp_groups_take_turns_other_tiles_are_tried_without() -> None:
-    variant = get_variant("gemm_all_scatter", "warp_specialized")
+    variant = get_variant("gemm_all_scatter", "warp_specialized:sm90")
     default = GemmConfig(128, 128, 64, num_stages=5, comm_rows=32, pingpong=True)
     problem = make_problem(variant.family, 8192, 8192, 8192, 2, torch.bfloat16)
     with mock.patch.object(hopper, "machine_reason", return_value=None):
@@ -89,15 +91,17 @@ def test_where_warp_groups_take_turns_other_tiles_are_tried_without() -> None:
 def test_the_best_time_is_kept_with_its_configuration() -> None:
     tuned = Tuned()
     config = default_config("sm_90", 132, m=8192, n=2048, dtype=torch.bfloat16)
-    tuned.keep("copy_engine", Outcome("copy_engine", time_us=10.0))
-    tuned.keep("copy_engine", Outcome("copy_engine 0", time_us=12.0), config)
+    tuned.keep("copy_engine:portable", Outcome("copy_engine:portable", time_us=10.0))
+    tuned.keep("copy_engine:portable", Outcome("copy_engine:portable 0", time_us=12.0), config)
     assert tuned.configs == {}
-    tuned.keep("copy_engine", Outcome("copy_engine 1", time_us=8.0), config)
-    tuned.keep("copy_engine", Outcome("copy_engine 2", status="wrong", reason="x", time_us=1.0), config)
-    tuned.keep("fused_sequential", Outcome("fused_sequential", status="wrong", reason="x"))
-    assert tuned.times_us == {"copy_engine": 8.0}
-    assert tuned.configs["copy_engine"]["block_m"] == config.block_m
-    assert tuned.failed == {"fused_sequential": "wrong: x"}
+    tuned.keep("copy_engine:portable", Outcome("copy_engine:portable 1", time_us=8.0), config)
+    tuned.keep(
+        "copy_engine:portable", Outcome("copy_engine:portable 2", status="wrong", reason="x", time_us=1.0), config
+    )
+    tuned.keep("fused_sequential:portable", Outcome("fused_sequential:portable", status="wrong", reason="x"))
+    assert tuned.times_us == {"copy_engine:portable": 8.0}
+    assert tuned.configs["copy_engine:portable"]["block_m"] == config.block_m
+    assert tuned.failed == {"fused_sequential:portable": "wrong: x"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_the_best_time_is_kept_with_its_configuration() -> None:
 )
 def test_runs_are_compared_by_the_librarys_times_in_each(clock: float, held_up: dict[str, float]) -> None:
     """A run in which all is a tenth faster finds nothing better, nor one in which the host holds up the library's."""
-    times = {"library": 100.0, "copy_engine": 90.0, "gemm_alone": 60.0, "communication_alone": 50.0}
+    times = {"library": 100.0, "copy_engine:portable": 90.0, "gemm_alone": 60.0, "communication_alone": 50.0}
     runs = iter([({}, 1.0), *[(held_up, clock)] * 100])
 
     def run(rank: int, world_size: int, job: measure.Job) -> list[Outcome]:
@@ -122,7 +126,7 @@ def test_runs_are_compared_by_the_librarys_times_in_each(clock: float, held_up: 
 
     job = measure.Job(
         family="all_gather_gemm",
-        variants=("library", "copy_engine"),
+        variants=("library", "copy_engine:portable"),
         shape=Shape(8192, 8192, 8192),
         dtype="bfloat16",
         world_size=2,
@@ -139,7 +143,7 @@ def test_runs_are_compared_by_the_librarys_times_in_each(clock: float, held_up: 
     ):
         tuned = candidates.tune(0, 2, job)
     assert tuned.tried > 4
-    assert tuned.times_us == pytest.approx({"library": 100.0, "copy_engine": 90.0})
+    assert tuned.times_us == pytest.approx({"library": 100.0, "copy_engine:portable": 90.0})
 
 
 def tune_small(rank: int, world_size: int) -> Tuned:
@@ -147,7 +151,7 @@ def tune_small(rank: int, world_size: int) -> Tuned:
     measure.open_rank(rank, world_size, 8 << 20, "cpu")
     job = measure.Job(
         family="gemm_all_scatter",
-        variants=("library", "library_layout", "fused_sequential", "workgroup_specialized"),
+        variants=("library", "library_layout", "fused_sequential:portable", "workgroup_specialized:portable"),
         shape=Shape(5, 8, 3),
         dtype="float32",
         world_size=world_size,
@@ -165,7 +169,12 @@ def tune_small(rank: int, world_size: int) -> Tuned:
 def test_ranks_measure_candidates_and_agree(ranks: Callable[[int], Ranks]) -> None:
     first, second = ranks(2).call(tune_small)
     assert first == second
-    assert first.times_us.keys() == {"library", "library_layout", "fused_sequential", "workgroup_specialized"}
+    assert first.times_us.keys() == {
+        "library",
+        "library_layout",
+        "fused_sequential:portable",
+        "workgroup_specialized:portable",
+    }
     assert first.tried > 4 + 2 * 3
     assert first.failed == {}
 
@@ -203,10 +212,10 @@ def invoke(*arguments: object) -> Result:
 
 
 def test_the_command_fills_the_cache(scripted: type[ScriptedRanks]) -> None:
-    scripted.tuned = Tuned({"library_layout": 50.0, "copy_engine": 40.0}, tried=9)
+    scripted.tuned = Tuned({"library_layout": 50.0, "copy_engine:portable": 40.0}, tried=9)
     result = invoke("tune", "--family", "gemm_all_scatter", "--shapes", "64x64x64,8x8x8")
     assert result.exit_code == 0, result.output
-    assert "gemm_all_scatter 8x8x8: copy_engine 40.0 us" in result.stderr
+    assert "gemm_all_scatter 8x8x8: copy_engine:portable 40.0 us" in result.stderr
     table = read_cache(GPU)
     assert table.keys() == {Key("gemm_all_scatter", size, size, size, 2, "bfloat16") for size in (8, 64)}
     assert all(measured.times_us == scripted.tuned.times_us for measured in table.values())
@@ -225,7 +234,7 @@ def test_the_command_does_not_measure_what_delegates(
     monkeypatch.setattr(ScriptedRanks, "call", note)
     assert invoke("tune", "--shapes", "8x8x8").exit_code == 0
     assert "auto" not in asked
-    assert {"library", "library_layout", "warp_specialized"} <= set(asked)
+    assert {"library", "library_layout", "warp_specialized:sm90"} <= set(asked)
 
 
 @pytest.mark.parametrize("family", list_families())

@@ -51,7 +51,7 @@ def keep_for_a_gradient(rank: int, world_size: int, family: str, variant: str) -
     """Have autograd keep what a call returns, and call again; return the errors of the gradients that need it."""
     ctx = context()
     problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
-    options = {"keep_gathered": True} if family == "all_gather_gemm" and variant != "fused_sequential" else {}
+    options = {"keep_gathered": True} if family == "all_gather_gemm" and variant != "fused_sequential:portable" else {}
     operator = get_variant(family, variant).build(ctx, problem, **options)
     data = make_data(family, problem, rank, 0, ctx.get_device())
     kept = [operator(data.a, data.b), *([operator.gathered] if options else [])]
@@ -181,7 +181,7 @@ def lie_near_the_output(rank: int, world_size: int) -> Any:
     """Give A as every rank's copy of a buffer, between whose rows lie the ranks' outputs; return what is wrong."""
     ctx = context()
     problem = make_problem("gemm_all_scatter", world_size, 20, 16, world_size, DTYPE)
-    operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, problem)
+    operator = get_variant("gemm_all_scatter", "fused_sequential:portable").build(ctx, problem)
     data = make_data("gemm_all_scatter", problem, rank, 0, ctx.get_device())
     buffer = ctx.empty(16, dtype=DTYPE)
     buffer.copy_(data.a[rank])
@@ -218,7 +218,7 @@ def lie_where_peers_send(rank: int, world_size: int, variant: str) -> Any:
     return error, wrong
 
 
-GATHERING = [one for one in VARIANTS if one.family == "all_gather_gemm" and one.name != "fused_sequential"]
+GATHERING = [one for one in VARIANTS if one.family == "all_gather_gemm" and one.name != "fused_sequential:portable"]
 
 
 @pytest.mark.parametrize("variant", GATHERING, ids=name)

@@ -27,7 +27,7 @@ def detect(mutant: Mutant, variants: Sequence[Variant]) -> str:
 
 
 def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
-    of_hopper = [variant for variant in variants if variant[1].startswith("warp_specialized")]
+    of_hopper = [variant for variant in variants if variant[1].endswith("_sm90")]
     others = [variant for variant in variants if variant not in of_hopper]
     of_api = mutant.path.startswith("iris_core/")
     emulated = [] if of_api else of_hopper  # the emulator has dictionaries in the place of the device API
@@ -50,12 +50,20 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
     yield from (_emulate(variant, "") for variant in emulated)
     for variant in others[:: -(-len(others) // MOST_COMPILED)] if others else ():
         yield _compile("kernels/machine_code/test_codegen.py", variant, COMPILED)
-        yield _run("kernels/machine_code/test_codegen_order.py", only=f"[{variant[1]}")
-    if any(name == "one_shot" for _, name in others) or mutant.path == "kernels/common/operands.py":
-        yield _run("kernels/operators/test_one_shot.py", "kernels/operators/test_operands.py")
+        yield _run("kernels/machine_code/test_codegen_order.py", only=f"[{_named(variant)[1]}")
+    if any(name.endswith("_stream_k") for _, name in others) or mutant.path == "kernels/common/operands.py":
+        yield _run("kernels/operators/test_stream_k.py", "kernels/operators/test_operands.py")
     yield from _check(others, 3)
     if of_api:
         yield _run("core/device/test_sync.py", "core/device/test_device_api.py")
+
+
+def _named(variant: Variant) -> Variant:
+    """Return a variant, which a mutant knows by its file, under its full name."""
+    family, file = variant
+    pattern, is_stream_k = file.removesuffix("_stream_k"), file.endswith("_stream_k")
+    pattern, mainloop = (pattern.removesuffix("_sm90"), "sm90") if pattern.endswith("_sm90") else (pattern, "portable")
+    return family, f"{pattern}:{mainloop}{':stream_k' if is_stream_k else ''}"
 
 
 def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
@@ -64,7 +72,7 @@ def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
 
     for case in make_cases("all", "all", world_size=world_size, dtype="bf16"):
         name = (case.variant.family, case.variant.name)
-        if name in variants and not case.unsupported_reason():
+        if name in map(_named, variants) and not case.unsupported_reason():
             report = run_case(case, schedules=SCHEDULES, seed=0)
             if not report.ok:
                 counts = {"races": report.races, "deadlocks": report.deadlocks, "errors": report.errors}
@@ -73,9 +81,9 @@ def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
 
 
 def _emulate(variant: Variant, case: str) -> str:
-    family, name = variant
+    family, name = _named(variant)
     marks = [f"[{family}-{name}-", f"[{family}-{name}]"]
-    marks += {"warp_specialized_copies": ("chunks", "kept")}.get(name, ("without_columns",))
+    marks += ("chunks", "kept") if variant[1] == "copy_engine_sm90" else ("without_columns",)
     return _run(
         "kernels/hopper/test_hopper_emulated.py",
         only=lambda item: case in item and any(mark in item for mark in marks),
@@ -83,7 +91,9 @@ def _emulate(variant: Variant, case: str) -> str:
 
 
 def _compile(file: str, variant: Variant, cases: Sequence[str]) -> str:
-    return _run(file, only=lambda item: any(f"[{'-'.join(variant)}-" in item and case in item for case in cases))
+    return _run(
+        file, only=lambda item: any(f"[{'-'.join(_named(variant))}-" in item and case in item for case in cases)
+    )
 
 
 def _run(*files: str, only: str | Callable[[str], bool] = "") -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-Variant = tuple[str, str]  # family and name
+Variant = tuple[str, str]  # family, and the file without its suffix
 _Place = tuple[Path, str]  # a file, and a function or class at its top
 
 

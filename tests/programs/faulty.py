@@ -33,7 +33,7 @@ else:
 ctx = iris_core.iris(1 << 20, device="cpu")
 rank, world_size = ctx.get_rank(), ctx.get_num_ranks()
 problem = Problem(16, 16, 16, world_size, torch.float32)
-operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, problem)
+operator = get_variant("gemm_all_scatter", "fused_sequential:portable").build(ctx, problem)
 a, b = torch.ones(16, 16), torch.ones(problem.b_shape(rank))
 ctx.barrier()
 Path(folder, f"ready{rank}").write_text(f"{os.getpid()}\n")

@@ -23,7 +23,7 @@ for _ in range(2):
         assert ctx.process_group() is mesh["tp"].get_group()
         assert mesh_of(ctx).mesh.tolist() == [2 * replica, 2 * replica + 1]
         a, b = torch.full((4, 3), float(replica + 1)), torch.ones(3, 5)
-        for variant in ("library", "workgroup_specialized"):
+        for variant in ("library", "workgroup_specialized:portable"):
             total = gemm_all_reduce(ctx, a, b, variant=variant)
             assert (total == 6 * (replica + 1)).all(), total
         line = f"process {number}: rank {ctx.get_rank()} of {ctx.get_num_ranks()}, sums of replica {replica}\n"

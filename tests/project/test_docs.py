@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import stem
 from prefork import Template
 from ranks import skip_where_ranks_share_a_gpu
 
@@ -132,11 +133,12 @@ def test_endings_of_the_handshake_are_those_of_the_kernels() -> None:
     kernels = {(one.family, one.name) for family in list_families() for one in list_variants(family) if one.has_kernels}
     assert named.keys() == kernels
     for (family, variant), ending in named.items():
-        source = (ROOT / "kernels" / family / f"{variant}.py").read_text()
+        source = (ROOT / "kernels" / family / f"{stem(variant)}.py").read_text()
         if (
-            f"gemm_reduce_scatter.{variant} import" in source or f"gemm_reduce_scatter import {variant}" in source
+            f"gemm_reduce_scatter.{stem(variant)} import" in source
+            or f"gemm_reduce_scatter import {stem(variant)}" in source
         ):  # the two-shot variants have its kernels
-            source = (ROOT / "kernels/gemm_reduce_scatter" / f"{variant}.py").read_text()
+            source = (ROOT / "kernels/gemm_reduce_scatter" / f"{stem(variant)}.py").read_text()
         assert f" {ending}(" in source, f"{family}/{variant}: {ending}"
 
 
@@ -153,7 +155,7 @@ def test_time_lines_are_of_the_variants_there_are(drawings: Any) -> None:
     for family in list_families():
         for variant in list_variants(family):
             if variant.has_kernels:
-                families.setdefault(variant.name, set()).add(family)
+                families.setdefault(stem(variant.name), set()).add(family)
     assert {pattern.__name__: set(pattern()) for pattern in drawings.PATTERNS} == families
 
 

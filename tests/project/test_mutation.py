@@ -71,17 +71,17 @@ def test_explanations_are_of_mutants_that_there_are() -> None:
     ("name", "variants"),
     [
         (
-            "kernels/gemm_reduce_scatter/warp_specialized.py::_collect: no fence_before_descriptor_loads()",
-            [("gemm_all_reduce", "warp_specialized"), ("gemm_reduce_scatter", "warp_specialized")],
+            "kernels/gemm_reduce_scatter/warp_specialized_sm90.py::_collect: no fence_before_descriptor_loads()",
+            [("gemm_all_reduce", "warp_specialized_sm90"), ("gemm_reduce_scatter", "warp_specialized_sm90")],
         ),
         (
-            "kernels/gemm_all_scatter/one_shot.py::send_tile: "
+            "kernels/gemm_all_scatter/fused_sequential_stream_k.py::send_tile: "
             "no signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), WORLD_SIZE)",
-            [("gemm_all_scatter", "one_shot")],
+            [("gemm_all_scatter", "fused_sequential_stream_k")],
         ),
         (
             "kernels/all_gather_gemm/copies.py::queue: no copies.current_waits()",
-            [("all_gather_gemm", name) for name in ("copies", "copy_engine", "warp_specialized_copies")],
+            [("all_gather_gemm", name) for name in ("copies", "copy_engine", "copy_engine_sm90")],
         ),
     ],
 )

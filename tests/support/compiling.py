@@ -33,7 +33,7 @@ from iris_core.device.sync import WATCHDOG_WORDS
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensor_factories import TensorFactories
 from iris_kernels.common.hopper import host as hopper
-from overlap_taxonomy import get_variant
+from overlap_taxonomy import Agent, get_variant
 
 MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # bytes that kernels may spill with Triton 3.7
 
@@ -101,10 +101,10 @@ class Case:
     def announces_itself(self) -> bool:
         """Whether programs announce their data themselves: what the last one collects it does not release to peers."""
         if self.family == "all_gather_gemm":
-            return self.variant in ("producer_consumer", "workgroup_specialized", "warp_specialized")
+            return get_variant(self.family, self.variant).agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS)
         if self.family == "gemm_all_reduce":
-            return self.variant == "fused_sequential"
-        return self.family == "gemm_reduce_scatter" and self.variant != "bulk_synchronous"
+            return self.variant == "fused_sequential:portable"
+        return self.family == "gemm_reduce_scatter" and self.variant != "bulk_synchronous:portable"
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,13 @@ def name(variant: Variant) -> str:
     return f"{variant.family}-{variant.name}"
 
 
+def stem(variant: str) -> str:
+    """Return how files and kernels are named after a variant: by pattern, and main loop and schedule that are not the
+    first ones.
+    """
+    return variant.replace(":portable", "").replace(":", "_")
+
+
 def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype) -> Any:
     """Return a family's problem."""
     return importlib.import_module(f"iris_kernels.{family}").Problem(m, n, k, world_size, dtype)

@@ -44,8 +44,10 @@ def make_records(device: str = "cuda", shapes: str = "8192x8192x8192") -> list[R
     for job in plan.jobs:
         outcomes = [
             Outcome("library", correct=True, error=1e-3, time_us=700.0, latency_us=720.0, host_us=50.0),
-            Outcome("copy_engine", correct=True, error=1e-3, time_us=500.0, latency_us=520.0, host_us=50.0),
-            Outcome("fused_sequential", status="wrong", correct=False, error=1.0, reason='12, or "13"\nelements'),
+            Outcome("copy_engine:portable", correct=True, error=1e-3, time_us=500.0, latency_us=520.0, host_us=50.0),
+            Outcome(
+                "fused_sequential:portable", status="wrong", correct=False, error=1.0, reason='12, or "13"\nelements'
+            ),
             Outcome("gemm_alone", time_us=340.0, latency_us=350.0, host_us=10.0),
             Outcome("communication_alone", time_us=300.0, latency_us=310.0, host_us=10.0),
         ]

@@ -25,7 +25,7 @@ DTYPE = torch.float32
 SIZES = (18, 34, 16)
 # In another order a sum of so many terms is off by so much; none here has more terms than C has elements.
 ROUNDING = SIZES[0] * SIZES[1] * FP32_ROUNDOFF
-PATTERN = "workgroup_specialized"  # which every family has
+PATTERN = "workgroup_specialized:portable"  # which every family has
 HAS_COMPILER = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 if_it_compiles = pytest.mark.skipif(not HAS_COMPILER, reason="on the CPU it needs g++ and Python's headers")
 each_backend = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=if_it_compiles)])

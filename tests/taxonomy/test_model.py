@@ -19,8 +19,10 @@ from iris_bench.records.record import Record, read_records
 from iris_bench.tune.measured import measurements
 from overlap_taxonomy import (
     MACHINES,
+    Mainloop,
     Work,
     copies_operands,
+    get_variant,
     list_families,
     list_variants,
     machine_for,
@@ -40,6 +42,11 @@ def measured(files: list[Path] = SWEEPS, machine: Machine = H200) -> list[Measur
     return measurements((record for file in files for record in read_records(file)), machine)
 
 
+def modelled(family: str) -> list[str]:
+    work = Work(family, 64, 64, 64, 4)
+    return [one.name for one in list_variants(family) if predict_us(H200, one.name, work) is not None]
+
+
 def test_the_model_is_close_to_the_sweeps() -> None:
     errors = [abs(error) for one in measured() if (error := error_of(H200, one)) is not None]
     assert len(errors) > 800
@@ -48,15 +55,16 @@ def test_the_model_is_close_to_the_sweeps() -> None:
     # A kernel for many rows, of which most of these problems have few.
     off = {family for family, variant in medians if medians[family, variant] > 0.17}
     assert off == {"all_gather_gemm", "gemm_reduce_scatter"}
-    assert {variant for family, variant in medians if medians[family, variant] > 0.17} == {"warp_specialized"}
+    variants = {variant for family, variant in medians if medians[family, variant] > 0.17}
+    assert variants == {"workgroup_specialized:sm90", "warp_specialized:sm90"}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_model_knows_that_a_single_wave_has_the_own_tiles_too(ranks: int) -> None:
-    """From 256 rows on `warp_specialized` is no slower than others: what is predicted of it decides what is chosen."""
+    """From 256 rows on it is no slower than others: what is predicted of it decides what is chosen."""
     machine = MACHINES[f"h200x{ranks}"]
     few = [one for one in measured([RESULTS / f"h200x{ranks}-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
-    assert median_errors(machine, few)["gemm_reduce_scatter", "warp_specialized"] < 0.25
+    assert median_errors(machine, few)["gemm_reduce_scatter", "warp_specialized:sm90"] < 0.25
 
 
 def test_the_model_of_two_is_close_to_their_sweeps() -> None:
@@ -71,7 +79,7 @@ def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
     machine = machine_for("NVIDIA H200", 1)
     assert machine
     few = [one for one in measured([RESULTS / "h200-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
-    assert median_errors(machine, few)["all_gather_gemm", "warp_specialized"] < 0.08
+    assert median_errors(machine, few)["all_gather_gemm", "workgroup_specialized:sm90"] < 0.08
 
 
 def test_the_model_of_two_predicts_one_h100() -> None:
@@ -97,18 +105,18 @@ def test_every_variant_with_kernels_is_modelled() -> None:
     assert sorted(FAMILIES) == list_families()
     for variant in list_variants():
         if variant.has_kernels or variant.name == "library":
-            assert variant.name in FAMILIES[variant.family]
+            assert predict_us(H200, variant.name, Work(variant.family, 64, 64, 64, 4)) is not None, variant
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda machine: machine.name)
 @pytest.mark.parametrize("size", [1, 127, 4096])
 @pytest.mark.parametrize("world_size", [1, 3, 8])
 def test_every_time_is_positive_and_grows_with_the_work(machine, size: int, world_size: int) -> None:
-    for family, patterns in FAMILIES.items():
-        for variant in patterns:
+    for family in FAMILIES:
+        for variant in modelled(family):
             us = predict_us(machine, variant, Work(family, size, 2048, 1024, world_size))
             if us is None:
-                assert variant.startswith("warp_specialized")
+                assert get_variant(family, variant).mainloop is Mainloop.SM90
                 assert not machine.is_hopper
                 continue
             assert us > 0
@@ -123,7 +131,7 @@ def test_no_overlap_is_faster_than_the_link_or_the_multiplication(family: str) -
     work = Work(family, 8192, 8192, 8192, 4)
     link = 3 * 8192 * 2048 * 2 / max(H200.link_gbps, H200.engine_gbps) / 1e3
     multiplication = 2 * 8192**3 / 4 / H200.boost_tflops / 1e6
-    for variant in FAMILIES[family]:
+    for variant in modelled(family):
         us = predict_us(H200, variant, work)
         assert us is not None
         assert us > max(link, multiplication)
@@ -134,7 +142,7 @@ def test_the_bytes_of_the_last_wave_are_not_hidden() -> None:
     one_wave = Work("gemm_all_scatter", 1024, 4096, 65536, 4)
     slow_link = replace(H200, link_gbps=H200.link_gbps / 2)
     push = 3 * 1024 * 1024 * 2 / H200.link_gbps / 1e3
-    for variant in ("warp_specialized", "fused_sequential"):
+    for variant in ("warp_specialized:sm90", "fused_sequential:portable"):
         fast, slow = predict_us(H200, variant, one_wave), predict_us(slow_link, variant, one_wave)
         assert fast is not None
         assert slow is not None
@@ -146,7 +154,7 @@ def test_of_several_waves_the_last_ones_bytes_alone_are_not_hidden() -> None:
     long = Work("gemm_all_scatter", 8192, 8192, 65536, 4)
     slow_link = replace(H200, link_gbps=H200.link_gbps / 2)
     push = 3 * 8192 * 2048 * 2 / H200.link_gbps / 1e3
-    fast, slow = (predict_us(machine, "warp_specialized", long) for machine in (H200, slow_link))
+    fast, slow = (predict_us(machine, "warp_specialized:sm90", long) for machine in (H200, slow_link))
     assert fast is not None
     assert slow is not None
     assert slow - fast == pytest.approx(push * 116 / 512, rel=1e-6)
@@ -223,7 +231,7 @@ def test_the_ideal_is_the_longer_of_the_gemm_and_the_bytes() -> None:
         assert statistics.median(errors) < 0.06
     for family in FAMILIES:
         work = Work(family, 8192, 8192, 28672, 4)
-        for variant in ("library", "bulk_synchronous", "fused_sequential"):
+        for variant in ("library", "bulk_synchronous:portable", "fused_sequential:portable"):
             assert predict_us(H200, variant, work) > predict_ideal_us(H200, work, 0)
 
 
@@ -267,14 +275,26 @@ H200X2 = MACHINES["h200x2"]
 @pytest.mark.parametrize(
     ("variant", "work", "copies"),
     [
-        ("one_shot", Work("gemm_all_scatter", 8, 4096, 4097, 2), True),
-        ("one_shot", Work("gemm_all_scatter", 8, 4097, 4096, 2), False),  # B by columns, as weights are
-        ("one_shot", Work("gemm_all_scatter", 8, 4096, 4097, 2, element_bytes=4), False),  # read through pointers
+        ("fused_sequential:portable:stream_k", Work("gemm_all_scatter", 8, 4096, 4097, 2), True),
+        (
+            "fused_sequential:portable:stream_k",
+            Work("gemm_all_scatter", 8, 4097, 4096, 2),
+            False,
+        ),  # B by columns, as weights are
+        (
+            "fused_sequential:portable:stream_k",
+            Work("gemm_all_scatter", 8, 4096, 4097, 2, element_bytes=4),
+            False,
+        ),  # read through pointers
         ("library", Work("gemm_all_scatter", 8, 4096, 4097, 2), False),
-        ("fused_sequential", Work("all_gather_gemm", 8, 4096, 4097, 2), False),  # the same
-        ("copy_engine", Work("gemm_reduce_scatter", 8, 4096, 8191, 2), True),  # 4096 on one rank, 4095 on the other
-        ("copy_engine", Work("gemm_reduce_scatter", 8, 4096, 8192, 2), False),
-        ("copy_engine", Work("a family of others", 8, 4096, 4097, 2), False),
+        ("fused_sequential:portable", Work("all_gather_gemm", 8, 4096, 4097, 2), False),  # the same
+        (
+            "copy_engine:portable",
+            Work("gemm_reduce_scatter", 8, 4096, 8191, 2),
+            True,
+        ),  # 4096 on one rank, 4095 on the other
+        ("copy_engine:portable", Work("gemm_reduce_scatter", 8, 4096, 8192, 2), False),
+        ("copy_engine:portable", Work("a family of others", 8, 4096, 4097, 2), False),
     ],
 )
 def test_which_calls_begin_with_a_copy(variant: str, work: Work, copies: bool) -> None:
@@ -289,10 +309,14 @@ def test_narrow_rows_cost_ours_a_copy_and_the_library_much() -> None:
         return found
 
     assert us("library", 4097) > 4 * us("library", 4096)
-    assert us("warp_specialized", 4096) + 30 < us("warp_specialized", 4097) < 2 * us("warp_specialized", 4096)
+    assert (
+        us("warp_specialized:sm90", 4096) + 30
+        < us("warp_specialized:sm90", 4097)
+        < 2 * us("warp_specialized:sm90", 4096)
+    )
     # Of fp32, which is read through pointers, nothing is known of the library's.
     assert us("library", 4098, element_bytes=4) < 1.1 * us("library", 4096, element_bytes=4)
-    assert us("copy_engine", 4098, element_bytes=4) > 4 * us("copy_engine", 4096, element_bytes=4)
+    assert us("copy_engine:portable", 4098, element_bytes=4) > 4 * us("copy_engine:portable", 4096, element_bytes=4)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,17 @@ import pytest
 import iris_kernels
 from iris_bench import cli
 from iris_bench.baselines import async_tp, kraken_functions
-from overlap_taxonomy import Agent, Arrangement, Sync, get_variant, list_families, list_variants, register, registry
+from overlap_taxonomy import (
+    Agent,
+    Arrangement,
+    Sync,
+    current_name,
+    get_variant,
+    list_families,
+    list_variants,
+    register,
+    registry,
+)
 
 FAMILY_FOLDERS = [
     path.parent.name for path in Path(iris_kernels.__file__).parent.glob("*/problem.py") if path.parent.name != "common"
@@ -50,7 +60,7 @@ def test_what_others_have_fused_is_no_sequence_of_library_calls() -> None:
         others = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)
         assert (axes == others) == (variant.name in ("async_tp", "kraken")), variant
         assert variant.is_baseline or not {*others, Arrangement.LIBRARY, Agent.LIBRARY} & {*axes}, variant
-    assert "before or after the GEMM" in get_variant("all_gather_gemm", "bulk_synchronous").agent.value
+    assert "before or after the GEMM" in get_variant("all_gather_gemm", "bulk_synchronous:portable").agent.value
 
 
 def test_other_projects_functions_are_no_part_of_the_kernels() -> None:
@@ -86,7 +96,7 @@ def test_a_name_is_registered_once() -> None:
     assert register(first) is first  # again: nothing changes
     with pytest.raises(ValueError, match=f"'{first.name}' of family '{first.family}' is registered already"):
         register(replace(first, summary="another"))
-    new = register(replace(first, name="new"))
+    new = register(replace(first, pattern="new"))
     assert get_variant(first.family, "new") is new
 
 
@@ -127,7 +137,8 @@ REGISTER = """
 from dataclasses import replace
 from overlap_taxonomy import registry
 first = next(iter(registry._variants.values()))
-registry.register(replace(first, name="half"))
+registry.register(replace(first, pattern="half"))
+registry.register_former_names(first.family, {"a former name": "half"})
 """
 CLASH = REGISTER + 'registry.register(replace(first, summary="another"))'
 NAMED = "the entry point 'elsewhere' = 'a_family' of their-kernels"
@@ -144,6 +155,7 @@ def test_a_family_from_elsewhere_that_cannot_be_loaded_is_left_out(
     announced(source)
     with pytest.warns(RuntimeWarning, match=f"{NAMED} cannot be loaded: {why}.*; its family is left out"):
         assert list_variants() == known
+    assert current_name(known[0].family, "a former name") == "a former name"
 
 
 def test_one_of_ours_that_cannot_be_loaded_is_an_error(announced: Callable[..., None]) -> None:

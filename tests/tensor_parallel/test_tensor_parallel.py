@@ -181,7 +181,7 @@ def test_gradients_of_layers_of_one_size_and_one_input(ranks: Callable[[int], Ra
 def use_first(rank: int, world_size: int) -> Any:
     """Call without gradients and then train, with patterns of one's own; return what differs, and which are used."""
     whole = whole_pair()
-    patterns = {"variant": "workgroup_specialized", "backward_variant": "bulk_synchronous"}
+    patterns = {"variant": "workgroup_specialized:portable", "backward_variant": "bulk_synchronous:portable"}
     cut = cut_pair(whole, sequence_parallel=True, **patterns)
     data = draw(0, 8, SIZES[0]), draw(1, 8, SIZES[2])
     parts = [own_rows(one, rank, world_size) for one in data]
@@ -197,9 +197,12 @@ def use_first(rank: int, world_size: int) -> Any:
 
 @on_the_cpu
 def test_a_layer_may_be_used_before_it_is_trained(ranks: Callable[[int], Ranks]) -> None:
-    gathers = ["all_gather_gemm/bulk_synchronous", "all_gather_gemm/workgroup_specialized"]  # the last keeps what came
-    made = [*gathers, "gemm_reduce_scatter/bulk_synchronous"]
-    assert ranks(2).call(use_first) == [([], {"workgroup_specialized"}, made)] * 2
+    gathers = [
+        "all_gather_gemm/bulk_synchronous:portable",
+        "all_gather_gemm/workgroup_specialized:portable",
+    ]  # the last keeps what came
+    made = [*gathers, "gemm_reduce_scatter/bulk_synchronous:portable"]
+    assert ranks(2).call(use_first) == [([], {"workgroup_specialized:portable"}, made)] * 2
 
 
 @released
@@ -258,7 +261,7 @@ def train_in_bf16(rank: int, world_size: int, variant: str, sequence_parallel: b
 
 @on_the_cpu
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-@pytest.mark.parametrize(("variant", "world_size"), [("workgroup_specialized", 2), ("auto", 4)])
+@pytest.mark.parametrize(("variant", "world_size"), [("workgroup_specialized:portable", 2), ("auto", 4)])
 def test_layers_in_bf16_are_off_by_rounding(
     ranks: Callable[[int], Ranks], world_size: int, variant: str, sequence_parallel: bool
 ) -> None:
@@ -268,7 +271,7 @@ def test_layers_in_bf16_are_off_by_rounding(
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"])
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-@pytest.mark.parametrize("variant", ["auto", "workgroup_specialized", "warp_specialized"])
+@pytest.mark.parametrize("variant", ["auto", "workgroup_specialized:portable", "warp_specialized:sm90"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_layers_in_bf16_are_off_by_rounding_on_gpus(
     ranks: Callable[[int], Ranks], world_size: int, variant: str, sequence_parallel: bool

@@ -8,7 +8,7 @@ those that split its last tiles, if any (fixup.py).
 
 A kernel that is all a call queues is launched early: its programs take SMs that the kernel before has left, make their
 barriers, and touch no global memory before that one is done. The kernel after may start when all programs have asked
-for their last operands. `warp_specialized_copies` is not, as its side streams need a free SM.
+for their last operands. Beside copy engines it is not, as its side streams need a free SM.
 
 A traced tile is written down when it is staged: before, a thread's registers are full of it. With PINGPONG there is no
 trace.

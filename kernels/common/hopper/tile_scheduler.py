@@ -1,6 +1,6 @@
 """A tile scheduler for warp-specialised kernels: a program's work tile in each wave, whole or split along k.
 
-All-scatter and all-gather by copies use it; reduce-scatter and all-gather's `warp_specialized` have their own orders.
+All-scatter and all-gather by copies use it; reduce-scatter and all-gather by programs have their own orders.
 
 Program p has tile ``p + w * num_programs`` in wave w. The last wave is then some programs' alone, and what they finish
 at once at the end is sent after the last multiplication. With SPLITS of two or more, the tiles behind the last full

@@ -217,10 +217,12 @@ def test_rows_of_two_kinds_of_gpu_are_of_two_problems() -> None:
 
 
 def test_the_library_is_always_measured() -> None:
-    assert make_plan(variants="copy_engine").jobs[0].variants == ("library", "copy_engine")
+    assert make_plan(variants="copy_engine:portable").jobs[0].variants == ("library", "copy_engine:portable")
 
 
 def test_the_heap_holds_every_fused_variant_of_the_largest_problem() -> None:
-    plan = make_plan(variants="library,copy_engine,fused_sequential", shapes="64x64x64,8192x8192x8192")
+    plan = make_plan(
+        variants="library,copy_engine:portable,fused_sequential:portable", shapes="64x64x64,8192x8192x8192"
+    )
     assert plan.heap_bytes >= 2 * 8192 * 8192 * 2
     assert plan.heap_bytes < 2 * 8192 * 8192 * 2 + (16 << 20)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from matplotlib import pyplot
@@ -15,55 +16,59 @@ from records import make_records
 from rich.console import Console
 
 from iris_bench.records import frames, plot, report
-from iris_bench.records.looks import LOOKS
+from iris_bench.records.looks import LOOKS, looks_of
 from iris_bench.records.record import Record
+from overlap_taxonomy import list_variants, register, registry
+
+LATER = "fused_sequential:portable:stream_k"
 
 
 def test_a_speedup_over_another_time_of_the_library_is_said_to_be() -> None:
     """As resuming leaves it: the row of `library` is of the first run."""
     done = make_records()
-    later = replace(done[1], variant="one_shot", library_us=812.3, speedup_vs_library=812.3 / 500)
+    later = replace(done[1], variant=LATER, library_us=812.3, speedup_vs_library=812.3 / 500)
     text = io.StringIO()
     report.print_records(Console(file=text, width=report.WIDTH), [*done, later])
     said = " ".join(text.getvalue().split())
-    assert "one_shot: measured in another run than the row of library, against library there: 812.3 us" in said
-    assert "copy_engine: measured in another run" not in said
-    assert "copy_engine, one_shot" not in said
+    assert f"{LATER}: measured in another run than the row of library, against library there: 812.3 us" in said
+    assert "copy_engine:portable: measured in another run" not in said
+    assert f"copy_engine:portable, {LATER}" not in said
 
 
 def test_a_row_of_a_run_without_a_library_is_said_to_be() -> None:
     done = make_records()
     text = io.StringIO()
-    alone = replace(done[1], variant="one_shot", library_us=None, speedup_vs_library=None)
+    alone = replace(done[1], variant=LATER, library_us=None, speedup_vs_library=None)
     report.print_records(Console(file=text, width=report.WIDTH), [*done, alone])
     said = " ".join(text.getvalue().split())
-    assert "one_shot: measured in another run than the row of library, where it has no time" in said
+    assert f"{LATER}: measured in another run than the row of library, where it has no time" in said
 
 
 def test_speedups_over_another_row_are_of_the_same_run() -> None:
     done = make_records()
-    later = replace(done[1], variant="one_shot", library_us=812.3, speedup_vs_library=812.3 / 500)
-    rows = frames.over(frames.to_frame([*done, later]), "copy_engine")
+    later = replace(done[1], variant=LATER, library_us=812.3, speedup_vs_library=812.3 / 500)
+    rows = frames.over(frames.to_frame([*done, later]), "copy_engine:portable")
     shown = {row.variant: row for row in rows.itertuples()}
     assert shown["library"].speedup_vs_library == pytest.approx(500 / 700, rel=1e-5)
-    assert shown["copy_engine"].speedup_vs_library == 1.0
+    assert shown["copy_engine:portable"].speedup_vs_library == 1.0
     assert shown["gemm_alone"].speedup_vs_library == pytest.approx(500 / 340, rel=1e-5)
-    assert math.isnan(shown["fused_sequential"].speedup_vs_library)
-    assert math.isnan(shown["one_shot"].speedup_vs_library)
+    assert math.isnan(shown["fused_sequential:portable"].speedup_vs_library)
+    assert math.isnan(shown[LATER].speedup_vs_library)
     assert frames.over(frames.to_frame(done), "library").equals(frames.to_frame(done))
     text = io.StringIO()
-    report.print_frame(Console(file=text, width=report.WIDTH), rows, "copy_engine")
-    assert "speedups are over copy_engine" in text.getvalue()
-    assert "one_shot: measured in another run than the row of copy_engine, where it has no time" in text.getvalue()
+    report.print_frame(Console(file=text, width=report.WIDTH), rows, "copy_engine:portable")
+    assert "speedups are over copy_engine:portable" in text.getvalue()
+    said = " ".join(text.getvalue().split())
+    assert f"{LATER}: measured in another run than the row of copy_engine:portable, where it has no time" in said
     assert text.getvalue().count("another run") == 1
 
 
 @pytest.mark.parametrize(
     ("device", "baseline", "said"),
     [
-        ("cuda", "nobody", "rows that have: library, copy_engine, gemm_alone, communication_alone"),
-        ("cuda", "fused_sequential", "no row of 'fused_sequential' has a time"),
-        ("cpu", "copy_engine", "interpreted times are not performance"),
+        ("cuda", "nobody", "rows that have: library, copy_engine:portable, gemm_alone, communication_alone"),
+        ("cuda", "fused_sequential:portable", "no row of 'fused_sequential:portable' has a time"),
+        ("cpu", "copy_engine:portable", "interpreted times are not performance"),
     ],
 )
 def test_a_row_without_a_time_is_no_baseline(device: str, baseline: str, said: str) -> None:
@@ -82,7 +87,7 @@ def test_tables_fit_in_a_hundred_columns(device: str) -> None:
     report.print_records(Console(file=text, width=report.WIDTH), make_records(device))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 100
-    assert any("fused_sequential" in line and ("wrong" in line or device == "cpu") for line in lines)
+    assert any("fused_sequential:portable" in line and ("wrong" in line or device == "cpu") for line in lines)
     assert ("interpreted: times are not performance" in text.getvalue()) == (device == "cpu")
     assert ("1.40" in text.getvalue()) == (device == "cuda")
 
@@ -93,8 +98,9 @@ def test_the_list_of_variants_is_folded_and_not_cut() -> None:
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= report.WIDTH
     assert "…" not in text.getvalue()
-    summaries = "".join(line[-20:].strip() for line in lines)  # the last column
-    assert "all_gather_into_tensor" in summaries
+    said = " ".join(text.getvalue().split())
+    for variant in list_variants():
+        assert f"{variant.name} {variant.summary}" in said
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -121,7 +127,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figu
 
 def test_every_variant_has_a_look_of_its_own_in_all_panels(drawn: Callable[..., Figure]) -> None:
     library, row, *_ = make_records()
-    names = ["copy_engine", "warp_specialized", "kraken", *(f"variant_{index}" for index in range(20))]
+    names = ["copy_engine:portable", "warp_specialized:sm90", "kraken", *(f"variant_{index}" for index in range(20))]
     baselines = [replace(library, variant=name) for name in ("library", "library_list")]
     several = [*baselines, *(replace(row, variant=name) for name in names)]
     later = [replace(one, m=8, n=8, world_size=2) for one in (library, several[-1])]
@@ -149,11 +155,12 @@ def test_what_was_timed_without_a_baseline_shows_its_time(drawn: Callable[..., F
     library, row, wrong, *_ = make_records()
     library = replace(library, status="wrong", time_us=None, speedup_vs_library=None)
     alone = replace(row, library_us=None, speedup_vs_library=None)
-    checked = replace(alone, variant="one_shot", time_us=None)
+    checked = replace(alone, variant=LATER, time_us=None)
     (axes,) = drawn([library, alone, checked, wrong]).axes
     (text,) = axes.texts
     assert text.get_text() == (
-        "library: wrong; copy_engine: 500 µs, no baseline; one_shot: not timed; fused_sequential: wrong"
+        "library: wrong; copy_engine:portable: 500 µs, no baseline; "
+        f"{LATER}: not timed; fused_sequential:portable: wrong"
     )
 
 
@@ -161,9 +168,21 @@ def test_without_a_gpu_right_and_wrong_are_counted() -> None:
     text = io.StringIO()
     report.print_records(Console(file=text, width=report.WIDTH), make_records("cpu", "smoke"))
     lines = text.getvalue().splitlines()
-    assert any(line.split()[1:3] == ["copy_engine", "3"] or line.split()[:2] == ["copy_engine", "3"] for line in lines)
-    (counted,) = (line for line in lines if line.split()[:1] == ["fused_sequential"] and "12, or" not in line)
+    assert any(
+        line.split()[1:3] == ["copy_engine:portable", "3"] or line.split()[:2] == ["copy_engine:portable", "3"]
+        for line in lines
+    )
+    (counted,) = (line for line in lines if line.split()[:1] == ["fused_sequential:portable"] and "12, or" not in line)
     assert "3" in counted
-    assert sum("fused_sequential: 12, or" in line for line in lines) == 3
+    assert sum("fused_sequential:portable: 12, or" in line for line in lines) == 3
     assert "time us" not in text.getvalue()
     assert len(lines) < 30
+
+
+def test_a_variant_of_others_leaves_the_colours_as_they_are() -> None:
+    ours = [variant for variant in list_variants() if variant.has_kernels]
+    looks = looks_of(one.name for one in ours)
+    assert len(set(looks.values())) == len(looks) == len({one.name for one in ours})
+    with mock.patch.dict(registry._variants):
+        register(replace(ours[0], pattern="another"))
+        assert looks_of([*looks, "another:portable"]).items() >= looks.items()

@@ -46,7 +46,11 @@ def invoke(*arguments: object) -> Result:
     ("arguments", "given", "works"),
     [
         (["--family", "gemm_all_scater"], "gemm_all_scater", "gemm_all_scatter"),
-        (["--family", "gemm_all_scatter", "--variant", "copy_engine,copy"], "'copy'", "fused_sequential"),
+        (
+            ["--family", "gemm_all_scatter", "--variant", "copy_engine:portable,copy"],
+            "'copy'",
+            "fused_sequential:portable",
+        ),
         (["--shapes", "papr"], "papr", "paper"),
         (["--shapes", "8x8"], "8x8", "MxNxK"),
         (["--dtype", "fp8"], "fp8", "bf16"),
@@ -114,7 +118,13 @@ def test_ranks_that_share_gpus_are_not_timed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_list_names_everything() -> None:
     text = invoke("list").stdout
-    assert all(name in text for name in ("gemm_all_scatter", "workgroup_specialized", "small_m", "8192x4096x12288"))
+    said = " ".join(text.split())
+    assert "copy_engine:sm90" in text
+    assert "main loop: sm90; schedule: data_parallel" in said
+    assert "main loop: portable; schedule: stream_k" in said
+    assert all(
+        name in text for name in ("gemm_all_scatter", "workgroup_specialized:portable", "small_m", "8192x4096x12288")
+    )
 
 
 class ScriptedRanks(ranks.Ranks):
@@ -148,7 +158,10 @@ def test_the_exit_status_says_whether_all_went_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, exit_code: int
 ) -> None:
     monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
-    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine", status=status, reason="so")]
+    ScriptedRanks.script = [
+        measure.Outcome("library"),
+        measure.Outcome("copy_engine:portable", status=status, reason="so"),
+    ]
     result = invoke(
         *("run", "--device", "cpu", "--family", "gemm_all_scatter", "--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
     )
@@ -159,7 +172,7 @@ def test_the_exit_status_says_whether_all_went_well(
 def test_a_sweep_that_loses_its_ranks_ends_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
     ScriptedRanks.script = TimeoutError("rank 1: waited in vain")
-    arguments = ("--device", "cpu", "--shapes", "1x1x1,2x2x2", "--variant", "copy_engine")
+    arguments = ("--device", "cpu", "--shapes", "1x1x1,2x2x2", "--variant", "copy_engine:portable")
     result = invoke("run", *arguments, "--out", tmp_path / "rows.csv")
     assert result.exit_code == 1
     assert "ended early: TimeoutError: rank 1: waited in vain" in result.stderr
@@ -172,20 +185,38 @@ def test_resuming_adds_what_was_not_ok_and_counts_each_thing_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
-    arguments = ("run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments = (
+        "run",
+        "--device",
+        "cpu",
+        "--no-time",
+        "--family",
+        "gemm_all_scatter",
+        "--variant",
+        "copy_engine:portable",
+    )
     arguments += ("--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
     for status, more, counted in (("wrong", (), "1 ok, 1 wrong"), ("ok", ("--resume",), "2 ok")):
-        ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine", status=status)]
+        ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine:portable", status=status)]
         assert f"{counted}; written" in invoke(*arguments, *more).stderr
     rows = [(record.variant, record.status) for record in read_records(tmp_path / "rows.csv")]
-    assert rows == [("library", "ok"), ("copy_engine", "wrong"), ("copy_engine", "ok")]
+    assert rows == [("library", "ok"), ("copy_engine:portable", "wrong"), ("copy_engine:portable", "ok")]
 
 
 def test_a_file_is_replaced_when_the_first_rows_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("of an earlier sweep\n")
     monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
-    arguments = ("run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments = (
+        "run",
+        "--device",
+        "cpu",
+        "--no-time",
+        "--family",
+        "gemm_all_scatter",
+        "--variant",
+        "copy_engine:portable",
+    )
     arguments += ("--shapes", "1x1x1,2x2x2", "--out", path, "--overwrite")
     with monkeypatch.context() as patch:
         patch.setattr(ScriptedRanks, "call", fail)
@@ -193,7 +224,7 @@ def test_a_file_is_replaced_when_the_first_rows_come(monkeypatch: pytest.MonkeyP
     assert "written" not in result.stderr
     assert "the sweep ended early: RuntimeError: no GPU answers" in result.stderr
     assert path.read_text() == "of an earlier sweep\n"
-    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine")]
+    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine:portable")]
     assert f"written: {path}" in invoke(*arguments).stderr
     assert [record.m for record in read_records(path)] == [1, 1, 2, 2]
 
@@ -201,9 +232,18 @@ def test_a_file_is_replaced_when_the_first_rows_come(monkeypatch: pytest.MonkeyP
 def test_rows_of_another_device_are_not_gone_on_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
     csv = tmp_path / "rows.csv"
-    arguments = ("run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments = (
+        "run",
+        "--device",
+        "cpu",
+        "--no-time",
+        "--family",
+        "gemm_all_scatter",
+        "--variant",
+        "copy_engine:portable",
+    )
     arguments += ("--shapes", "1x1x1", "--out", csv)
-    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine", status="wrong")]
+    ScriptedRanks.script = [measure.Outcome("library"), measure.Outcome("copy_engine:portable", status="wrong")]
     assert invoke(*arguments).exit_code == 1
     (name,) = {record.device_name for record in read_records(csv)}
     rows = csv.read_text()
@@ -218,17 +258,17 @@ def test_rows_of_another_device_are_not_gone_on_from(monkeypatch: pytest.MonkeyP
 
 def test_going_on_in_another_way_is_refused_or_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ranks, "StartedRanks", ScriptedRanks)
-    arguments = ("run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "copy_engine")
+    arguments = ("run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "copy_engine:portable")
     arguments += ("--shapes", "1x1x1", "--out", tmp_path / "rows.csv")
     library = measure.Outcome("library", time_us=3.0)
-    ScriptedRanks.script = [library, measure.Outcome("copy_engine", status="wrong")]
+    ScriptedRanks.script = [library, measure.Outcome("copy_engine:portable", status="wrong")]
     assert "was not made" not in invoke(*arguments).stderr
     rows = (tmp_path / "rows.csv").read_text()
     result = invoke(*arguments, "--resume", "--burst", 3)
     assert result.exit_code == 2
     assert "times of bursts of 1" in result.stderr
     assert (tmp_path / "rows.csv").read_text() == rows
-    ScriptedRanks.script = [library, measure.Outcome("copy_engine", time_us=2.0)]
+    ScriptedRanks.script = [library, measure.Outcome("copy_engine:portable", time_us=2.0)]
     result = invoke(*arguments, "--resume", "--seed", 5)
     assert result.exit_code == 0
     assert f"{tmp_path / 'rows.csv'} was not made as the rows to come are: it has seed 0 (now 5)\n" in result.stderr
@@ -236,12 +276,12 @@ def test_going_on_in_another_way_is_refused_or_said(monkeypatch: pytest.MonkeyPa
 
 def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv, picture = tmp_path / "rows.csv", tmp_path / "plot.png"
-    arguments = ["run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "fused_sequential"]
+    arguments = ["run", "--device", "cpu", "--family", "gemm_all_scatter", "--variant", "fused_sequential:portable"]
     arguments += ["--world-size", 2, "--shapes", "5x3x2", "--out", csv]
     result = invoke(*arguments, "--plot", picture)
     assert result.exit_code == 0, result.output
     records = read_records(csv)
-    names = ["library", "fused_sequential", "gemm_alone", "communication_alone"]
+    names = ["library", "fused_sequential:portable", "gemm_alone", "communication_alone"]
     assert [record.variant for record in records] == names
     assert all(record.time_us and record.time_us > 0 for record in records)
     assert [record.correct for record in records] == [True, True, None, None]

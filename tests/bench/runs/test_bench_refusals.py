@@ -25,7 +25,7 @@ from iris_core.rendezvous import rank_info
 
 RUN = ["run", "--device", "cpu", "--world-size", "2", "--family", "gemm_all_scatter", "--shapes", "8x8x8"]
 TRACE = ["trace", "--world-size", "2", "--family", "gemm_all_scatter", "--shape", "64x64x64"]
-TRACE_ONE = [*TRACE, "--variant", "fused_sequential"]
+TRACE_ONE = [*TRACE, "--variant", "fused_sequential:portable"]
 LINKS = ["links", "--device", "cpu", "--world-size", "2"]
 
 
@@ -36,7 +36,7 @@ def in_a_folder_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranks, "StartedRanks", None)
     monkeypatch.chdir(tmp_path)
-    for folder in ("folder.png", "trace-fused_sequential.json"):
+    for folder in ("folder.png", "trace-fused_sequential_portable.json"):
         Path(folder).mkdir()
     Path("file").touch()
     append_records(Path("rows.csv"), make_records())
@@ -68,8 +68,8 @@ def refused(*arguments: Any) -> str:
         ([*LINKS, "--plot", "file/x.png"], "file is no folder to write x.png to"),
         ([*TRACE_ONE, "--out", "x.png", "--plot", "x.png"], "--out and --plot are both x.png"),
         (
-            [*TRACE, "--variant", "fused_sequential,bulk_synchronous", "--out", "trace.json"],
-            "trace-fused_sequential.json is a folder",
+            [*TRACE, "--variant", "fused_sequential:portable,bulk_synchronous:portable", "--out", "trace.json"],
+            "trace-fused_sequential_portable.json is a folder",
         ),
         ([*LINKS, "--plot", "folder.png"], "--plot folder.png is a folder"),
         ([*LINKS, "--out", "folder.png"], "--out folder.png is a folder"),
@@ -90,17 +90,22 @@ def test_what_cannot_be_written(arguments: list[str], said: str) -> None:
         ([*LINKS, "--out", "file"], "--out file exists"),
         (["layers", "--device", "cpu", "--out", "file"], "--out file exists"),
         ([*TRACE_ONE, "--out", "x.json", "--plot", "old.png"], "--plot old.png exists"),
-        ([*TRACE, "--variant", "fused_sequential,one_shot", "--out", "old.json"], "--out old-one_shot.json exists"),
+        (
+            [*TRACE, "--variant", "fused_sequential:portable,bulk_synchronous:portable", "--out", "old.json"],
+            "--out old-bulk_synchronous_portable.json exists",
+        ),
         (["defaults", "rows.csv", "--out", "."], "--out some-gpu.json exists"),
     ],
 )
 def test_what_is_there_is_replaced_only_if_asked(arguments: list[str], there: str) -> None:
-    for name in ("old.png", "old-one_shot.json", "some-gpu.json"):
+    for name in ("old.png", "old-bulk_synchronous_portable.json", "some-gpu.json"):
         Path(name).write_text("kept")
     said = refused(*arguments)
     assert there in said
     assert "--overwrite" in said
-    assert {Path(name).read_text() for name in ("old.png", "old-one_shot.json", "some-gpu.json")} == {"kept"}
+    assert {Path(name).read_text() for name in ("old.png", "old-bulk_synchronous_portable.json", "some-gpu.json")} == {
+        "kept"
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from overlap_taxonomy import get_variant, registry
 
 def test_resuming_measures_what_is_not_ok_again() -> None:
     done = make_records()
-    (job,) = make_plan(done=done, variants="copy_engine,fused_sequential").jobs
-    assert job.variants == ("library", "fused_sequential")
-    assert make_plan(done=done, variants="copy_engine").jobs == ()
-    assert len(make_plan(done=done, variants="copy_engine", dtype="fp16").jobs) == 1
-    assert len(make_plan(done=done, variants="copy_engine", shapes="8192x8192x8192,8x8x8").jobs) == 1
+    (job,) = make_plan(done=done, variants="copy_engine:portable,fused_sequential:portable").jobs
+    assert job.variants == ("library", "fused_sequential:portable")
+    assert make_plan(done=done, variants="copy_engine:portable").jobs == ()
+    assert len(make_plan(done=done, variants="copy_engine:portable", dtype="fp16").jobs) == 1
+    assert len(make_plan(done=done, variants="copy_engine:portable", shapes="8192x8192x8192,8x8x8").jobs) == 1
 
 
 def test_resuming_looks_at_the_names_of_devices_of_its_own_kind() -> None:
@@ -36,8 +36,8 @@ def test_times_of_other_bursts_are_not_gone_on_from() -> None:
     done = make_records()
     with pytest.raises(ValueError, match=r"--burst 1, .* bursts of 10, .* give --burst 10 or another --out"):
         make_plan(done=done, burst=1)
-    assert make_plan(done=done, burst=1, variants="copy_engine").jobs == ()  # nothing is measured
-    assert make_plan(done=done, burst=1, variants="fused_sequential", timed=False).jobs
+    assert make_plan(done=done, burst=1, variants="copy_engine:portable").jobs == ()  # nothing is measured
+    assert make_plan(done=done, burst=1, variants="fused_sequential:portable", timed=False).jobs
     assert make_plan(done=[replace(row, device="cpu") for row in done], burst=1).jobs
 
 
@@ -54,28 +54,31 @@ def test_how_rows_to_come_are_made_otherwise_is_said(monkeypatch: pytest.MonkeyP
 
 def test_resuming_times_what_was_only_checked() -> None:
     checked = [replace(record, time_us=None) for record in make_records()]
-    assert len(make_plan(done=checked, variants="copy_engine").jobs) == 1
-    assert make_plan(done=checked, variants="copy_engine", timed=False).jobs == ()
+    assert len(make_plan(done=checked, variants="copy_engine:portable").jobs) == 1
+    assert make_plan(done=checked, variants="copy_engine:portable", timed=False).jobs == ()
 
 
 def test_resuming_does_not_repeat_the_library_row(tmp_path: Path) -> None:
     done = make_records()
     output = sweep.Output(tmp_path / "rows.csv", done)
     output.add(make_records())
-    assert [record.variant for record in read_records(tmp_path / "rows.csv")] == ["copy_engine", "fused_sequential"]
+    assert [record.variant for record in read_records(tmp_path / "rows.csv")] == [
+        "copy_engine:portable",
+        "fused_sequential:portable",
+    ]
 
 
 def test_a_library_that_was_only_checked_is_timed_once(tmp_path: Path) -> None:
     """The row with a time is added to the one without, and counts from then on."""
     path, timed = tmp_path / "rows.csv", make_records()
     append_records(path, [replace(timed[0], time_us=None, latency_us=None)])
-    plan = make_plan(done=read_records(path), variants="library,copy_engine")
-    assert plan.jobs[0].variants == ("library", "copy_engine")
+    plan = make_plan(done=read_records(path), variants="library,copy_engine:portable")
+    assert plan.jobs[0].variants == ("library", "copy_engine:portable")
     sweep.Output(path, read_records(path)).add(timed)
     done = read_records(path)
-    assert [record.variant for record in done[:3]] == ["library", "library", "copy_engine"]
+    assert [record.variant for record in done[:3]] == ["library", "library", "copy_engine:portable"]
     assert [record.time_us for record in latest_records(done)[:2]] == [700.0, 500.0]
-    assert make_plan(done=done, variants="library,copy_engine").jobs == ()
+    assert make_plan(done=done, variants="library,copy_engine:portable").jobs == ()
     sweep.Output(path, done, timed=False).add([replace(timed[0], time_us=None)])
     assert read_records(path) == done
 
@@ -86,12 +89,12 @@ def test_resuming_measures_what_comes_with_every_run_again(tmp_path: Path, impli
     path, whole = tmp_path / "rows.csv", make_records()
     append_records(path, [record for record in whole if record.variant != implied])
     done = read_records(path)
-    (job,) = make_plan(done=done, variants="copy_engine").jobs
+    (job,) = make_plan(done=done, variants="copy_engine:portable").jobs
     assert job.variants == ("library",)
     sweep.Output(path, done).add([record for record in whole if record.variant in ("library", *YARDSTICKS)])
     assert [record.variant for record in read_records(path)[len(done) :]] == [implied]
-    assert make_plan(done=read_records(path), variants="copy_engine").jobs == ()
-    assert bool(make_plan(done=done, variants="copy_engine", timed=False).jobs) == (implied == "library")
+    assert make_plan(done=read_records(path), variants="copy_engine:portable").jobs == ()
+    assert bool(make_plan(done=done, variants="copy_engine:portable", timed=False).jobs) == (implied == "library")
 
 
 def without_library(records: list[Record]) -> list[Record]:
@@ -105,21 +108,21 @@ def test_a_library_that_is_wrong_when_resumed_is_kept(tmp_path: Path) -> None:
     output = sweep.Output(tmp_path / "rows.csv", done)
     output.add(without_library(make_records()))
     assert [record.status for record in output.records[len(done) :] if record.variant == "library"] == ["wrong"]
-    (job,) = make_plan(done=output.records, variants="copy_engine").jobs
-    assert job.variants == ("library", "copy_engine")
+    (job,) = make_plan(done=output.records, variants="copy_engine:portable").jobs
+    assert job.variants == ("library", "copy_engine:portable")
 
 
 def test_what_was_timed_without_a_library_is_timed_with_one() -> None:
-    done = [record for record in without_library(make_records()) if record.variant != "fused_sequential"]
-    (job,) = make_plan(done=done, variants="copy_engine").jobs
-    assert job.variants == ("library", "copy_engine")
-    assert make_plan(done=done, variants="copy_engine", timed=False).jobs[0].variants == ("library",)
+    done = [record for record in without_library(make_records()) if record.variant != "fused_sequential:portable"]
+    (job,) = make_plan(done=done, variants="copy_engine:portable").jobs
+    assert job.variants == ("library", "copy_engine:portable")
+    assert make_plan(done=done, variants="copy_engine:portable", timed=False).jobs[0].variants == ("library",)
 
 
 def test_the_last_row_says_whether_a_thing_is_finished() -> None:
     done = make_records()
     done += [replace(done[1], status="wrong", time_us=None)]
-    assert make_plan(done=done, variants="copy_engine").jobs[0].variants == ("library", "copy_engine")
+    assert make_plan(done=done, variants="copy_engine:portable").jobs[0].variants == ("library", "copy_engine:portable")
 
 
 class TestWhatIsUnsupported:

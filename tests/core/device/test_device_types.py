@@ -79,7 +79,7 @@ def test_atomics_take_values_of_another_type(ranks: Callable[[int], Ranks], narr
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_atomics_on_flags_take_literals(target: str) -> None:
-    case = Case("fused_sequential", target, rank=1)
+    case = Case("fused_sequential:portable", target, rank=1)
     ctx = StubContext(case)
     words, less = ctx.zeros(3, dtype=torch.int64), torch.ones(1, dtype=torch.uint32)
     arguments = {"words_ptr": words, "less_ptr": less, "rank": case.rank, "heap_bases": ctx.get_heap_bases()}

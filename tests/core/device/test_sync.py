@@ -274,7 +274,9 @@ def call_alone(rank: int, world_size: int, family: str, variant: str) -> tuple[s
 
 
 # One whose programs wait, one whose stream does. The handshake's waits are the same in all.
-@pytest.mark.parametrize("variant", [v for v in FUSED if v.name in ("fused_sequential", "copy_engine")], ids=name)
+@pytest.mark.parametrize(
+    "variant", [v for v in FUSED if v.name in ("fused_sequential:portable", "copy_engine:portable")], ids=name
+)
 @pytest.mark.parametrize("device", ["cpu"])
 def test_an_operator_that_a_rank_does_not_call_names_it(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     for kind, message in ranks(2).call(call_alone, variant.family, variant.name):

@@ -72,10 +72,10 @@ def make_operators(rank: int, world_size: int, family: str, variant: str) -> tup
     ("family", "variant"),
     [
         ("gemm_all_scatter", "library"),
-        ("gemm_all_scatter", "workgroup_specialized"),
-        ("all_gather_gemm", "copy_engine"),
-        ("gemm_reduce_scatter", "producer_consumer"),
-        ("gemm_all_reduce", "one_shot"),
+        ("gemm_all_scatter", "workgroup_specialized:portable"),
+        ("all_gather_gemm", "copy_engine:portable"),
+        ("gemm_reduce_scatter", "producer_consumer:portable"),
+        ("gemm_all_reduce", "fused_sequential:portable:stream_k"),
     ],
 )
 def test_a_closed_operator_leaves_nothing(ranks: Callable[[int], Ranks], family: str, variant: str) -> None:

@@ -119,7 +119,9 @@ def test_the_peers_of_a_rank_that_is_gone_hear_of_it(tmp_path: Path, fault: str,
             else:
                 assert said["kind"] in ("TimeoutError", "PeerError")
                 if said["kind"] == "TimeoutError":
-                    assert "gemm_all_scatter/fused_sequential of 16x16x16: rank 1 to be ready" in said["message"]
+                    assert (
+                        "gemm_all_scatter/fused_sequential:portable of 16x16x16: rank 1 to be ready" in said["message"]
+                    )
             if fault != "stopped":
                 assert said["reset"][0] == "PeerError"
                 assert "final" in said["reset"][1]
@@ -134,7 +136,7 @@ def test_the_peers_of_a_rank_that_is_gone_hear_of_it(tmp_path: Path, fault: str,
 
 def break_in(rank: int, world_size: int, fault: str, place: str) -> None:
     ctx = iris(1 << 20)
-    operator = get_variant("gemm_all_scatter", "fused_sequential").build(
+    operator = get_variant("gemm_all_scatter", "fused_sequential:portable").build(
         ctx, make_problem("gemm_all_scatter", 16, 16, 16, world_size, torch.float32)
     )
     a, b = torch.ones(16, 16), torch.ones(operator.problem.b_shape(rank))

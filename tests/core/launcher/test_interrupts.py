@@ -88,7 +88,7 @@ class InterruptedRanks(ranks.Ranks):
         if self.done == self.problems:
             raise KeyboardInterrupt
         self.done += 1
-        return [measure.Outcome("library"), measure.Outcome("copy_engine")]
+        return [measure.Outcome("library"), measure.Outcome("copy_engine:portable")]
 
     def close(self, *, kill: bool = False) -> None:
         assert kill
@@ -101,7 +101,16 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(ranks, "StartedRanks", InterruptedRanks)
 
     def invoke(*arguments: object) -> Result:
-        asked = ["run", "--device", "cpu", "--no-time", "--family", "gemm_all_scatter", "--variant", "copy_engine"]
+        asked = [
+            "run",
+            "--device",
+            "cpu",
+            "--no-time",
+            "--family",
+            "gemm_all_scatter",
+            "--variant",
+            "copy_engine:portable",
+        ]
         return CliRunner().invoke(cli.app, [*asked, "--shapes", "1x1x1,2x2x2", *map(str, arguments)])
 
     return invoke

@@ -176,7 +176,7 @@ def fail_and_close(rank: int, world_size: int, way: str) -> None:
     """Rank 1 fails while its peer waits for it in an operator, and closes its context on the way out."""
     ctx = iris(1 << 20)
     problem = Problem(16, 16, 16, world_size, torch.float32)
-    operator = get_variant("gemm_all_scatter", "fused_sequential").build(ctx, problem)
+    operator = get_variant("gemm_all_scatter", "fused_sequential:portable").build(ctx, problem)
 
     def work() -> None:
         if rank == 1:

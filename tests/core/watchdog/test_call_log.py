@@ -18,6 +18,7 @@ from overlap_taxonomy import get_variant
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 FAMILY, DTYPE = "gemm_all_reduce", torch.float32
+VARIANTS = "workgroup_specialized:portable", "fused_sequential:portable:stream_k"
 MANY = 3 * CALLS  # more than are kept
 
 
@@ -51,7 +52,7 @@ def call_with_other_rows(rank: int, world_size: int, family: str) -> tuple[tuple
     """Rank 1 makes its second call with fewer rows, when rank 0 has made its own; then both reset and go on."""
     close_context()
     with doomed_context(1 << 22) as ctx:
-        operator = get_variant(family, "workgroup_specialized").build(ctx, make_problem(family, 12, 8, 8, 2, DTYPE))
+        operator = get_variant(family, VARIANTS[0]).build(ctx, make_problem(family, 12, 8, 8, 2, DTYPE))
         told = ctx.zeros(1, dtype=torch.int64)
 
         def call(m: int, seed: int) -> str | None:
@@ -77,7 +78,7 @@ def test_ranks_with_other_numbers_of_rows_are_told(ranks: Callable[[int], Ranks]
     assert waited[0] in ("TimeoutError", "PeerError")
     assert refused[0] == "ValueError"
     said = "call 2 of rank 1 has 10 rows of A over all ranks, rank 0's has 12"
-    assert f"{family}/workgroup_specialized: {said}" in refused[1]
+    assert f"{family}/{VARIANTS[0]}: {said}" in refused[1]
     assert "reset()" in refused[1]
 
 
@@ -86,7 +87,7 @@ def call_another(rank: int, world_size: int) -> tuple[str, str]:
     close_context()
     with doomed_context(1 << 22) as ctx:
         problem = make_problem(FAMILY, 12, 8, 8, 2, DTYPE)
-        operators = [get_variant(FAMILY, name).build(ctx, problem) for name in ("workgroup_specialized", "one_shot")]
+        operators = [get_variant(FAMILY, name).build(ctx, problem) for name in VARIANTS]
         data, told = make_data(FAMILY, problem, rank, 0, ctx.get_device()), ctx.zeros(1, dtype=torch.int64)
         ctx.barrier()
         if rank == 1:
@@ -100,4 +101,4 @@ def call_another(rank: int, world_size: int) -> tuple[str, str]:
 def test_ranks_that_call_other_operators_are_told(ranks: Callable[[int], Ranks]) -> None:
     _, (kind, message) = ranks(2).call(call_another)
     assert kind == "ValueError"
-    assert "gemm_all_reduce/one_shot: call 1 of rank 1 is not what rank 0 calls" in message
+    assert f"{FAMILY}/{VARIANTS[1]}: call 1 of rank 1 is not what rank 0 calls" in message

@@ -64,7 +64,7 @@ def test_signals_may_come_late_and_more_than_once(ranks: Callable[[int], Ranks],
 def start_late(rank: int, world_size: int, seed: int) -> str | None:
     close_context()
     late = random.Random(seed + rank)
-    for step in (context, lambda: make_operator(context(), "gemm_all_scatter", "fused_sequential")):
+    for step in (context, lambda: make_operator(context(), "gemm_all_scatter", "fused_sequential:portable")):
         time.sleep(late.uniform(0, 0.3))
         made = step()
     time.sleep(late.uniform(0, 0.3))
@@ -107,7 +107,7 @@ def fall_behind(rank: int, world_size: int, family: str, variant: str, calls: in
 
 @each_fused_variant
 def test_nobody_runs_ahead_of_a_rank_that_sleeps(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    calls = 100 if (variant.family, variant.name) == ("all_gather_gemm", "fused_sequential") else 4
+    calls = 100 if (variant.family, variant.name) == ("all_gather_gemm", "fused_sequential:portable") else 4
     (ahead, faults), *peers = ranks(2).call(fall_behind, variant.family, variant.name, calls)
     assert faults == []
     assert [faults for _, faults in peers] == [[]]
@@ -117,15 +117,15 @@ def test_nobody_runs_ahead_of_a_rank_that_sleeps(ranks: Callable[[int], Ranks], 
 
 # Variants whose waits differ: for a peer's call, for parts of its data, for its tiles; by programs and by streams.
 AWAITED = {
-    ("gemm_all_scatter", "fused_sequential"): "rank 1 to be done",
-    ("all_gather_gemm", "workgroup_specialized"): "rank 1 to be done",
-    ("all_gather_gemm", "copy_engine"): "chunk 0 of rank 1's shard",
-    ("gemm_reduce_scatter", "fused_sequential"): "of rank 1's partial sum",
-    ("gemm_reduce_scatter", "copy_engine"): "rank 1 to be done",
-    ("gemm_all_reduce", "fused_sequential"): "of rank 1's partial sum",
+    ("gemm_all_scatter", "fused_sequential:portable"): "rank 1 to be done",
+    ("all_gather_gemm", "workgroup_specialized:portable"): "rank 1 to be done",
+    ("all_gather_gemm", "copy_engine:portable"): "chunk 0 of rank 1's shard",
+    ("gemm_reduce_scatter", "fused_sequential:portable"): "of rank 1's partial sum",
+    ("gemm_reduce_scatter", "copy_engine:portable"): "rank 1 to be done",
+    ("gemm_all_reduce", "fused_sequential:portable"): "of rank 1's partial sum",
 }
 SILENCED = [(v, "data") for v in FUSED if (v.family, v.name) in AWAITED]
-SILENCED += [(v, "ready") for v, _ in SILENCED if v.name == "fused_sequential"][:1]
+SILENCED += [(v, "ready") for v, _ in SILENCED if v.name == "fused_sequential:portable"][:1]
 
 
 def fall_silent(rank: int, world_size: int, family: str, variant: str, what: str) -> tuple[tuple[str, str], int]:
@@ -186,19 +186,21 @@ def corrupt_a_flag(rank: int, world_size: int, family: str, variant: str) -> tup
             return raised(go_on)
 
 
-REPAIRED = ("bulk_synchronous",)  # signals say the whole number each time; counted parts go on from what is there
+REPAIRED = (
+    "bulk_synchronous:portable",
+)  # signals say the whole number each time; counted parts go on from what is there
 
 
 def test_a_lowered_flag_is_written_whole_by_the_next_signal(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(corrupt_a_flag, "gemm_all_scatter", "bulk_synchronous") == [[None] * 4] * 2
+    assert ranks(2).call(corrupt_a_flag, "gemm_all_scatter", "bulk_synchronous:portable") == [[None] * 4] * 2
 
 
 def test_a_lowered_count_of_parts_is_reported_with_what_was_expected_and_seen(ranks: Callable[[int], Ranks]) -> None:
-    (kind, message), (other, _) = ranks(2).call(corrupt_a_flag, "all_gather_gemm", "workgroup_specialized")
+    (kind, message), (other, _) = ranks(2).call(corrupt_a_flag, "all_gather_gemm", "workgroup_specialized:portable")
     assert (kind, other) == ("TimeoutError", "TimeoutError")
     due = 3 * COUNTS_OF_A_CALL.value
     counted = f"expected at least {due}, saw {due - 1}"
-    for part in ("all_gather_gemm/workgroup_specialized of 18x34x16: rank 1 to be done", counted):
+    for part in ("all_gather_gemm/workgroup_specialized:portable of 18x34x16: rank 1 to be done", counted):
         assert part in message
 
 
@@ -232,7 +234,7 @@ def refuse(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     ("where", "kind", "said"), [("heap", "HeapExhausted", "exhausted"), ("device", "PeerError", "no memory for you")]
 )
-@pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential"], ids=name)
+@pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential:portable"], ids=name)
 def test_memory_that_one_rank_lacks_fails_on_all_and_leaves_nothing(
     ranks: Callable[[int], Ranks], variant: Variant, where: str, kind: str, said: str
 ) -> None:

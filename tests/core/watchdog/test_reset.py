@@ -28,7 +28,7 @@ from overlap_taxonomy import Sync, Variant, get_variant
 DTYPE = torch.bfloat16
 
 # Of each family, where programs wait and where a stream does. The handshake is the same in all.
-PATTERNS = ("copy_engine", "fused_sequential")
+PATTERNS = ("copy_engine:portable", "fused_sequential:portable")
 variants = pytest.mark.parametrize("variant", [v for v in FUSED if v.name in PATTERNS], ids=name)
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
 
@@ -89,7 +89,7 @@ def drop_and_reset(rank: int, world_size: int, family: str, variant: str) -> lis
     ctx = context()
     problem = make_problem(family, 40, 70, 33, world_size, DTYPE)
     operator = get_variant(family, variant).build(ctx, problem)
-    other = get_variant(family, "bulk_synchronous").build(ctx, problem)
+    other = get_variant(family, "bulk_synchronous:portable").build(ctx, problem)
     words = ctx.zeros(1, dtype=torch.int64)
     results = []
     for time_around in range(2):
@@ -146,7 +146,9 @@ def corrupt_and_reset(rank: int, world_size: int, by: int) -> Any:
     """
     ctx = context()
     family = "gemm_all_scatter"
-    operator = get_variant(family, "fused_sequential").build(ctx, make_problem(family, 40, 70, 33, world_size, DTYPE))
+    operator = get_variant(family, "fused_sequential:portable").build(
+        ctx, make_problem(family, 40, 70, 33, world_size, DTYPE)
+    )
     called = ctx.zeros(1, dtype=torch.int64)
     assert check_calls(operator, 1) is None
     ctx.barrier()
@@ -169,7 +171,7 @@ def test_a_wrong_call_number_is_found_and_reset_mends_it(ranks: Callable[[int], 
     for (kind, message), wrong in ranks(2).call(corrupt_and_reset, by):
         assert kind == "TimeoutError"
         assert f"rank {int(by < 0)}: program" in message
-        assert f"gemm_all_scatter/fused_sequential of 40x70x33: rank {int(by > 0)} to be ready" in message
+        assert f"gemm_all_scatter/fused_sequential:portable of 40x70x33: rank {int(by > 0)} to be ready" in message
         assert ("expected at least 5, saw 4" if by < 0 else "expected at least 9, saw") in message
         assert wrong is None
 
@@ -194,10 +196,10 @@ def miss_and_reset(rank: int, world_size: int, family: str, variant: str, times:
 
 
 ON_GPUS = {  # streams that wait for words and for other streams, and Hopper's kernels
-    ("gemm_all_scatter", "producer_consumer"),
-    ("all_gather_gemm", "copy_engine"),
-    ("gemm_reduce_scatter", "copy_engine"),
-    ("gemm_reduce_scatter", "warp_specialized"),
+    ("gemm_all_scatter", "producer_consumer:portable"),
+    ("all_gather_gemm", "copy_engine:portable"),
+    ("gemm_reduce_scatter", "copy_engine:portable"),
+    ("gemm_reduce_scatter", "warp_specialized:sm90"),
 }
 
 
@@ -234,7 +236,7 @@ def fail_in_different_places(rank: int, world_size: int, early: int) -> Any:
     ctx = context()
     family = "gemm_all_scatter"
     problem = make_problem(family, 16, 16, 16, world_size, DTYPE)
-    operator = get_variant(family, "fused_sequential").build(ctx, problem)
+    operator = get_variant(family, "fused_sequential:portable").build(ctx, problem)
     data = make_data(family, problem, rank, 0, ctx.get_device())
     flag = ctx.zeros(1, dtype=torch.int64)
     ctx.watchdog.watch(flag, lambda word, _: "a letter")
@@ -299,7 +301,7 @@ def test_a_streams_wait_in_vain_is_reported_like_a_kernels(ranks: Callable[[int]
 def reset_when_well(rank: int, world_size: int) -> Any:
     ctx = context()
     family = "gemm_reduce_scatter"
-    operator = get_variant(family, "copy_engine").build(ctx, make_problem(family, 8, 8, 8, world_size, DTYPE))
+    operator = get_variant(family, "copy_engine:portable").build(ctx, make_problem(family, 8, 8, 8, world_size, DTYPE))
     wrongs = []
     for seed in range(2):
         wrongs.append(check_calls(operator, seed))

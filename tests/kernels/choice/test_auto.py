@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -29,7 +29,7 @@ from overlap_taxonomy import MACHINES, Work, get_variant, list_families, predict
 GPU = "NVIDIA H200"
 SHIPPED = pytest.mark.parametrize("gpu", [GPU, "NVIDIA H100 80GB HBM3"])
 FAMILY = "gemm_all_scatter"
-CANDIDATES = ["library_layout", "fused_sequential", "copy_engine"]
+CANDIDATES = ["library_layout", "fused_sequential:portable", "copy_engine:portable"]
 CONFIG = GemmConfig(128, 128, 64, num_stages=4)
 
 
@@ -54,31 +54,37 @@ def test_the_fastest_is_chosen_by_a_margin_only() -> None:
 
 
 def test_the_users_times_come_first_then_the_shipped_ones() -> None:
-    ours, theirs = {"library_layout": 100.0, "copy_engine": 90.0}, {"library_layout": 100.0, "fused_sequential": 50.0}
-    assert chosen(ours, theirs) == Choice("copy_engine", None, "measured here")
-    assert chosen({}, theirs) == Choice("fused_sequential", None, "measured")
+    ours, theirs = (
+        {"library_layout": 100.0, "copy_engine:portable": 90.0},
+        {"library_layout": 100.0, "fused_sequential:portable": 50.0},
+    )
+    assert chosen(ours, theirs) == Choice("copy_engine:portable", None, "measured here")
+    assert chosen({}, theirs) == Choice("fused_sequential:portable", None, "measured")
 
 
 def test_the_configuration_that_was_measured_is_used() -> None:
-    times = {"library_layout": 100.0, "copy_engine": 90.0}
-    assert chosen(times, configs={"copy_engine": CONFIG}).config == CONFIG
+    times = {"library_layout": 100.0, "copy_engine:portable": 90.0}
+    assert chosen(times, configs={"copy_engine:portable": CONFIG}).config == CONFIG
     # One that the variant cannot do (any more) is not: the next that is known decides.
     bad = replace(CONFIG, block_m=48)
-    assert chosen(times, {"library_layout": 1.0, "copy_engine": 2.0}, configs={"copy_engine": bad}) == Choice(
-        "library_layout", None, "measured"
-    )
+    assert chosen(
+        times, {"library_layout": 1.0, "copy_engine:portable": 2.0}, configs={"copy_engine:portable": bad}
+    ) == Choice("library_layout", None, "measured")
 
 
 def test_measured_times_without_the_librarys_decide_nothing() -> None:
-    assert chosen({"copy_engine": 1.0}, {"library_layout": 10.0, "copy_engine": 20.0}).variant == "library_layout"
+    assert (
+        chosen({"copy_engine:portable": 1.0}, {"library_layout": 10.0, "copy_engine:portable": 20.0}).variant
+        == "library_layout"
+    )
 
 
 def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
-    assert chosen({"library_layout": 100.0, "warp_specialized": 1.0}).variant == "library_layout"
+    assert chosen({"library_layout": 100.0, "warp_specialized:sm90": 1.0}).variant == "library_layout"
 
 
 def test_other_sizes_dtypes_and_worlds_are_other_problems() -> None:
-    table = {key_of(FAMILY, problem()): Measured({"library_layout": 1.0, "copy_engine": 100.0})}
+    table = {key_of(FAMILY, problem()): Measured({"library_layout": 1.0, "copy_engine:portable": 100.0})}
     for other in (problem(m=512), problem(world_size=2)):
         assert choose(FAMILY, other, CANDIDATES, gpu=GPU, tables=(table, {})).why == "predicted"
     in_fp32 = choose(FAMILY, problem(dtype=torch.float32), CANDIDATES, gpu=GPU, tables=(table, {}))
@@ -86,9 +92,9 @@ def test_other_sizes_dtypes_and_worlds_are_other_problems() -> None:
 
 
 def test_problems_like_it_correct_what_is_predicted() -> None:
-    like = Measured({"library_layout": 1000.0, "copy_engine": 10.0, "fused_sequential": 1000.0})
-    unlike = Measured({"library_layout": 10.0, "copy_engine": 1000.0, "fused_sequential": 1000.0})
-    for measured, name in ((like, "copy_engine"), (unlike, "library_layout")):
+    like = Measured({"library_layout": 1000.0, "copy_engine:portable": 10.0, "fused_sequential:portable": 1000.0})
+    unlike = Measured({"library_layout": 10.0, "copy_engine:portable": 1000.0, "fused_sequential:portable": 1000.0})
+    for measured, name in ((like, "copy_engine:portable"), (unlike, "library_layout")):
         table = {key_of(FAMILY, problem(m=6144)): measured}
         choice = choose(FAMILY, problem(), CANDIDATES, gpu=GPU, tables=({}, table))
         assert choice == Choice(name, None, "predicted by problems like it")
@@ -102,7 +108,7 @@ def test_problems_like_it_correct_what_is_predicted() -> None:
 @pytest.mark.parametrize("m", [1, 64, 512, 2048, 8192])
 def test_what_is_predicted_is_ahead_of_the_library_by_the_margin(family: str, m: int) -> None:
     machine = MACHINES["h200x4"]
-    candidates = ["library", "fused_sequential", "workgroup_specialized", "bulk_synchronous"]
+    candidates = ["library", "fused_sequential:portable", "workgroup_specialized:portable", "bulk_synchronous:portable"]
     choice = choose(family, make_problem(family, m, 8192, 8192, 4, torch.bfloat16), candidates, gpu=GPU)
     work = Work(family, m, 8192, 8192, 4)
     library, us = predict_us(machine, "library", work), predict_us(machine, choice.variant, work)
@@ -114,26 +120,26 @@ def test_where_nothing_was_measured_the_margin_is_wider() -> None:
     with mock.patch.object(
         neighbours, "predict_us", side_effect=lambda machine, name, work: {"library_layout": 100}.get(name, 80)
     ):
-        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
+        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential:portable"
         assert choose(FAMILY, problem(world_size=8), CANDIDATES, gpu=GPU).variant == "library_layout"
 
 
 def test_a_short_call_has_the_wider_margin_too() -> None:
-    times = {"library_layout": 50, "fused_sequential": 44, "copy_engine": 60}
+    times = {"library_layout": 50, "fused_sequential:portable": 44, "copy_engine:portable": 60}
     with mock.patch.object(neighbours, "predict_us", side_effect=lambda machine, name, work: times[name]):
         assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "library_layout"
-        times["fused_sequential"] = 42
-        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
+        times["fused_sequential:portable"] = 42
+        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential:portable"
 
 
 @pytest.mark.parametrize("narrow", [{"k": 8191}, {"n": 8191}])
 def test_where_rows_are_not_on_16_bytes_the_margin_is_wider(narrow: dict[str, int]) -> None:
-    times = {"library_layout": 1000, "fused_sequential": 760, "copy_engine": 1000}
+    times = {"library_layout": 1000, "fused_sequential:portable": 760, "copy_engine:portable": 1000}
     with mock.patch.object(neighbours, "predict_us", side_effect=lambda machine, name, work: times[name]):
-        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential"
+        assert choose(FAMILY, problem(), CANDIDATES, gpu=GPU).variant == "fused_sequential:portable"
         assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "library_layout"
-        times["fused_sequential"] = 740
-        assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "fused_sequential"
+        times["fused_sequential:portable"] = 740
+        assert choose(FAMILY, problem(**narrow), CANDIDATES, gpu=GPU).variant == "fused_sequential:portable"
 
 
 def test_an_unknown_gpu_gets_the_library() -> None:
@@ -232,7 +238,7 @@ class GpuContext:
 
 def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
     key = key_of(FAMILY, problem())
-    table = {key: Measured({"library_layout": 100.0, "copy_engine": 90.0})}
+    table = {key: Measured({"library_layout": 100.0, "copy_engine:portable": 90.0})}
     with (
         mock.patch.object(auto, "device_name", return_value=GPU),
         mock.patch.object(auto, "read_cache", return_value=table) as read,
@@ -240,8 +246,8 @@ def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
         for ctx in (GpuContext(), GpuContext()):
             for _ in range(3):
                 choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
-                assert choice == Choice("copy_engine", None, "measured here")
-            choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=("copy_engine",))  # type: ignore[arg-type]
+                assert choice == Choice("copy_engine:portable", None, "measured here")
+            choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=("copy_engine:portable",))  # type: ignore[arg-type]
             assert choice.variant == "library_layout"
     assert [call.args for call in read.call_args_list] == [(GPU,)] * 2
 
@@ -251,7 +257,7 @@ def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: 
     monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
     assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
     choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
-    assert choice == Choice("workgroup_specialized", None, "ranks may share GPUs")
+    assert choice == Choice("workgroup_specialized:portable", None, "ranks may share GPUs")
 
 
 def make_and_call(rank: int, world_size: int, family: str) -> list[str]:
@@ -270,15 +276,15 @@ def make_and_call(rank: int, world_size: int, family: str) -> list[str]:
 @pytest.mark.parametrize("family", list_families())
 def test_it_makes_the_operator_of_another(ranks: Callable[[int], Ranks], family: str) -> None:
     for name, config, right in ranks(2).call(make_and_call, family):
-        assert name == f"{family}/workgroup_specialized (chosen by auto)"
-        assert config.startswith("auto: workgroup_specialized 32x32x32 ")
+        assert name == f"{family}/workgroup_specialized:portable (chosen by auto)"
+        assert config.startswith("auto: workgroup_specialized:portable 32x32x32 ")
         assert right == "right"
 
 
 def disagree(rank: int, world_size: int) -> str:
     """Each rank has other times in its cache."""
     asked = make_problem(FAMILY, 8, 8, 8, world_size, torch.float32)
-    times = {"library_layout": 100.0, ["copy_engine", "fused_sequential"][rank]: 10.0}
+    times = {"library_layout": 100.0, ["copy_engine:portable", "fused_sequential:portable"][rank]: 10.0}
     with (
         mock.patch.object(auto, "device_name", return_value=GPU),
         mock.patch.object(auto, "read_cache", return_value={key_of(FAMILY, asked): Measured(times)}),
@@ -292,7 +298,7 @@ def disagree(rank: int, world_size: int) -> str:
 
 @pytest.mark.parametrize("device", ["cpu"])
 def test_rank_0_decides_for_all(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(disagree) == ["copy_engine"] * 2
+    assert ranks(2).call(disagree) == ["copy_engine:portable"] * 2
 
 
 def fail_to_decide(rank: int, world_size: int) -> tuple[str, str]:
@@ -335,7 +341,12 @@ def gather_too(rank: int, world_size: int) -> tuple[str, bool]:
     ctx = context()
     asked = make_problem("all_gather_gemm", 6, 4, 5, world_size, torch.float32)
     data = make_data("all_gather_gemm", asked, rank, 0, ctx.get_device())
-    with mock.patch.object(auto, "UNTIMED", "fused_sequential"):
+    gathers_nothing = "fused_sequential:portable"
+
+    def untimed(family: str, candidates: Sequence[str]) -> str:
+        return gathers_nothing if gathers_nothing in candidates else candidates[-1]
+
+    with mock.patch.object(auto, "_untimed", untimed):
         _, gathered = all_gather_gemm(ctx, data.a, data.b, variant="auto", return_gathered=True)
     ctx.barrier()
     rows = slice(*asked.rows(rank))
@@ -345,5 +356,5 @@ def gather_too(rank: int, world_size: int) -> tuple[str, bool]:
 @pytest.mark.parametrize("device", ["cpu"])
 def test_a_variant_without_a_gathered_a_is_left_out(ranks: Callable[[int], Ranks]) -> None:
     for variant, is_whole in ranks(2).call(gather_too):
-        assert variant != "fused_sequential"
+        assert variant != "fused_sequential:portable"
         assert is_whole

@@ -17,6 +17,7 @@ from iris_bench.records.record import Record, read_records
 from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.measured import tables
 from iris_kernels.common.measured import Key, file_name, shipped_table
+from overlap_taxonomy import current_name
 
 RESULTS = Path(__file__).parents[3] / "results"
 GPU = "NVIDIA H200"
@@ -98,17 +99,23 @@ def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
         tables([*rows, replace(rows[0], m=rows[0].m + 1, burst=1)])
     (table,) = tables(rows).values()
     assert len(table) == 36
-    assert all("one_shot" in measured.times_us for measured in table.values())
+    assert all("fused_sequential:portable:stream_k" in measured.times_us for measured in table.values())
     old = [replace(row, config=row.config.replace("descriptors", "pointers").split(" copied")[0]) for row in rows]
     (of_old,) = tables(old).values()
     assert {(key.m, key.n, key.k) for key in of_old} == {(8182, 5120, 1024)}
 
 
 def run_of(library_us: float, day: int, **times_us: float) -> list[Record]:
-    """Return the rows of one run of one problem."""
+    """Return the rows of one run of one problem; names as they were, which are Python's."""
     row = next(row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.time_us)
     return [
-        replace(row, variant=name, time_us=time_us, library_us=library_us, timestamp=f"2026-01-{day:02}T00:00:00Z")
+        replace(
+            row,
+            variant=current_name(row.family, name),
+            time_us=time_us,
+            library_us=library_us,
+            timestamp=f"2026-01-{day:02}T00:00:00Z",
+        )
         for name, time_us in {"library": library_us, **times_us}.items()
     ]
 
@@ -119,7 +126,9 @@ def test_times_of_several_runs_are_in_the_last_ones_measure(is_later_first: bool
     runs = [run_of(110.0, 1, one_shot=120.0, copy_engine=99.0), run_of(100.0, 2, one_shot=95.0)]
     first, second = runs[::-1] if is_later_first else runs
     ((measured,),) = (table.values() for table in tables([*first, *second]).values())
-    assert measured.times_us == pytest.approx({"library": 100.0, "one_shot": 95.0, "copy_engine": 90.0})
+    assert measured.times_us == pytest.approx(
+        {"library": 100.0, "fused_sequential:portable:stream_k": 95.0, "copy_engine:portable": 90.0}
+    )
 
 
 @pytest.mark.parametrize("hosts_day", [1, 3])
@@ -128,11 +137,15 @@ def test_a_librarys_time_that_was_the_hosts_is_not_the_measure(hosts_day: int) -
     runs = run_of(130.0, hosts_day, copy_engine=99.0, one_shot=96.0) + run_of(100.0, 2, one_shot=95.0)
     ((measured,),) = (table.values() for table in tables(runs).values())
     later = {1: 95.0, 3: 96.0}[hosts_day]
-    assert measured.times_us == {"library": 100.0, "one_shot": later, "copy_engine": 99.0}
+    assert measured.times_us == {
+        "library": 100.0,
+        "fused_sequential:portable:stream_k": later,
+        "copy_engine:portable": 99.0,
+    }
 
 
 def test_what_was_wrong_since_has_no_time() -> None:
     runs = run_of(100.0, 1, one_shot=80.0, copy_engine=90.0)
     wrong = replace(runs[1], status="wrong", time_us=None, timestamp="2026-01-02T00:00:00Z")
     ((measured,),) = (table.values() for table in tables([wrong, *runs]).values())
-    assert measured.times_us == {"library": 100.0, "copy_engine": 90.0}
+    assert measured.times_us == {"library": 100.0, "copy_engine:portable": 90.0}

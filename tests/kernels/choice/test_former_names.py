@@ -1,4 +1,4 @@
-"""Configurations under the names that their fields had: in results, in tables of measured times, in tuning caches."""
+"""Names that others have replaced, in results, tables of measured times and tuning caches: of fields, of variants."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from iris_bench.records.csv_rows import append_records
+from iris_bench.records.record import YARDSTICKS, read_records
 from iris_kernels.common.config import GemmConfig, current_fields, parse_config
 from iris_kernels.common.measured import from_json
+from overlap_taxonomy import list_variants
 
 RESULTS = Path(__file__).parents[3] / "results"
 CONFIG = GemmConfig(128, 64, 32, num_sms=78, row_chunks=2, k_chunks=3, splits=4)
@@ -25,7 +28,7 @@ def table(config: dict[str, object]) -> str:
 
 def read(config: dict[str, object]) -> GemmConfig:
     (measured,) = from_json(table(config), {"format": 1}).values()
-    return measured.configs["one_shot"]
+    return measured.configs["fused_sequential:portable:stream_k"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"descriptors": False}, {"pingpong": True}])
@@ -71,3 +74,34 @@ def test_tables_and_caches_are_read_under_former_names() -> None:
 
 def test_present_names_stay() -> None:
     assert current_fields(asdict(CONFIG)) == asdict(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("family", "former", "present"),
+    [
+        ("all_gather_gemm", "copy_engine", "copy_engine:portable"),
+        ("all_gather_gemm", "warp_specialized_copies", "copy_engine:sm90"),
+        ("all_gather_gemm", "warp_specialized", "workgroup_specialized:sm90"),
+        ("gemm_reduce_scatter", "warp_specialized", "warp_specialized:sm90"),
+        ("gemm_all_reduce", "one_shot", "fused_sequential:portable:stream_k"),
+        ("gemm_all_scatter", "copy_engine:portable", "copy_engine:portable"),
+        ("gemm_all_scatter", "library_layout", "library_layout"),
+    ],
+)
+def test_variants_are_read_under_former_names(family: str, former: str, present: str, tmp_path: Path) -> None:
+    """A pattern by itself stood for its portable implementation, whatever it would take on this machine."""
+    entry = {**KEY, "family": family, "times_us": {former: 1.0}}
+    (measured,) = from_json(json.dumps({"format": 1, "entries": [entry]}), {"format": 1}).values()
+    assert measured.times_us == {present: 1.0}
+    row = read_records(RESULTS / "h200x4-large-bf16.csv")[0]
+    append_records(tmp_path / "former.csv", [replace(row, family=family, variant=former)])
+    assert former in (tmp_path / "former.csv").read_text()
+    assert [one.variant for one in read_records(tmp_path / "former.csv")] == [present]
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("h200x4-*bf16.csv")), ids=lambda file: file.stem)
+def test_all_results_are_of_variants_that_there_are(file: Path) -> None:
+    known = {(one.family, one.name) for one in list_variants()}
+    named = {(row.family, row.variant) for row in read_records(file) if row.variant not in YARDSTICKS}
+    assert named
+    assert named <= known

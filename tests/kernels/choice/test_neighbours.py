@@ -19,11 +19,11 @@ from overlap_taxonomy import MACHINES, Work, list_families, list_variants, predi
 MACHINE = MACHINES["h200x4"]
 FAMILY = "all_gather_gemm"
 WORK = Work(FAMILY, 300, 14336, 4096, 4)
-NAMES = ["library", "copy_engine"]
+NAMES = ["library", "copy_engine:portable"]
 
 
 def known(
-    *, factor: float = 2.0, names: tuple[str, ...] = ("library", "copy_engine"), **changed: int | str
+    *, factor: float = 2.0, names: tuple[str, ...] = ("library", "copy_engine:portable"), **changed: int | str
 ) -> dict[Key, Measured]:
     """A problem that took so many times what the model says."""
     key = Key(**{"family": FAMILY, "m": 300, "n": 14336, "k": 4096, "world_size": 4, "dtype": "bfloat16"} | changed)
@@ -38,13 +38,13 @@ def factors(table: dict[Key, Measured]) -> dict[str, float]:
 
 
 def test_without_any_it_is_the_models() -> None:
-    assert factors({}) == pytest.approx({"library": 1.0, "copy_engine": 1.0})
+    assert factors({}) == pytest.approx({"library": 1.0, "copy_engine:portable": 1.0})
     assert not any(one.is_near for one in estimate(MACHINE, WORK, NAMES, {}).values())
 
 
 def test_by_one_just_like_it_nearly_all_is_corrected() -> None:
     by_one = 2 ** (1 / (1 + neighbours._DOUBT))
-    assert factors(known()) == pytest.approx({"library": by_one, "copy_engine": by_one})
+    assert factors(known()) == pytest.approx({"library": by_one, "copy_engine:portable": by_one})
     assert all(one.is_near for one in estimate(MACHINE, WORK, NAMES, known()).values())
 
 
@@ -67,7 +67,7 @@ def test_types_of_two_bytes_are_alike() -> None:
 
 
 def test_nor_do_rows_that_are_not_on_16_bytes() -> None:
-    assert factors(known(k=4095)) == pytest.approx({"library": 1.0, "copy_engine": 1.0})
+    assert factors(known(k=4095)) == pytest.approx({"library": 1.0, "copy_engine:portable": 1.0})
 
 
 def test_a_variant_that_was_not_measured_there_stays_as_predicted() -> None:
@@ -75,8 +75,8 @@ def test_a_variant_that_was_not_measured_there_stays_as_predicted() -> None:
     estimates = estimate(MACHINE, WORK, [*NAMES, "kraken"], table)
     assert estimates.keys() == set(NAMES)  # kraken is not modelled
     assert estimates["library"].is_near
-    assert not estimates["copy_engine"].is_near
-    assert factors(table)["copy_engine"] == 1.0
+    assert not estimates["copy_engine:portable"].is_near
+    assert factors(table)["copy_engine:portable"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_rows_on_16_bytes(work: Work, narrow: bool) -> None:
 def test_times_of_other_configurations_than_the_default_do_not_count() -> None:
     table = known(factor=0.5)
     ((key, measured),) = table.items()
-    tuned = {key: replace(measured, configs={"copy_engine": GemmConfig(128, 128, 64, num_stages=4)})}
+    tuned = {key: replace(measured, configs={"copy_engine:portable": GemmConfig(128, 128, 64, num_stages=4)})}
     estimates = estimate(MACHINE, WORK, NAMES, tuned)
-    assert estimates["copy_engine"].us == predict_us(MACHINE, "copy_engine", WORK)
-    assert not estimates["copy_engine"].is_near
+    assert estimates["copy_engine:portable"].us == predict_us(MACHINE, "copy_engine:portable", WORK)
+    assert not estimates["copy_engine:portable"].is_near
     assert estimates["library"].is_near
 
 
@@ -111,15 +111,17 @@ def test_fp32_is_left_to_the_library_unless_problems_like_it_were_measured(famil
     for m in (1, 64, 512, 2048, 8192):
         problem = make_problem(family, m, 8192, 8192, world_size, torch.float32)
         assert choose(family, problem, ["library", *ours], gpu="NVIDIA H200").variant == "library"
-        times = dict.fromkeys(["library", *ours], 1e3) | {"one_shot": 10.0}
+        times = dict.fromkeys(["library", *ours], 1e3) | {"fused_sequential:portable:stream_k": 10.0}
         like = {key_of(family, make_problem(family, m, 8192, 8064, world_size, torch.float32)): Measured(times)}
         near = choose(family, problem, ["library", *ours], gpu="NVIDIA H200", tables=(like, {}))
         if world_size in (2, 4):  # of which there are measured constants
-            assert near == Choice("one_shot", None, "predicted by problems like it")
+            assert near == Choice("fused_sequential:portable:stream_k", None, "predicted by problems like it")
 
 
 def test_of_fp32_no_variant_multiplies_faster_than_its_gemm() -> None:
     for m in (2048, 8192):
         work = Work("gemm_all_reduce", m, 8192, 8192, 1, 4)
-        flops_a_us = 2.0 * m * 8192 * 8192 / (predict_us(MACHINES["h200x2"], "one_shot", work) or 0)
+        flops_a_us = (
+            2.0 * m * 8192 * 8192 / (predict_us(MACHINES["h200x2"], "fused_sequential:portable:stream_k", work) or 0)
+        )
         assert flops_a_us < MACHINES["h200x2"].fp32_tflops * 1e6

@@ -25,7 +25,7 @@ from iris_kernels.common.tuning_cache import cache_path, read_cache, write_cache
 GPU = "NVIDIA H200"
 KEY = Key("gemm_all_scatter", 8192, 4096, 1024, 4, "bfloat16")
 CONFIG = GemmConfig(128, 128, 64, num_stages=4)
-TABLE = {KEY: Measured({"library_layout": 100.0, "copy_engine": 80.5}, {"copy_engine": CONFIG})}
+TABLE = {KEY: Measured({"library_layout": 100.0, "copy_engine:portable": 80.5}, {"copy_engine:portable": CONFIG})}
 
 
 @pytest.fixture(autouse=True)
@@ -141,14 +141,14 @@ CORRUPT = {
     "a negative time": (entry(times_us={"library": -1}), "-1"),
     "not a number": (entry(times_us={"library": float("nan")}), "nan"),
     "endless": (entry(times_us={"library": float("inf")}), "inf"),
-    "a foreign field": (entry(configs={"copy_engine": {"__class__": "x"}}), "is no configuration"),
-    "half a configuration": (entry(configs={"copy_engine": {"block_m": 128}}), "TypeError"),
+    "a foreign field": (entry(configs={"copy_engine:portable": {"__class__": "x"}}), "is no configuration"),
+    "half a configuration": (entry(configs={"copy_engine:portable": {"block_m": 128}}), "TypeError"),
     "a bad configuration": (
-        entry(configs={"copy_engine": {"block_m": 48, "block_n": 64, "block_k": 64}}),
+        entry(configs={"copy_engine:portable": {"block_m": 48, "block_n": 64, "block_k": 64}}),
         "block_m is 48",
     ),
     "a fraction of a warp": (
-        entry(configs={"copy_engine": {"block_m": 64, "block_n": 64, "block_k": 64, "num_warps": 4.5}}),
+        entry(configs={"copy_engine:portable": {"block_m": 64, "block_n": 64, "block_k": 64, "num_warps": 4.5}}),
         "num_warps is 4.5",
     ),
 }

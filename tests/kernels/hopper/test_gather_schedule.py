@@ -62,7 +62,7 @@ def test_rows_arrive_in_the_order_of_their_chunks(rows: int, columns: int, group
 
 
 def test_the_operator_cuts_as_was_reckoned() -> None:
-    case = Case("warp_specialized_copies", "sm_90", family="all_gather_gemm", world_size=2)
+    case = Case("copy_engine:sm90", "sm_90", family="all_gather_gemm", world_size=2)
     problem = make_problem(case.family, 8192, 2304, 36864, case.world_size, case.dtype)
     heap_bytes = problem.m * problem.k * 2 + (1 << 20)
     with mock.patch.object(operator_module, "machine_reason", return_value=None):
@@ -156,7 +156,7 @@ def test_small_shards_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_sm_is_left_where_kernels_beside_the_gemm_need_one(changed: dict[str, int], target: str, left: int) -> None:
-    case = Case("copy_engine", target, family="all_gather_gemm", world_size=changed.get("world_size", 2))
+    case = Case("copy_engine:portable", target, family="all_gather_gemm", world_size=changed.get("world_size", 2))
     context = StubContext(case)
     context.ranks_on_device = changed.get("ranks_on_device", 1)
     problem = make_problem(case.family, 256, 256, 256, case.world_size, case.dtype)
@@ -261,7 +261,7 @@ def test_what_is_predicted_to_be_fastest_was_nearly_the_fastest() -> None:
     assert max(slower) < 1.06
 
 
-@pytest.mark.parametrize("variant", ["copy_engine", "warp_specialized_copies"])
+@pytest.mark.parametrize("variant", ["copy_engine:portable", "copy_engine:sm90"])
 def test_a_chunks_flag_is_set_after_its_copy(variant: str) -> None:
     """On one stream, which is forked from the current one, and joined to it."""
     case = Case(variant, "sm_90", family="all_gather_gemm", world_size=4)

@@ -14,12 +14,13 @@ from families import make_problem, name
 
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.gemm_all_reduce.warp_specialized import is_cut_by_columns
-from overlap_taxonomy import Variant, get_variant, list_variants
+from iris_kernels.gemm_all_reduce.warp_specialized_sm90 import is_cut_by_columns
+from overlap_taxonomy import Mainloop, Variant, get_variant, list_variants
 
-VARIANTS = [variant for variant in list_variants() if variant.name.startswith("warp_specialized")]
+VARIANTS = [variant for variant in list_variants() if variant.mainloop is Mainloop.SM90]
 ALL_SCATTER, ALL_GATHER, REDUCE_SCATTER = (
-    get_variant(family, "warp_specialized") for family in ("gemm_all_scatter", "all_gather_gemm", "gemm_reduce_scatter")
+    next(variant for variant in VARIANTS if variant.family == family)
+    for family in ("gemm_all_scatter", "all_gather_gemm", "gemm_reduce_scatter")
 )
 CONFIG = GemmConfig(128, 256, 64, num_stages=3, comm_rows=32)
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=name)
@@ -210,9 +211,9 @@ def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> N
 @pytest.mark.usefixtures("on_hopper")
 def test_all_reduce_is_cut_by_columns_where_that_makes_fewer_tiles() -> None:
     """Of 200 rows a quarter each would fill a tile of 128 by half: twice the tiles."""
-    context = StubContext(Case("warp_specialized", "sm_90", rank=3, family="gemm_all_reduce"))
+    context = StubContext(Case("warp_specialized:sm90", "sm_90", rank=3, family="gemm_all_reduce"))
     problem = make_problem("gemm_all_reduce", 200, 1100, 1088, 4, torch.bfloat16)
-    operator: Any = get_variant("gemm_all_reduce", "warp_specialized").build(context, problem)
+    operator: Any = get_variant("gemm_all_reduce", "warp_specialized:sm90").build(context, problem)
     launched = arguments_of(operator)
     out, shards = launched["out"], launched["shards"]
     block_n, tiles = operator.config.block_n, shards.tiles
@@ -230,8 +231,8 @@ def test_all_reduce_is_cut_by_columns_where_that_makes_fewer_tiles() -> None:
 @pytest.mark.usefixtures("on_hopper")
 @pytest.mark.parametrize(("m", "n", "by_columns"), [(512, 512, False), (511, 512, False), (384, 512, True)])
 def test_all_reduce_is_cut_by_rows_where_columns_make_as_many_tiles(m: int, n: int, by_columns: bool) -> None:
-    context = StubContext(Case("warp_specialized", "sm_90", rank=3, family="gemm_all_reduce"))
+    context = StubContext(Case("warp_specialized:sm90", "sm_90", rank=3, family="gemm_all_reduce"))
     problem = make_problem("gemm_all_reduce", m, n, 1088, 4, torch.bfloat16)
     config = replace(CONFIG, block_n=128, num_stages=5)
-    operator: Any = get_variant("gemm_all_reduce", "warp_specialized").build(context, problem, config)
+    operator: Any = get_variant("gemm_all_reduce", "warp_specialized:sm90").build(context, problem, config)
     assert is_cut_by_columns(operator.last_call) == by_columns

@@ -19,7 +19,7 @@ import torch
 from checking import fault, make_data, poison
 from emulated_handshake import World
 from emulated_memory import Descriptor, Pointer
-from families import make_problem
+from families import make_problem, stem
 from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -45,12 +45,13 @@ from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_sc
 from overlap_taxonomy import get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 
-COPIES = "warp_specialized_copies"
+COPIES = "copy_engine:sm90"
 KERNELS = {
-    **{("all_gather_gemm", name): getattr(all_gather_gemm, name) for name in ("warp_specialized", COPIES)},
-    ("gemm_all_scatter", "warp_specialized"): gemm_all_scatter.warp_specialized,
-    ("gemm_reduce_scatter", "warp_specialized"): gemm_reduce_scatter.warp_specialized,
-    ("gemm_all_reduce", "warp_specialized"): gemm_reduce_scatter.warp_specialized,  # the same kernel
+    ("all_gather_gemm", "workgroup_specialized:sm90"): all_gather_gemm.workgroup_specialized_sm90,
+    ("all_gather_gemm", COPIES): all_gather_gemm.copy_engine_sm90,
+    ("gemm_all_scatter", "warp_specialized:sm90"): gemm_all_scatter.warp_specialized_sm90,
+    ("gemm_reduce_scatter", "warp_specialized:sm90"): gemm_reduce_scatter.warp_specialized_sm90,
+    ("gemm_all_reduce", "warp_specialized:sm90"): gemm_reduce_scatter.warp_specialized_sm90,  # the same kernel
 }
 CALLS = 2
 
@@ -161,7 +162,7 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     with compiling.recorded_launches() as launches:
         operator(data.a, data.b)
     named = {kernel.fn.__name__: (kernel, arguments) for kernel, arguments in launches}
-    (kernel, arguments) = next(one for name, one in named.items() if name.endswith(f"_{operator.variant}"))
+    (kernel, arguments) = next(one for name, one in named.items() if name.endswith(f"_{stem(operator.variant)}"))
     _, copies = named.get("copy_operands_kernel", (None, {}))
     for copied in copies.values():
         if getattr(copied, "tiles", 0):
@@ -269,14 +270,14 @@ def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: 
 
 @pytest.mark.parametrize("case", BY_COLUMNS, ids=lambda case: f"{case.why}-w{case.world_size}")
 def test_output_is_right_where_columns_are_cut(case: Case) -> None:
-    run_case("gemm_all_reduce", "warp_specialized", case, 0)
+    run_case("gemm_all_reduce", "warp_specialized:sm90", case, 0)
 
 
 @pytest.mark.parametrize("family", ["gemm_reduce_scatter", "gemm_all_reduce"])
 def test_output_is_right_where_partials_are_collected_late(family: str) -> None:
     """Also alone, where nothing holds the other warps back."""
     for case in (CASES[0], CASES[8]):
-        run_case(family, "warp_specialized", case, 0, late="_collect")
+        run_case(family, "warp_specialized:sm90", case, 0, late="_collect")
 
 
 @pytest.mark.parametrize("late", [" 0", " 2"], ids=["rank 0", "rank 2"])
@@ -292,7 +293,7 @@ def test_output_is_right_where_what_is_stored_arrives_late(family: str, name: st
 
 
 def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
-    run_case("all_gather_gemm", "warp_specialized", WITHOUT_COLUMNS, 0, late="tma_store", keep_gathered=True)
+    run_case("all_gather_gemm", "workgroup_specialized:sm90", WITHOUT_COLUMNS, 0, late="tma_store", keep_gathered=True)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +331,7 @@ def run_case(
     machine = Machine(seed, late=late)
     world = World(machine)
     faults: list[str] = []
-    small_chunks = mock.patch.object(all_gather_gemm.warp_specialized, "_CHUNK_BYTES", (1 << 15, 1 << 15))
+    small_chunks = mock.patch.object(all_gather_gemm.workgroup_specialized_sm90, "_CHUNK_BYTES", (1 << 15, 1 << 15))
     with mock.patch.object(hopper, "machine_reason", return_value=None), small_chunks:
         variant = get_variant(family, name)
         if reason := variant.unsupported_reason(problem, config):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.all_gather_gemm.warp_specialized import chunks_of_shards
+from iris_kernels.all_gather_gemm.workgroup_specialized_sm90 import chunks_of_shards
 from iris_kernels.common.config import parse_config
 from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (
@@ -280,11 +280,12 @@ def test_narrow_outputs_get_narrow_tiles() -> None:
 
 
 def made_for(family: str, m: int, n: int, k: int, world_size: int = 4) -> Any:
-    """Return rank 0's operator of `warp_specialized` on so many H200s, in its default configuration."""
+    """Return rank 0's operator with warps or programs that send on so many H200s, in its default configuration."""
+    variant = "workgroup_specialized:sm90" if family == "all_gather_gemm" else "warp_specialized:sm90"
     problem = make_problem(family, m, n, k, world_size, torch.bfloat16)
-    case = compiling.Case("warp_specialized", "sm_90", family=family, world_size=world_size)
+    case = compiling.Case(variant, "sm_90", family=family, world_size=world_size)
     with mock.patch.object(host, "machine_reason", return_value=None):
-        return get_variant(family, "warp_specialized").build(compiling.StubContext(case), problem)
+        return get_variant(family, variant).build(compiling.StubContext(case), problem)
 
 
 def shards_of(operator: Any) -> Any:

@@ -31,14 +31,14 @@ KINDS = (spans.MULTIPLY, spans.SUM, spans.SEND, spans.COLLECT, spans.COLLECT_WAI
 @pytest.mark.parametrize(
     ("family", "name", "case"),
     [
-        ("gemm_all_scatter", "warp_specialized", MANY_STEPS),
-        ("gemm_all_scatter", "warp_specialized", FEW_TILES),
-        ("gemm_all_scatter", "warp_specialized", SPLITS),
+        ("gemm_all_scatter", "warp_specialized:sm90", MANY_STEPS),
+        ("gemm_all_scatter", "warp_specialized:sm90", FEW_TILES),
+        ("gemm_all_scatter", "warp_specialized:sm90", SPLITS),
         ("all_gather_gemm", COPIES, MANY_STEPS),
         ("all_gather_gemm", COPIES, SPLITS),
-        ("gemm_reduce_scatter", "warp_specialized", MANY_STEPS),
-        ("gemm_reduce_scatter", "warp_specialized", FEW_TILES),
-        ("gemm_all_reduce", "warp_specialized", MANY_STEPS),
+        ("gemm_reduce_scatter", "warp_specialized:sm90", MANY_STEPS),
+        ("gemm_reduce_scatter", "warp_specialized:sm90", FEW_TILES),
+        ("gemm_all_reduce", "warp_specialized:sm90", MANY_STEPS),
     ],
     ids=lambda value: value if isinstance(value, str) else value.why,
 )
@@ -92,7 +92,7 @@ def test_the_wait_for_a_tiles_first_operands_ends_when_they_are_there() -> None:
 
 
 def test_nothing_is_traced_of_warp_groups_in_turns() -> None:
-    case = Case("warp_specialized", "sm_90")
+    case = Case("warp_specialized:sm90", "sm_90")
     problem = make_problem(case.family, 1024, 1024, 1024, case.world_size, case.dtype)
     config = GemmConfig(128, 128, 64, comm_rows=32, pingpong=True)
     with mock.patch.object(hopper, "machine_reason", return_value=None):

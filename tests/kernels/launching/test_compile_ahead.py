@@ -21,11 +21,11 @@ from overlap_taxonomy import Variant, get_variant
 
 # Kernels alone, on a side stream, behind copies of a side stream, behind a copy of A, and in Gluon.
 VARIANTS = [
-    get_variant("gemm_all_scatter", "one_shot"),
-    get_variant("gemm_reduce_scatter", "producer_consumer"),
-    get_variant("gemm_all_scatter", "copy_engine"),
-    get_variant("all_gather_gemm", "fused_sequential"),
-    get_variant("gemm_all_reduce", "warp_specialized"),
+    get_variant("gemm_all_scatter", "fused_sequential:portable:stream_k"),
+    get_variant("gemm_reduce_scatter", "producer_consumer:portable"),
+    get_variant("gemm_all_scatter", "copy_engine:portable"),
+    get_variant("all_gather_gemm", "fused_sequential:portable"),
+    get_variant("gemm_all_reduce", "warp_specialized:sm90"),
 ]
 
 
@@ -49,7 +49,7 @@ def test_a_call_finds_its_kernels_compiled(variant: Variant) -> None:
         assert prepared == through_triton(operator, log, *data)
 
 
-TWO_KERNELS = get_variant("all_gather_gemm", "producer_consumer")
+TWO_KERNELS = get_variant("all_gather_gemm", "producer_consumer:portable")
 
 
 def test_kernels_compile_at_once() -> None:

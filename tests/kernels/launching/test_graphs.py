@@ -11,8 +11,8 @@ from families import name
 from iris_kernels.common import graphs, launching
 from overlap_taxonomy import Variant, get_variant
 
-COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine")
-PUSHES = get_variant("all_gather_gemm", "copy_engine")
+COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine:portable")
+PUSHES = get_variant("all_gather_gemm", "copy_engine:portable")
 
 
 def test_a_call_of_many_steps_becomes_a_graph() -> None:
@@ -56,10 +56,13 @@ def test_no_more_graphs_are_kept_than_the_limit() -> None:
 
 
 def test_of_other_calls_there_is_no_graph() -> None:
-    assert graphs_of_three_calls(get_variant("gemm_all_scatter", "fused_sequential")) == 0
+    assert graphs_of_three_calls(get_variant("gemm_all_scatter", "fused_sequential:portable")) == 0
 
 
-WAITS = [COPY_ENGINE, get_variant("gemm_reduce_scatter", "copy_engine")]  # a stream, for words that a kernel counts
+WAITS = [
+    COPY_ENGINE,
+    get_variant("gemm_reduce_scatter", "copy_engine:portable"),
+]  # a stream, for words that a kernel counts
 
 
 @pytest.mark.parametrize("variant", WAITS, ids=name)

@@ -10,18 +10,18 @@ import pytest
 import torch
 from compiling import Case, StubContext, recorded_launches
 from driving import build, case_of, driven, operands
-from families import FUSED, make_problem, name
+from families import FUSED, make_problem, name, stem
 
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.problem import Problem
-from overlap_taxonomy import Variant, get_variant
+from overlap_taxonomy import Variant, get_variant, list_variants
 
 SIZES = (520, 1024, 768)
 RANK, WORLD_SIZE = 1, 4
 # Where they run another family's or variant's kernels.
 KERNELS_OF = {
     "gemm_all_reduce": ("gemm_all_reduce", "gemm_reduce_scatter"),
-    "warp_specialized_copies": ("warp_specialized_copies", "copy_engine_barrier"),
+    "copy_engine:sm90": ("copy_engine_sm90", "copy_engine_barrier"),
 }
 MOVE_NOTHING = ("_finish", "_signal", "_barrier")  # kernels that do
 
@@ -58,36 +58,38 @@ def test_the_flops_of_a_call_are_those_of_the_ranks_product(variant: Variant) ->
     assert sum(launch.get("flops16", 0) for launch in found) == 2 * m * n * k
 
 
-@pytest.mark.parametrize("variant", FUSED, ids=name)
+@pytest.mark.parametrize("variant", [one for one in list_variants() if one.has_kernels], ids=name)
 def test_kernels_carry_family_and_variant(variant: Variant) -> None:
     families = KERNELS_OF.get(variant.family, (variant.family,))
-    variants = KERNELS_OF.get(variant.name, (variant.name,))
+    variants = KERNELS_OF.get(variant.name, (stem(variant.name),))
     starts = tuple(f"{family}_{named}" for family in families for named in variants)
+    of_others = tuple(f"{start}_{part}" for start in starts for part in ("sm90", "stream_k"))
     for launch in shown(variant.family, variant.name)[1]:
         assert launch["name"].startswith(starts), launch
+        assert not launch["name"].startswith(of_others), launch
 
 
 @pytest.mark.parametrize(
     ("family", "variant", "moved"),
     [
-        ("gemm_all_scatter", "copy_engine", 0),  # what is sent is copied
-        ("gemm_all_scatter", "fused_sequential", 3 * 520 * 256),
-        ("gemm_all_scatter", "warp_specialized", 3 * 520 * 256),
-        ("gemm_all_scatter", "workgroup_specialized", 3 * 520 * 256),
-        ("all_gather_gemm", "copy_engine", 0),
-        ("all_gather_gemm", "warp_specialized", 3 * 130 * 768),
-        ("all_gather_gemm", "warp_specialized_copies", 0),
-        ("all_gather_gemm", "workgroup_specialized", 3 * 130 * 768),
-        ("all_gather_gemm", "one_shot", 3 * 130 * 768),
+        ("gemm_all_scatter", "copy_engine:portable", 0),  # what is sent is copied
+        ("gemm_all_scatter", "fused_sequential:portable", 3 * 520 * 256),
+        ("gemm_all_scatter", "warp_specialized:sm90", 3 * 520 * 256),
+        ("gemm_all_scatter", "workgroup_specialized:portable", 3 * 520 * 256),
+        ("all_gather_gemm", "copy_engine:portable", 0),
+        ("all_gather_gemm", "workgroup_specialized:sm90", 3 * 130 * 768),
+        ("all_gather_gemm", "copy_engine:sm90", 0),
+        ("all_gather_gemm", "workgroup_specialized:portable", 3 * 130 * 768),
+        ("all_gather_gemm", "fused_sequential:portable:stream_k", 3 * 130 * 768),
         # Partials of three shards sent, those of three peers read.
-        ("gemm_reduce_scatter", "fused_sequential", 2 * 3 * 130 * 1024),
-        ("gemm_reduce_scatter", "one_shot", 2 * 3 * 130 * 1024),
-        ("gemm_reduce_scatter", "warp_specialized", 2 * 3 * 130 * 1024),
+        ("gemm_reduce_scatter", "fused_sequential:portable", 2 * 3 * 130 * 1024),
+        ("gemm_reduce_scatter", "fused_sequential:portable:stream_k", 2 * 3 * 130 * 1024),
+        ("gemm_reduce_scatter", "warp_specialized:sm90", 2 * 3 * 130 * 1024),
         # The same, and sums sent to three peers.
-        ("gemm_all_reduce", "workgroup_specialized", 3 * 3 * 130 * 1024),
-        ("gemm_all_reduce", "warp_specialized", 3 * 3 * 520 * 256),  # by columns
+        ("gemm_all_reduce", "workgroup_specialized:portable", 3 * 3 * 130 * 1024),
+        ("gemm_all_reduce", "warp_specialized:sm90", 3 * 3 * 520 * 256),  # by columns
         # Partials sent to three peers, and those of all four read.
-        ("gemm_all_reduce", "one_shot", (3 + 4) * 520 * 1024),
+        ("gemm_all_reduce", "fused_sequential:portable:stream_k", (3 + 4) * 520 * 1024),
     ],
 )
 def test_bytes_are_those_of_operands_and_results_and_of_what_is_exchanged(
@@ -116,7 +118,7 @@ def test_a_kernel_that_only_moves_has_bytes_and_no_flops(family: str, variant: s
 
 
 def test_a_prepared_launch_asks_for_nothing() -> None:
-    case = case_of(get_variant("gemm_all_scatter", "fused_sequential"))
+    case = case_of(get_variant("gemm_all_scatter", "fused_sequential:portable"))
     with driven(case) as (ctx, log, _), mock.patch("iris_kernels.common.launch_metadata._itemsize") as asked:
         operator = build(case, ctx)
         for _ in range(3):

@@ -82,7 +82,7 @@ def test_calls_are_noted_unless_they_are_captured() -> None:
         assert ctx.note_call.call_count == 2
 
 
-COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine")
+COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine:portable")
 
 
 @pytest.mark.parametrize("change", ["alignment", "stride", "columns", "back"])
@@ -110,7 +110,7 @@ def test_operands_that_need_other_kernels_go_to_triton(change: str) -> None:
         assert prepared == through_triton(operator, log, a, b)
 
 
-PUSHES = get_variant("all_gather_gemm", "copy_engine")
+PUSHES = get_variant("all_gather_gemm", "copy_engine:portable")
 
 
 def test_another_dtype_is_refused_at_a_prepared_address() -> None:
@@ -127,21 +127,21 @@ def test_another_dtype_is_refused_at_a_prepared_address() -> None:
         assert log.take() == []
 
 
-@pytest.mark.parametrize("name", ["copy_engine", "warp_specialized", "fused_sequential"])
+@pytest.mark.parametrize("name", ["copy_engine:portable", "workgroup_specialized:sm90", "fused_sequential:portable"])
 def test_a_is_copied_in_every_call_that_needs_a_copy(name: str) -> None:
     case = case_of(get_variant("all_gather_gemm", name))
     with driven(case) as (ctx, _, _):
-        operator = build(case, ctx, **({} if name == "fused_sequential" else {"keep_gathered": True}))
+        operator = build(case, ctx, **({} if name == "fused_sequential:portable" else {"keep_gathered": True}))
         a, b = operands(case)
         rows = slice(*operator.problem.rows(case.rank))
-        copied = operator.last_call.memory["staged"] if name == "fused_sequential" else operator.gathered[rows]
+        copied = operator.last_call.memory["staged"] if name == "fused_sequential:portable" else operator.gathered[rows]
         for value in (1.0, 2.0):
             a.fill_(value)
             operator(a, b)
             assert copied[: len(a)].eq(value).all()
 
 
-@pytest.mark.parametrize("name", ["copy_engine", "warp_specialized_copies"])
+@pytest.mark.parametrize("name", ["copy_engine:portable", "copy_engine:sm90"])
 def test_rows_that_overlap_are_copied_ahead_of_the_rest(name: str) -> None:
     case = case_of(get_variant("all_gather_gemm", name))
     with driven(case) as (ctx, log, _):
@@ -153,7 +153,7 @@ def test_rows_that_overlap_are_copied_ahead_of_the_rest(name: str) -> None:
         assert log.take() == through_triton(operator, log, a, b)
 
 
-@pytest.mark.parametrize("name", ["copy_engine", "warp_specialized_copies"])
+@pytest.mark.parametrize("name", ["copy_engine:portable", "copy_engine:sm90"])
 def test_a_rank_without_rows_copies_none(name: str) -> None:
     case = replace(case_of(get_variant("all_gather_gemm", name)), rank=3)
     problem = Problem(9, 516, 129, 4, torch.bfloat16)

@@ -42,7 +42,9 @@ def cases_of(variant: Variant) -> list[Case]:
 
 
 CASES = [case for variant in FUSED for case in cases_of(variant)]
-CASES.append(Case("one_shot", "sm_90", rank=1, size=6144))  # its programs split tiles, which those of the others do not
+CASES.append(
+    Case("fused_sequential:portable:stream_k", "sm_90", rank=1, size=6144)
+)  # its programs split tiles, which those of the others do not
 MATRIX_INSTRUCTION = {
     "sm_90": r"wgmma\.mma_async",
     "sm_100": r"tcgen05\.mma",
@@ -181,7 +183,9 @@ def test_main_loop_is_pipelined(case: Case) -> None:
 def test_nothing_spills(case: Case) -> None:
     for kernel in compile_once(case):
         # The widest tile of `one_shot` leaves few registers.
-        few = case.dtype == torch.float32 or (case.variant == "one_shot" and kernel.config.block_n == 256)
+        few = case.dtype == torch.float32 or (
+            case.variant == "fused_sequential:portable:stream_k" and kernel.config.block_n == 256
+        )
         waits = kernel.name in WAITING_AND_FULL
         most = FEW_WORDS if few else ONE_WORD if waits else 0
         assert kernel.scratch_bytes <= most + (MORE_LATER if most else 0), kernel.name
@@ -218,7 +222,7 @@ def test_handshake_is_ordered(case: Case) -> None:
         found["acquire from system"] //= LOADS_OF_A_WAIT
     peers = case.world_size - 1
     assert found["acquire from system"] >= 1
-    if case.variant == "one_shot":  # a thread a peer; programs end calls by themselves
+    if case.variant == "fused_sequential:portable:stream_k":  # a thread a peer; programs end calls by themselves
         assert found["release to system" if case.family != "all_gather_gemm" else "count at peer"] >= 1
         shares = multiplying(case)[0].constants["SPLITS"] != NONE.value
         assert (found["release to device"] > 0) == shares
@@ -250,7 +254,7 @@ def test_a_fence_is_between_an_acquire_and_loads_by_descriptor(case: Case) -> No
         found = follow(kernel.ttgir, kernel.descriptors_on_heap)
         assert not found.unfenced, kernel.name
         loads += len(found.loads)
-    reads_gathered = case.family == "all_gather_gemm" and case.variant != "fused_sequential"
+    reads_gathered = case.family == "all_gather_gemm" and case.variant != "fused_sequential:portable"
     assert (loads > 0) == (reads_gathered and multiplying(case)[0].config.descriptors)
 
 
@@ -258,13 +262,13 @@ def test_a_fence_is_between_an_acquire_and_loads_by_descriptor(case: Case) -> No
 def test_what_others_wrote_in_this_call_is_read_past_the_l1_cache(case: Case) -> None:
     """This SM's may hold an older call's. A rank's own operands, and what earlier kernels wrote, may come from it."""
     may = {"gemm.py"}
-    may |= {"bulk_synchronous.py"} if case.variant == "bulk_synchronous" else set()
-    may |= {"shards.py", "one_shot.py"} if case.family == "all_gather_gemm" else set()
+    may |= {"bulk_synchronous.py"} if case.variant == "bulk_synchronous:portable" else set()
+    may |= {"shards.py", "fused_sequential_stream_k.py"} if case.family == "all_gather_gemm" else set()
     past = set()
     for kernel in compile_once(case):
         assert kernel.files_that_load("global") <= may, kernel.name
         past |= kernel.files_that_load(r"global\.cg")
-    if case.variant == "one_shot" and multiplying(case)[0].constants["SPLITS"] != NONE.value:
+    if case.variant == "fused_sequential:portable:stream_k" and multiplying(case)[0].constants["SPLITS"] != NONE.value:
         assert "stream_k.py" in past
-    if case.family in SUMMING_FAMILIES and case.variant != "bulk_synchronous":
+    if case.family in SUMMING_FAMILIES and case.variant != "bulk_synchronous:portable":
         assert past - {"stream_k.py"}

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, compile_case
+from families import stem
 from proxies import follow
 
 from iris_kernels.common.hopper.host import SHARED_BYTES
 from iris_kernels.common.hopper.roles import LOADER_REGISTERS, MULTIPLY_REGISTERS
-from overlap_taxonomy import Variant, list_variants
+from overlap_taxonomy import Mainloop, Variant, list_variants
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 WORKER_WARPS = 4  # those that load and communicate, rounded up to a warp group
@@ -36,23 +37,24 @@ def cases_of(variant: Variant) -> list[Case]:
         replace(case, pingpong=True),
         replace(case, pingpong=True, rank=1, layout="kn"),
         replace(case, pingpong=True, world_size=8),
-        *(replace(case, k_chunks=3, splits=splits) for splits in (1, 2) if variant.name == "warp_specialized_copies"),
+        *(replace(case, k_chunks=3, splits=splits) for splits in (1, 2) if variant.name == "copy_engine:sm90"),
         *(replace(case, splits=splits) for splits in (2, 4) if variant.family == "gemm_all_scatter"),
     ]
 
 
-VARIANTS = [variant for variant in list_variants() if variant.name.startswith("warp_specialized")]
+VARIANTS = [variant for variant in list_variants() if variant.mainloop is Mainloop.SM90]
 each_case = pytest.mark.parametrize(
     "case", [case for variant in VARIANTS for case in cases_of(variant)], ids=lambda case: f"{case}-w{case.world_size}"
 )
-ALONE = [case for variant in VARIANTS if variant.name == "warp_specialized" for case in cases_of(variant)]
+IN_ONE_KERNEL = ("warp_specialized:sm90", "workgroup_specialized:sm90")
+ALONE = [case for variant in VARIANTS if variant.name in IN_ONE_KERNEL for case in cases_of(variant)]
 TOUCHES = r"tt\.(?:load|store|atomic|descriptor)|ttng\.async_tma"  # memory beyond shared memory
 compile_once = functools.cache(compile_case)
 
 
 def specialized(case: Case) -> Compiled:
     """Return the case's warp-specialised kernel."""
-    (kernel,) = [kernel for kernel in compile_once(case) if kernel.name.endswith(f"_{case.variant}")]
+    (kernel,) = [kernel for kernel in compile_once(case) if kernel.name.endswith(f"_{stem(case.variant)}")]
     return kernel
 
 
@@ -62,7 +64,7 @@ def receives(case: Case) -> bool:
 
 
 def test_all_families_have_it() -> None:
-    families = sorted(variant.family for variant in VARIANTS if variant.name == "warp_specialized")
+    families = sorted(variant.family for variant in VARIANTS if variant.name in IN_ONE_KERNEL)
     assert families == ["all_gather_gemm", "gemm_all_reduce", "gemm_all_scatter", "gemm_reduce_scatter"]
 
 
@@ -101,7 +103,7 @@ def may_spill(case: Case) -> int:
     main loop. With pingpong some loaders lack registers.
     """
     if case.pingpong:
-        gathers = (case.variant, case.world_size) == ("warp_specialized", 8)
+        gathers = (case.variant, case.world_size) == ("workgroup_specialized:sm90", 8)
         bytes_of = {"all_gather_gemm": 32 if gathers else 0, "gemm_reduce_scatter": 8, "gemm_all_reduce": 40}
         return bytes_of.get(case.family, 0)
     if case.family in SUMMING_FAMILIES:
@@ -162,7 +164,7 @@ def test_handshake_is_ordered(case: Case) -> None:
     scope = "gpu" if case.announces_itself else "sys"  # of the count by which programs are collected
     assert len(re.findall(rf"atom\.global\.{scope}\.acq_rel\.add", code)) >= 1
     assert len(re.findall(r"atom\.global\.sys\.release\.exch", code)) >= told  # ready, or done
-    if case.variant == "warp_specialized_copies":
+    if case.variant == "copy_engine:sm90":
         # The peers' end; each flag, of a rank without columns; a tile's flag.
         constants = specialized(case).constants
         chunks = constants["K_CHUNKS"]
@@ -210,7 +212,7 @@ def test_fences_are_on_every_path(case: Case) -> None:
 @each_case
 def test_a_kernel_is_launched_early_where_it_is_alone(case: Case) -> None:
     """Beside kernels on other streams, the next call's programs could take the SM that these need."""
-    is_alone = case.variant == "warp_specialized"
+    is_alone = case.variant in IN_ONE_KERNEL
     for kernel in compile_once(case):
         assert ("launch_pdl" in kernel.arguments) == is_alone, kernel.name
         assert ("griddepcontrol" in kernel.code) == is_alone, kernel.name

@@ -15,7 +15,12 @@ from compiling import Case, Compiled, StubContext, compile_kernel, recorded_laun
 
 from overlap_taxonomy import get_variant
 
-SUMMING = ("producer_consumer", "fused_sequential", "workgroup_specialized", "copy_engine")
+SUMMING = (
+    "producer_consumer:portable",
+    "fused_sequential:portable",
+    "workgroup_specialized:portable",
+    "copy_engine:portable",
+)
 
 
 def compile_one_step(family: str, variant: str, dtype: torch.dtype) -> list[Compiled]:
@@ -44,7 +49,9 @@ def test_partials_are_read_after_the_wait_for_them(variant: str, dtype: torch.dt
     assert checked
 
 
-@pytest.mark.parametrize("variant", ["producer_consumer", "workgroup_specialized", "copy_engine"])
+@pytest.mark.parametrize(
+    "variant", ["producer_consumer:portable", "workgroup_specialized:portable", "copy_engine:portable"]
+)
 def test_the_loop_over_tiles_is_not_pipelined(variant: str) -> None:
     for kernel in compile_one_step("all_gather_gemm", variant, torch.float32):
         assert "async_copy_global_to_local" not in kernel.ttgir, kernel.name

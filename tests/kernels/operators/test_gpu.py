@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 
 WORLD_SIZES = [1, 2, 4, 8]
 MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
-IN_CHUNKS = "warp_specialized_copies"
-ONLY_OF = {"k_chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized", IN_CHUNKS)}
+IN_CHUNKS = "copy_engine:sm90"
+ONLY_OF = {"k_chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized:sm90", "workgroup_specialized:sm90", IN_CHUNKS)}
 NONE: Mapping[str, int] = {}
 CALLS = 200
 REPLAYS = 1000
@@ -131,7 +131,7 @@ SHARED = [  # few programs, so that groups of the last wave have different sizes
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_all_scatter_is_right_where_programs_split_tiles(ranks: Callable[[int], Ranks], world_size: int) -> None:
-    found = ranks(world_size).call(run_cases, "gemm_all_scatter", "warp_specialized", SHARED)
+    found = ranks(world_size).call(run_cases, "gemm_all_scatter", "warp_specialized:sm90", SHARED)
     assert found == [[]] * world_size
 
 
@@ -306,7 +306,7 @@ def test_operands_may_move_and_streams_may_differ(ranks: Callable[[int], Ranks],
 
 
 # The sequential one reads A where its owner has it.
-GATHERS = [one for one in GPU_FUSED if one.family == "all_gather_gemm" and one.name != "fused_sequential"]
+GATHERS = [one for one in GPU_FUSED if one.family == "all_gather_gemm" and one.name != "fused_sequential:portable"]
 
 
 def gather_often(rank: int, world_size: int, variant: str, captured: bool, seed: int) -> list[str]:

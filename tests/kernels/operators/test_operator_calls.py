@@ -29,7 +29,7 @@ def call_often(rank: int, world_size: int, family: str, variant: str, seed: int)
     operator = get_variant(family, variant).build(ctx, problem, config)
     late = random.Random(seed)  # the same on every rank: who is late, and when
     faults = []
-    for call in range(CALLS if variant == "fused_sequential" else CALLS // 5):
+    for call in range(CALLS if variant == "fused_sequential:portable" else CALLS // 5):
         data = make_data(family, problem, rank, seed + call, ctx.get_device())
         who, before, after = late.randrange(4 * world_size), late.random() * 2e-3, late.random() * 2e-3
         if who == rank:

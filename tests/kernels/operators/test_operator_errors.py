@@ -77,7 +77,7 @@ OPERANDS = {
     "B of another dtype": ["B is torch.float16", "bfloat16"],
     "integers": ["int32", "supported", "float32"],
     "meta": ["B is on meta"],
-    "unknown variant": ["telepathic", "known variants", "fused_sequential"],
+    "unknown variant": ["telepathic", "known variants", "fused_sequential:portable"],
 }
 
 
@@ -124,7 +124,7 @@ def test_an_operator_refuses_what_it_was_not_made_for(
 def refuse_one_ranks_call(rank: int, world_size: int) -> tuple[str, str]:
     ctx = context()
     problem = make_problem(FAMILY, 8, 8, 8, world_size, DTYPE)
-    operator = get_variant(FAMILY, "fused_sequential").build(ctx, problem)
+    operator = get_variant(FAMILY, "fused_sequential:portable").build(ctx, problem)
     data = make_data(FAMILY, problem, rank, 0, ctx.get_device())
     ctx.debug_mode = True
     error = raised(operator, data.a.half() if rank == 1 else data.a, data.b)
@@ -143,7 +143,7 @@ def test_in_debug_mode_all_ranks_hear_of_one_ranks_mistake(ranks: Callable[[int]
 def call_in_another_order(rank: int, world_size: int) -> tuple[str, str]:
     ctx = context()
     problems = [make_problem(FAMILY, m, 8, 8, world_size, DTYPE) for m in (8, 16)]
-    operators = [get_variant(FAMILY, "fused_sequential").build(ctx, problem) for problem in problems]
+    operators = [get_variant(FAMILY, "fused_sequential:portable").build(ctx, problem) for problem in problems]
     data = [make_data(FAMILY, problem, rank, 0, ctx.get_device()) for problem in problems]
     ctx.debug_mode = True
     first = rank  # each rank starts with another operator, whose operands fit it
@@ -181,7 +181,7 @@ def gather_differently(rank: int, world_size: int) -> tuple[str, str]:
     data = make_data(
         "all_gather_gemm", make_problem("all_gather_gemm", 8, 8, 8, world_size, DTYPE), rank, 0, ctx.get_device()
     )
-    return raised(all_gather_gemm, ctx, data.a, data.b, variant="copy_engine", return_gathered=rank == 0)
+    return raised(all_gather_gemm, ctx, data.a, data.b, variant="copy_engine:portable", return_gathered=rank == 0)
 
 
 def test_ranks_that_keep_different_things_are_told(ranks: Callable[[int], Ranks]) -> None:
@@ -212,7 +212,7 @@ def fail_to_make(rank: int, world_size: int, family: str, variant: str, what: st
 
 
 @pytest.mark.parametrize(("what", "kinds"), [("heap", ("HeapExhausted",) * 2), ("own", ("PeerError", "MemoryError"))])
-@pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential"], ids=name)
+@pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential:portable"], ids=name)
 def test_an_allocation_that_fails_on_one_rank_fails_on_all(
     ranks: Callable[[int], Ranks], variant: Variant, what: str, kinds: tuple[str, str]
 ) -> None:

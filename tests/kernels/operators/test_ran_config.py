@@ -10,7 +10,7 @@ from compiling import Case, StubContext, make_problem, recorded_launches
 
 from overlap_taxonomy import get_variant
 
-CASE = Case("fused_sequential", "sm_90", family="gemm_reduce_scatter", size=1024)
+CASE = Case("fused_sequential:portable", "sm_90", family="gemm_reduce_scatter", size=1024)
 
 
 def operands(problem: Any, *, describable: bool) -> tuple[torch.Tensor, torch.Tensor]:

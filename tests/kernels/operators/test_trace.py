@@ -70,9 +70,9 @@ def num_tiles(variant: Variant, world_size: int) -> int:
     rows, columns = cdiv(M, CONFIG.block_m), cdiv(N, CONFIG.block_n)
     if variant.family == "gemm_all_scatter":
         return rows * cdiv(cdiv(N, world_size), CONFIG.block_n)
-    if variant.family == "gemm_all_reduce" and variant.name == "fused_sequential":
+    if variant.family == "gemm_all_reduce" and variant.name == "fused_sequential:portable":
         return rows * columns
-    if variant.name == "one_shot":  # shards are not told apart, and CONFIG has one split
+    if variant.name == "fused_sequential:portable:stream_k":  # shards are not told apart, and CONFIG has one split
         return rows * (cdiv(cdiv(N, world_size), CONFIG.block_n) if variant.family == "all_gather_gemm" else columns)
     shard_rows = cdiv(cdiv(M, world_size), CONFIG.block_m)  # shard by shard
     if variant.family == "all_gather_gemm":
@@ -102,7 +102,9 @@ def test_every_tile_is_multiplied_once_and_times_are_in_order(ranks: Callable[[i
 def test_parts_of_a_tile_are_left_and_added(ranks: Callable[[int], Ranks]) -> None:
     """Nine tiles for four programs: two of them share the last."""
     sharing = replace(CONFIG, num_sms=4, group_m=1, splits=2)
-    for faults, found, lost in ranks(2).call(trace_call, "all_gather_gemm", "one_shot", 4096, sharing):
+    for faults, found, lost in ranks(2).call(
+        trace_call, "all_gather_gemm", "fused_sequential:portable:stream_k", 4096, sharing
+    ):
         assert (faults, lost) == ([], 0)
         rows = [Span(*span) for span in found]
         multiplied, stored, added = (
@@ -116,7 +118,7 @@ def test_parts_of_a_tile_are_left_and_added(ranks: Callable[[int], Ranks]) -> No
 
 @pytest.mark.parametrize("device", ["cpu"])
 def test_spans_without_room_are_counted(ranks: Callable[[int], Ranks]) -> None:
-    for faults, found, lost in ranks(2).call(trace_call, "gemm_all_scatter", "fused_sequential", 5):
+    for faults, found, lost in ranks(2).call(trace_call, "gemm_all_scatter", "fused_sequential:portable", 5):
         assert (faults, len(found)) == ([], 5)
         assert lost > 0
 
@@ -134,14 +136,14 @@ def compiled(case: Case, *, traced: bool) -> Any:
 @pytest.mark.parametrize(
     ("family", "variant", "target"),
     [
-        ("gemm_all_scatter", "workgroup_specialized", "sm_90"),
-        ("gemm_all_scatter", "workgroup_specialized", "gfx942"),
-        ("gemm_all_scatter", "warp_specialized", "sm_90"),
-        ("all_gather_gemm", "producer_consumer", "sm_90"),
-        ("all_gather_gemm", "warp_specialized", "sm_90"),
-        ("gemm_reduce_scatter", "fused_sequential", "gfx942"),
-        ("gemm_reduce_scatter", "warp_specialized", "sm_90"),
-        ("gemm_all_reduce", "warp_specialized", "sm_90"),
+        ("gemm_all_scatter", "workgroup_specialized:portable", "sm_90"),
+        ("gemm_all_scatter", "workgroup_specialized:portable", "gfx942"),
+        ("gemm_all_scatter", "warp_specialized:sm90", "sm_90"),
+        ("all_gather_gemm", "producer_consumer:portable", "sm_90"),
+        ("all_gather_gemm", "workgroup_specialized:sm90", "sm_90"),
+        ("gemm_reduce_scatter", "fused_sequential:portable", "gfx942"),
+        ("gemm_reduce_scatter", "warp_specialized:sm90", "sm_90"),
+        ("gemm_all_reduce", "warp_specialized:sm90", "sm_90"),
     ],
 )
 def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: str, target: str) -> None:
@@ -152,7 +154,7 @@ def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: st
         assert "trace.py" in traced.code
         assert traced.count(clock) > plain.count(clock)
         # Where the plain kernel lacks registers for a word or two (test_codegen_hopper.py), this one may.
-        adds_partials = variant == "warp_specialized" and family in SUMMING_FAMILIES
+        adds_partials = variant == "warp_specialized:sm90" and family in SUMMING_FAMILIES
         assert traced.scratch_bytes <= (32 if adds_partials else 0)
 
 
@@ -235,10 +237,10 @@ def test_several_variants_are_drawn_on_one_axis(tmp_path: Path, monkeypatch: pyt
     ("variant", "shape", "said"),
     [
         ("library", "64x64x64", "writes no trace"),
-        ("fused_sequential,library", "64x64x64", "writes no trace"),
-        ("warp_specialized", "64x64x64", "cannot do this"),
+        ("fused_sequential:portable,library", "64x64x64", "writes no trace"),
+        ("warp_specialized:sm90", "64x64x64", "cannot do this"),
         ("fused", "64x64x64", "unknown variant 'fused'"),
-        ("fused_sequential", "smoke", "one --family and one --shape"),
+        ("fused_sequential:portable", "smoke", "one --family and one --shape"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(tmp_path: Path, variant: str, shape: str, said: str) -> None:
@@ -258,11 +260,13 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_several_variants_are_traced(tmp_path: Path, asked: list[str]) -> None:
-    (tmp_path / "trace-fused_sequential.json").write_text("of an earlier run")
-    result = CliRunner().invoke(cli.app, [*asked, "--variant", "fused_sequential,bulk_synchronous", "--overwrite"])
+    (tmp_path / "trace-fused_sequential_portable.json").write_text("of an earlier run")
+    result = CliRunner().invoke(
+        cli.app, [*asked, "--variant", "fused_sequential:portable,bulk_synchronous:portable", "--overwrite"]
+    )
     assert result.exit_code == 0, result.output
-    for variant in ("fused_sequential", "bulk_synchronous"):
-        written = json.loads((tmp_path / f"trace-{variant}.json").read_text())
+    for variant in ("fused_sequential:portable", "bulk_synchronous:portable"):
+        written = json.loads((tmp_path / f"trace-{variant.replace(':', '_')}.json").read_text())
         assert f"gemm_all_scatter/{variant}, 64x64x64" in written["otherData"]["title"]
     assert (tmp_path / "trace.png").exists()
     assert not (tmp_path / "trace.json").exists()
@@ -284,6 +288,6 @@ def test_a_rank_under_a_launcher_leaves_at_once(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(trace_cli, "find_launcher", lambda: launcher)
     monkeypatch.setattr(traces, "record", fail)
     monkeypatch.setattr(os, "_exit", leave_at_once)
-    result = CliRunner().invoke(cli.app, [*asked, "--variant", "fused_sequential"])
+    result = CliRunner().invoke(cli.app, [*asked, "--variant", "fused_sequential:portable"])
     assert (result.exit_code, left) == (1, [1])
     assert "the trace ended early: PeerError: rank 1 is gone" in result.stderr

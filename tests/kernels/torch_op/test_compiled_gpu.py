@@ -19,7 +19,14 @@ from overlap_taxonomy import Variant
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 CALLS = 20
 OF_THE_HOST = 5  # calls of an op at most, before what is recorded of one is replayed
-NAMES = ("warp_specialized", "copy_engine", "one_shot", "workgroup_specialized", "async_tp")
+NAMES = (
+    "warp_specialized:sm90",
+    "workgroup_specialized:sm90",
+    "copy_engine:portable",
+    "fused_sequential:portable:stream_k",
+    "workgroup_specialized:portable",
+    "async_tp",
+)
 COMPILED = [variant for variant in GPU_VARIANTS if variant.name in NAMES]
 SIZES = 512, 1024, 768
 ROWS = (512, 384, 640, 512, 128)

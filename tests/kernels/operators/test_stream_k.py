@@ -1,4 +1,4 @@
-"""The `one_shot` variants: the tiling of an output, tiles that programs split, ranks without rows, workspaces."""
+"""The variants with stream-K: the tiling of an output, tiles that programs split, ranks without rows, workspaces."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from iris_kernels.common.stream_k_host import default_stream_k_config
 from iris_kernels.common.stream_k_plan import GROUP_M, Tiling, fastest_tiling, plan_stream_k, tiling_us
 from overlap_taxonomy import Variant, get_variant
 
-ONE_SHOT = [variant for variant in FUSED if variant.name == "one_shot"]
+STREAM_K = [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"]
 NUM_SMS = 132
-TILES = ("one_shot.py", "stream_k.py", "gemm.py")  # whose stores move tiles
+TILES = ("fused_sequential_stream_k.py", "stream_k.py", "gemm.py")  # whose stores move tiles
 SHARED_BYTES = 227 << 10
 SMALL_M = [(1, 1024, 14336), (64, 2048, 8192), (128, 4096, 2048), (512, 7168, 8192), (1, 4096, 3584)]
 
@@ -81,7 +81,7 @@ def test_stages_fit_shared_memory(arch: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> None:
     """Several splits, on the matrix units, as many stages as there should be, wide stores."""
     compiled, arguments, operator = compile_one(variant, target, 1, 1024, 14336)
@@ -98,7 +98,7 @@ def test_one_row_is_compiled_as_it_should_be(variant: Variant, target: str) -> N
         assert set().union(*(widths for file, widths in compiled.stores_by_file().items() if file in TILES)) == {16}
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_a_call_is_counted_when_every_thread_has_its_number(variant: Variant) -> None:
     """The count is the kernel's last store, right behind a barrier."""
     ttgir = compile_one(variant, "sm_90", 1, 1024, 14336)[0].ttgir
@@ -107,13 +107,13 @@ def test_a_call_is_counted_when_every_thread_has_its_number(variant: Variant) ->
     assert not re.search(r"tt\.(load|store|atomic|call)", ahead[-1])
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_with_large_tiles_nothing_is_touched_before_the_wait_either(variant: Variant) -> None:
     compiled, _, _ = compile_one(variant, "sm_90", 512, 8192, 8192)
     check_early_launch(variant, compiled.code, "wgmma.mma_async")
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_shared_large_tiles_are_compiled_as_they_should_be(variant: Variant) -> None:
     """Parts are released and acquired; few registers are wanting, most of them where halves are sent and added."""
     gathers = variant.family in ("gemm_all_scatter", "all_gather_gemm")
@@ -128,7 +128,7 @@ def test_shared_large_tiles_are_compiled_as_they_should_be(variant: Variant) -> 
     check_early_launch(variant, compiled.code, "wgmma.mma_async")
 
 
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_a_long_kernel_is_not_launched_early(variant: Variant) -> None:
     """Each call streams a quarter of the weights: 34 MB take an H200 about 12 µs, 440 MB 110."""
     calls = [launch_of(variant, "sm_90", *sizes) for sizes in ((128, 4096, 16384), (128, 53248, 16384))]
@@ -143,7 +143,7 @@ def compile_one(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[
 
 def launch_of(variant: Variant, target: str, m: int, n: int, k: int) -> tuple[Any, dict[str, Any], Any]:
     """Return the kernel of a call, with its arguments, and the operator."""
-    case = Case("one_shot", target, rank=2, family=variant.family)
+    case = Case("fused_sequential:portable:stream_k", target, rank=2, family=variant.family)
     problem = make_problem(variant.family, m, n, k, case.world_size, torch.bfloat16)
     with recorded_launches() as launches:
         operator = variant.build(StubContext(case), problem)
@@ -244,7 +244,7 @@ def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, i
     ctx = context()
     problem = make_problem(family, *size, world_size, torch.bfloat16)
     config = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, comm_rows=1, splits=splits, descriptors=False)
-    operator = get_variant(family, "one_shot").build(ctx, problem, config)
+    operator = get_variant(family, "fused_sequential:portable:stream_k").build(ctx, problem, config)
     late = random.Random(1)  # the same on every rank
     faults = []
     for call in range(8):
@@ -264,7 +264,7 @@ def call_with_splits(rank: int, world_size: int, family: str, size: tuple[int, i
     [(2, (1, 20, 70), 3), (4, (1, 40, 128), 2), (2, (35, 20, 50), 5), (2, (20, 50, 90), 2)],
     ids=["one row", "ranks without rows", "more splits than steps", "whole tiles first"],
 )
-@pytest.mark.parametrize("variant", ONE_SHOT, ids=name)
+@pytest.mark.parametrize("variant", STREAM_K, ids=name)
 def test_splits_and_waves(
     ranks: Callable[[int], Ranks], variant: Variant, world_size: int, size: tuple[int, int, int], splits: int
 ) -> None:
@@ -274,7 +274,7 @@ def test_splits_and_waves(
 @pytest.mark.parametrize("family", ["gemm_reduce_scatter", "gemm_all_reduce"])
 def test_halves_of_the_workspace_must_alternate(family: str) -> None:
     """With one row of tiles; with more, waits for later tiles happen to order what a single workspace would need."""
-    case = CheckedCase(get_variant(family, "one_shot"), Shape(5, 12, 20), 2, "bfloat16")
+    case = CheckedCase(get_variant(family, "fused_sequential:portable:stream_k"), Shape(5, 12, 20), 2, "bfloat16")
     with replaced(stream_k.buffer_of_call, always_the_first):
         assert run_case(case, schedules=4, seed=0).found_ordering_fault
     assert run_case(case, schedules=2, seed=0).ok
@@ -290,7 +290,7 @@ def sum_nothing(acc, stream, work, peers, epoch, TILE: tl.constexpr):
 @pytest.mark.parametrize(("subtiles", "large"), [(1, 1 << 14), (1, 16 * 16), (1, 2 * 16 * 16), (2, 16 * 16)])
 def test_the_splits_of_a_tile_are_added(family: str, subtiles: int, large: int) -> None:
     """Of this tile of 16 x 16 four at once, one, or two; or in halves."""
-    case = CheckedCase(get_variant(family, "one_shot"), Shape(45, 42, 34), 2, "bfloat16")
+    case = CheckedCase(get_variant(family, "fused_sequential:portable:stream_k"), Shape(45, 42, 34), 2, "bfloat16")
     with (
         mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)),
         mock.patch.object(stream_k, "LARGE", tl.constexpr(large)),

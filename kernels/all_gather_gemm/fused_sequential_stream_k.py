@@ -20,7 +20,7 @@ import triton.language as tl
 
 from iris_core import fence_before_descriptor_loads, gdc_wait, translate
 from iris_core.backends.base import round_up
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
 from ..common import stream_k_host
 from ..common.call import Device
@@ -75,7 +75,7 @@ def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 
 
 @triton.jit(launch_metadata=PUSHES_AND_MULTIPLIES)
-def all_gather_gemm_one_shot(
+def all_gather_gemm_fused_sequential_stream_k(
     a,
     b,
     gemm,
@@ -175,7 +175,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     chunks = -(-problem.a_shape(0)[0] // call.config.comm_rows) * -(-problem.k // COLS)
     push: dict[str, Any] = {**host.push_arguments(call, a), "COLS": COLS}
     call.run(
-        all_gather_gemm_one_shot,
+        all_gather_gemm_fused_sequential_stream_k,
         programs,
         early=stream_k_host.is_short(call),
         **{**call.main_loop(both, b), **push, **stream_k_host.arguments(call)},
@@ -189,7 +189,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("one_shot", plan, workspace, launch, counts_chunks=True),
+    host.implementation("fused_sequential", plan, workspace, launch, schedule=Schedule.STREAM_K, counts_chunks=True),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,

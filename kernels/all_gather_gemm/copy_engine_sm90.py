@@ -23,7 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core import fence_before_descriptor_loads, wait
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
@@ -49,11 +49,11 @@ from .copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
 from .schedule import Gathering
-from .warp_specialized import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
+from .workgroup_specialized_sm90 import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=product_of_shards))
-def all_gather_gemm_warp_specialized_copies(
+def all_gather_gemm_copy_engine_sm90(
     a,
     gathered,
     b,
@@ -241,20 +241,21 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         "chunk_steps": chunks.chunk_steps,
         "K_CHUNKS": chunks.k_chunks,
     }
-    kernel = all_gather_gemm_warp_specialized_copies
+    kernel = all_gather_gemm_copy_engine_sm90
     queue(call, a, chunks, kernel, arguments, hopper.num_warps(call.config))
     return outputs(call)
 
 
 VARIANT = variant_of(
     host.implementation(
-        "warp_specialized_copies",
+        "copy_engine",
         plan,
         workspace,
         launch,
         outputs,
         supports=hopper.supports,
         can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
     ),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from iris_core import gdc_wait
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
 from ..common import stream_k_host
 from ..common.call import Call, Device
@@ -51,7 +51,7 @@ def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.co
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
-def gemm_all_scatter_one_shot(
+def gemm_all_scatter_fused_sequential_stream_k(
     a,
     b,
     gemm,
@@ -94,7 +94,7 @@ def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
     call.run(
-        gemm_all_scatter_one_shot,
+        gemm_all_scatter_fused_sequential_stream_k,
         stream_k_host.stream_k_plan(call).programs,
         early=stream_k_host.is_short(call),
         **call.main_loop(a, b),
@@ -106,7 +106,16 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "one_shot", plan, workspace, launch, host.outputs, counts_chunks=True),
+    Implementation(
+        FAMILY,
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        host.outputs,
+        schedule=Schedule.STREAM_K,
+        counts_chunks=True,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from iris_core import gdc_wait, signal_each, translate, wait_each
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
 from ..common import stream_k_host
 from ..common.arguments import Block
@@ -160,7 +160,7 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
-def gemm_reduce_scatter_one_shot(
+def gemm_reduce_scatter_fused_sequential_stream_k(
     a,
     b,
     gemm,
@@ -207,7 +207,7 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
     call.run(
-        gemm_reduce_scatter_one_shot,
+        gemm_reduce_scatter_fused_sequential_stream_k,
         stream_k_host.stream_k_plan(call).programs,
         early=stream_k_host.is_short(call),
         **call.main_loop(a, b),
@@ -220,7 +220,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "one_shot", plan, workspace, launch, KEPT.outputs),
+    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, KEPT.outputs, schedule=Schedule.STREAM_K),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

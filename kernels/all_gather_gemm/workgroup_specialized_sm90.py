@@ -26,7 +26,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import gdc_launch_dependents, gdc_wait
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
@@ -69,7 +69,7 @@ def _sent(args: Arguments) -> int:
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=product_of_shards, moved=_sent))
-def all_gather_gemm_warp_specialized(
+def all_gather_gemm_workgroup_specialized_sm90(
     a,
     gathered,
     b,
@@ -286,7 +286,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     own = host.own_rows(call) if shard.rows else slice(0, 1)
     everywhere = call.peer_view(host.gathered(call))[:, own]
     call.run(
-        all_gather_gemm_warp_specialized,
+        all_gather_gemm_workgroup_specialized_sm90,
         config.num_sms,
         num_warps=hopper.num_warps(config),
         early=True,
@@ -311,13 +311,14 @@ def fewest_empty(row_tiles: int, most: int) -> int:
 
 VARIANT = variant_of(
     host.implementation(
-        "warp_specialized",
+        "workgroup_specialized",
         plan,
         workspace,
         launch,
         outputs,
         supports=supports,
         can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,

@@ -24,7 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import fence_before_descriptor_loads, gdc_launch_dependents, gdc_wait, wait
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
@@ -82,7 +82,7 @@ def _moved(args: Arguments) -> int:
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=_product, moved=_moved))
-def gemm_reduce_scatter_warp_specialized(
+def gemm_reduce_scatter_warp_specialized_sm90(
     a, b, out, reduced, partials, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
@@ -332,7 +332,7 @@ def queue(
     """
     config, staging = call.config, call.memory["staging"]
     call.run(
-        gemm_reduce_scatter_warp_specialized,
+        gemm_reduce_scatter_warp_specialized_sm90,
         config.num_sms,
         num_warps=hopper.num_warps(config),
         early=True,
@@ -364,6 +364,7 @@ VARIANT = variant_of(
         outputs,
         supports=supports,
         can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,

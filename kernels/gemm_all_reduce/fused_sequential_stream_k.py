@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from iris_core import gdc_wait, signal_each, wait_each
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
 from ..common import stream_k_host
 from ..common.arguments import Block
@@ -72,7 +72,7 @@ def sum_subtile(out, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, R
 
 
 @triton.jit(launch_metadata=ONE_SHOT)
-def gemm_all_reduce_one_shot(
+def gemm_all_reduce_fused_sequential_stream_k(
     a,
     b,
     gemm,
@@ -117,7 +117,7 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
     call.run(
-        gemm_all_reduce_one_shot,
+        gemm_all_reduce_fused_sequential_stream_k,
         stream_k_host.stream_k_plan(call).programs,
         early=stream_k_host.is_short(call),
         **call.main_loop(a, b),
@@ -131,7 +131,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "one_shot", plan, workspace, launch, host.outputs),
+    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, host.outputs, schedule=Schedule.STREAM_K),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

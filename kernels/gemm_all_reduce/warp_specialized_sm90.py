@@ -1,8 +1,9 @@
 """GEMM + all-reduce in one kernel whose warps have different roles (Gluon, for Hopper), two-shot, for large M.
 
-As GEMM + reduce-scatter (../gemm_reduce_scatter/warp_specialized.py), and every sum is sent to all ranks, by subtiles,
-while the next tile is multiplied. A rank ends the call with the peers: their sums have arrived then. As C is whole on
-every rank, it does not matter who sums what: rows are cut among the ranks, or columns where that makes fewer tiles.
+As GEMM + reduce-scatter (../gemm_reduce_scatter/warp_specialized_sm90.py), and every sum is sent to all ranks, by
+subtiles, while the next tile is multiplied. A rank ends the call with the peers: their sums have arrived then. As C is
+whole on every rank, it does not matter who sums what: rows are cut among the ranks, or columns where that makes fewer
+tiles.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
@@ -20,7 +21,7 @@ from ..common.implementation import Implementation
 from ..common.operands import padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from ..gemm_reduce_scatter import warp_specialized
+from ..gemm_reduce_scatter import warp_specialized_sm90
 from ..gemm_reduce_scatter.host import ReduceCall
 from ..gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from ..gemm_reduce_scatter.tile_scheduler import Shards
@@ -65,7 +66,7 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     """Return the buffers of partials and flags, and of C, with a row behind it for the sums of a rank without any."""
     problem = call.problem
     output = Buffer((problem.m + 1, padded(problem.n, problem.dtype)), problem.dtype, is_symmetric=True)
-    return {**warp_specialized.room(call, shard_shape(call)), "output": output}
+    return {**warp_specialized_sm90.room(call, shard_shape(call)), "output": output}
 
 
 def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
@@ -87,9 +88,9 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     shard = shard_shape(call)
 
     def schedule() -> Shards:
-        return warp_specialized.schedule(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
+        return warp_specialized_sm90.schedule(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
 
-    warp_specialized.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call))
+    warp_specialized_sm90.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call))
     return outputs(call)
 
 
@@ -101,8 +102,9 @@ VARIANT = variant_of(
         workspace,
         launch,
         outputs,
-        supports=warp_specialized.supports,
+        supports=warp_specialized_sm90.supports,
         can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,

@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import gdc_launch_dependents, gdc_wait
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
@@ -53,7 +53,9 @@ def _sent(args: Arguments) -> int:
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=lambda args: args["sizes"], moved=_sent))
-def gemm_all_scatter_warp_specialized(a, b, out, workspace, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def gemm_all_scatter_warp_specialized_sm90(
+    a, b, out, workspace, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
     """Compute this rank's block of C into every rank's C."""
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
@@ -158,7 +160,7 @@ def _everywhere(call: Call[GemmAllScatterProblem]) -> TensorDescriptor:
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
     call.run(
-        gemm_all_scatter_warp_specialized,
+        gemm_all_scatter_warp_specialized_sm90,
         call.config.num_sms,
         num_warps=hopper.num_warps(call.config),
         early=True,
@@ -182,6 +184,7 @@ VARIANT = variant_of(
         outputs,
         supports=supports,
         can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,

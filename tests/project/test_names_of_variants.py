@@ -1,0 +1,64 @@
+"""No variant's name is written outside its family's folder: what needs to tell variants apart asks for their axes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overlap_taxonomy import list_families, list_variants, registry
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("overlap_taxonomy", "bench", "kernels/common", "tensor_parallel")
+ALLOWED = {
+    "bench/check/planted.py": "each bug is planted in the code of one variant, which is run with it",
+}
+FORMER = {former for _, former in registry._former_names}
+NAMED = re.compile(rf"\b({'|'.join(sorted({one.pattern for one in list_variants() if one.has_kernels} | FORMER))})\b")
+
+
+def strings(source: str) -> Iterator[str]:
+    """Give the strings of a source, but for docstrings."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and _is_said(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def _is_said(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
+    return bool(node.body) and isinstance(node.body[0], ast.Expr)
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the patterns, and former names, that are in a file's strings."""
+    return [name for text in strings(path.read_text()) for name in NAMED.findall(text)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_variant_is_named(folder: str) -> None:
+    found = {str(path.relative_to(ROOT)): names_in(path) for path in (ROOT / folder).rglob("*.py")}
+    assert not {path: names for path, names in found.items() if names and path not in ALLOWED}
+
+
+def test_what_is_allowed_is_needed() -> None:
+    for path in ALLOWED:
+        assert names_in(ROOT / path), path
+
+
+@pytest.mark.parametrize("family", list_families())
+def test_a_family_names_a_variant_in_its_own_file(family: str) -> None:
+    """And where former names are registered, and where `auto` leaves one out."""
+    files = [path for path in (ROOT / "kernels" / family).glob("*.py") if path.stem not in ("former_names", "auto")]
+    assert not {path.name: name for path in files for name in names_in(path) if not path.stem.startswith(name)}
+
+
+def test_the_search_finds_names() -> None:
+    assert NAMED.search('variant="copy_engine:sm90"')
+    assert NAMED.search("one_shot")
+    assert not NAMED.search("gemm_one_shot_all_reduce")
+    assert list(strings('"""Of x."""\ndef f():\n    """Of y."""\n    return "copy_engine"\n')) == ["copy_engine"]
