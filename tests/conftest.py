@@ -39,7 +39,7 @@ LONG = (
 # Files most of whose tests take seconds though their ranks are not the fixtures', and they compile nothing themselves.
 SLOW = ("test_check_kernels.py", "test_hopper_emulated.py", "test_bootstrap.py", "test_optional.py", "test_sums.py")
 SLOW += ("test_dead_peers.py", "test_stress.py", "test_properties.py", "test_bench_cli.py", "test_bench_layers_cli.py")
-SLOW += ("test_races_of_x.py", "test_races_of_ccl.py")
+SLOW += ("test_races_of_x.py", "test_races_of_ccl.py", "test_openness.py")
 
 ABOUT_STARTS = ("test_interrupts.py",)
 
