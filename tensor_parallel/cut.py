@@ -10,7 +10,7 @@ import torch
 
 from iris_core import Context
 from iris_kernels.common.problem import shard_bounds
-from iris_kernels.common.torch_op import Product, multiply, operator_for
+from iris_kernels.common.torch_op import Product, in_graph, multiply, operator_for
 
 from .products import Step, Steps
 
@@ -170,7 +170,7 @@ class Cut(ABC):
         wanted = NOTHING
         if torch.is_grad_enabled():
             wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
-        if self.ctx.debug_mode and not torch.compiler.is_dynamo_compiling():
+        if self.ctx.debug_mode and not in_graph():
             asked = [self._name, m, str(x.dtype), wanted._asdict()]
             self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
         return wanted
@@ -203,7 +203,7 @@ class Cut(ABC):
             HeapExhausted: the heap has no room for the operator's buffers.
         """
         product = self._product(step, m)
-        if torch.compiler.is_dynamo_compiling():
+        if in_graph():
             return getattr(torch.ops.iris_overlap, step.family)(a, b, *product.arguments())
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do

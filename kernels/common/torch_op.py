@@ -179,7 +179,7 @@ def call(
         options: the family's own, of the op's; None for none.
     """
     options = options or {}
-    if torch.compiler.is_dynamo_compiling():
+    if in_graph():
         if config is not None:
             return torch.compiler.disable(call)(
                 ctx, a, b, family=family, sizes=sizes, config=config, variant=variant, options=options, **asked
@@ -193,6 +193,11 @@ def call(
         arguments = problem.m, problem.n, problem.k, ctx.name, variant, "auto"
         return getattr(torch.ops.iris_overlap, family)(a, b, *arguments, **options)
     return operator_of(ctx, family, problem, variant, config, **options).call(a, b, m=problem.m)
+
+
+def in_graph() -> bool:
+    """Return whether a graph is being made of what is called, by `torch.compile` or `torch.export`."""
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
 def owned(operator: Operator[Any], outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

@@ -191,3 +191,22 @@ def test_any_number_of_tokens_is_one_graph_and_one_operator_a_product(
 ) -> None:
     """Ranks make operators, and make room in them, while the graph runs: no call outside of it comes before."""
     assert ranks(2).call(take_any_length, sequence_parallel) == [([], 1, families, True)] * 2
+
+
+@released
+def export(rank: int, world_size: int) -> tuple[list[Any], list[str]]:
+    """Export a pair for any number of tokens; return how far that is from the pair, and what it calls of ours."""
+    pair = nn.Sequential(*cut_pair(whole_pair(), sequence_parallel=True))
+    tokens = torch.export.Dim("tokens", min=2, max=1024)
+    with torch.no_grad():
+        program = torch.export.export(pair, (draw(0, 4, SIZES[0]),), dynamic_shapes=({0: tokens},))
+        given = [draw(count, count, SIZES[0]) for count in (4, 6, 10)]
+        wrong = far([program.module()(x) for x in given], [pair(x) for x in given])
+    called = [str(node.target) for node in program.graph.nodes if "iris" in str(node.target)]
+    return wrong, called
+
+
+@on_cpu
+def test_layers_can_be_exported_for_any_number_of_tokens(ranks: Callable[[int], Ranks]) -> None:
+    ours = ["iris_overlap.all_gather_gemm.default", "iris_overlap.gemm_reduce_scatter.default"]
+    assert ranks(2).call(export) == [([], ours)] * 2
