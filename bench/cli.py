@@ -14,6 +14,7 @@ from overlap_taxonomy import list_families
 
 from .ccl.cli import ccl
 from .check.cli import check
+from .command.env import env
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
 from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
@@ -54,6 +55,7 @@ app.command()(links)
 app.command()(ccl)
 app.command()(layers)
 app.command()(figures)
+app.command()(env)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
 

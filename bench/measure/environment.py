@@ -34,7 +34,7 @@ def device_columns(ctx: Context) -> dict[str, str]:
     if ctx.is_interpreted():
         return {"device_name": INTERPRETER_NAME, "driver": ""}
     shared = f", up to {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
-    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared, "driver": _driver()}
+    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared, "driver": driver()}
 
 
 def timestamp() -> str:
@@ -55,7 +55,8 @@ def commit() -> str:
     return f"{name}-dirty" if changes else name
 
 
-def _driver() -> str:
+def driver() -> str:
+    """Return the version of the GPUs' driver; nothing without one."""
     for file in _DRIVER_FILES:
         if file.exists():
             return file.read_text().strip()
