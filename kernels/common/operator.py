@@ -18,6 +18,7 @@ from .call import Call, Channel, Device
 from .config import GemmConfig
 from .handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
+from .operand_checks import check_kinds, check_operands, lies_within, overlap
 from .problem import Problem, plan_rows
 from .workspace import Buffer, Workspace
 
@@ -177,6 +178,7 @@ class Operator(Generic[P]):
             self._size(before)
             self._call_of(before.m)
             raise
+        self.ctx.barrier()  # no peer writes here before all is zeroed
 
     def _queue(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
         self._check_open()
@@ -184,16 +186,16 @@ class Operator(Generic[P]):
         if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
             with self.ctx.collective_section(f"call {self}"):
-                self._check_kinds(a, b)
+                check_kinds(self, a, b)
                 m = self._rows_of(a, m)
             self.ctx.agree("the rows of A over all ranks", m)
             with self.ctx.collective_section(f"call {self}"):
                 call = self._call_of(m)
-                self._check_operands(call, a, b)
+                self._check(call, a, b)
             self._note(call)
             with self._new_output(call):
                 return self._launch(call, a, b)
-        self._check_kinds(a, b)
+        check_kinds(self, a, b)
         call = self._call_of(self._rows_of(a, m))
         with self._new_output(call):
             return self._queue_call(call, a, b)
@@ -201,12 +203,12 @@ class Operator(Generic[P]):
     def _queue_call(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         calls = self._channel.calls
         if not self._is_prepared:
-            self._check_operands(call, a, b)
+            self._check(call, a, b)
             self._note(call)
             return self._launch(call, a, b)
         prepared = calls.find(a, b, call.output_address, call.problem.m)
         if prepared is None:
-            self._check_operands(call, a, b)
+            self._check(call, a, b)
             with calls.preparing(a, b, call.output_address, call.problem.m) as prepared:
                 self._launch(call, a, b)
             prepared.config, prepared.copied = self.ran_config, call.copied
@@ -368,6 +370,8 @@ class Operator(Generic[P]):
             section = self.ctx.collective_allocation(f"make room for {self}")
             with section if is_collective else contextlib.nullcontext(), plain_tensors():
                 self._workspace.grow(asked, keep=self._was_captured)
+            if is_collective:
+                self.ctx.barrier()  # as in `reserve`
             self._forget_calls()
         call.bind(self._channel, asked, self._workspace.views(asked), self._workspace.half_size)
 
@@ -402,7 +406,7 @@ class Operator(Generic[P]):
         """
         if self._is_prepared:
             call = self._call_of(self._rows_of(a, None))
-            self._check_operands(call, a, b)
+            self._check(call, a, b)
             with self._new_output(call), self._channel.calls.compiling():
                 self._launch(call, a, b)
 
@@ -446,53 +450,10 @@ class Operator(Generic[P]):
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        self.ctx.check()
-        if self.is_closed:
-            raise RuntimeError(f"{self} was closed: its buffers were given back; make another")
-
-    def _check_kinds(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        """Raise for operands whose memory does not say all; part of every call, wherever the operands lie."""
-        for name, tensor in (("A", a), ("B", b)):
-            if not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{self}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor")
-            if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
-                raise ValueError(
-                    f"{self}: {name} is a {type(tensor).__name__} of layout {tensor.layout}; it must be dense, of a "
-                    "DTensor the to_local()"
-                )
-            if tensor.is_neg():
-                raise ValueError(f"{self}: {name} is a negated view of its memory; give it as resolve_neg()")
-        if reason := self.gradient_reason(a, b):
-            raise ValueError(reason)
-
-    def gradient_reason(self, a: torch.Tensor, b: torch.Tensor) -> str:
-        """Return why operands cannot be taken, if it is that they require a gradient, or ""."""
-        if torch.is_grad_enabled():
-            for name, tensor in (("A", a), ("B", b)):
-                if tensor.requires_grad:
-                    return (
-                        f"{self}: {name} requires a gradient, which an operator does not compute; call it under "
-                        "torch.no_grad(), in a torch.autograd.Function, or with detach()"
-                    )
-        return ""
-
-    def _check_operands(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> None:
-        problem, device = call.problem, self.ctx.get_device()
-        if a.ndim == 2 and b.ndim == 2 and a.shape[1] != b.shape[0]:
-            raise ValueError(f"{self}: A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
-        for name, tensor, shape in (("A", a, problem.a_shape(self.rank)), ("B", b, problem.b_shape(self.rank))):
-            if tuple(tensor.shape) != shape:
-                raise ValueError(
-                    f"{self}: {name} is {tuple(tensor.shape)} on rank {self.rank}; it must be {shape}: the operator "
-                    f"was made for N={problem.n}, K={problem.k} and up to M={self.problem.m}, the call is of "
-                    f"M={problem.m}, on {problem.world_size} ranks"
-                )
-            if tensor.dtype != problem.dtype:
-                raise ValueError(f"{self}: {name} is {tensor.dtype}; the operator was made for {problem.dtype}")
-            if tensor.device != device:
-                raise ValueError(f"{self}: {name} is on {tensor.device}; it must be on {device}")
-            if self._overwrites(call, name, tensor):
+    def _check(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> None:
+        check_operands(self, call, a, b, device=self.ctx.get_device(), most=self.problem.m)
+        for name, operand in (("A", a), ("B", b)):
+            if self._overwrites(call, name, operand):
                 raise ValueError(
                     f"{self}: {name} lies in memory of this operator, which the call overwrites while it reads {name}; "
                     "give it as clone()"
@@ -506,6 +467,11 @@ class Operator(Generic[P]):
             return name != "A" or not own.numel() or not lies_within(operand, own)
         return _OUTPUT in call.memory and overlap(operand, call.memory[_OUTPUT])
 
+    def _check_open(self) -> None:
+        self.ctx.check()
+        if self.is_closed:
+            raise RuntimeError(f"{self} was closed: its buffers were given back; make another")
+
 
 def _state(world_size: int, counts_chunks: bool) -> Buffer:
     """Return the buffer of an operator's state."""
@@ -516,39 +482,3 @@ def _state(world_size: int, counts_chunks: bool) -> Buffer:
         describe=lambda word: describe_state(world_size, word),
         call_of=lambda word, expected: call_of_state(world_size, word, expected, counts_chunks),
     )
-
-
-def overlap(matrix: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a row of a matrix, or a column where these lie further apart, has bytes among those of another tensor.
-
-    Of the other, all from its first element to its last count.
-    """
-    if not matrix.numel() or not other.numel():
-        return False
-    if matrix.data_ptr() >= _end_of_storage(other) or other.data_ptr() >= _end_of_storage(matrix):
-        return False  # as in almost every call, where the rest would cost the host 2 us
-    size = matrix.element_size()
-    (lines, apart), (length, step) = sorted(zip(matrix.shape, matrix.stride(), strict=True), key=lambda dim: -dim[1])
-    line_bytes = ((length - 1) * step + 1) * size
-    first, end = _extent(other)
-    before = first - matrix.data_ptr() - line_bytes  # a line that begins there, or before, ends before the other begins
-    if not apart:
-        lines = 1
-    earliest = 0 if before < 0 else before // (apart * size) + 1 if apart else 1
-    return earliest < lines and matrix.data_ptr() + earliest * apart * size < end
-
-
-def _end_of_storage(tensor: torch.Tensor) -> int:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr() + storage.nbytes()
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def lies_within(matrix: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether all of a tensor is between the first and the last element of another."""
-    (first, end), (others_first, others_end) = _extent(matrix), _extent(other)
-    return others_first <= first and end <= others_end

@@ -17,6 +17,7 @@ from families import VARIANTS, make_problem, name
 from ranks import Ranks, context
 
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.operand_checks import overlap
 from iris_kernels.common.operands import (
     COPY_WARPS,
     OperandCopies,
@@ -25,7 +26,6 @@ from iris_kernels.common.operands import (
     describable,
     padded,
 )
-from iris_kernels.common.operator import overlap
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 NAN = float("nan")

@@ -1,0 +1,103 @@
+"""Whether operands can be taken: what they are, their shapes, dtypes and devices, and where they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .call import Call
+
+
+def check_kinds(operator: object, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise for operands whose memory does not say all; part of every call, wherever the operands lie.
+
+    Args:
+        operator: what is called, in messages.
+        a, b: its operands.
+
+    Raises:
+        ValueError: one is no dense tensor, is a negated view, or requires a gradient.
+    """
+    for name, tensor in (("A", a), ("B", b)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{operator}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+        if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
+            raise ValueError(
+                f"{operator}: {name} is a {type(tensor).__name__} of layout {tensor.layout}; it must be dense, of a "
+                "DTensor the to_local()"
+            )
+        if tensor.is_neg():
+            raise ValueError(f"{operator}: {name} is a negated view of its memory; give it as resolve_neg()")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{operator}: {name} requires a gradient, which an operator does not compute; call it under "
+                "torch.no_grad(), in a torch.autograd.Function, or with detach(), or call the family's function"
+            )
+
+
+def check_operands(
+    operator: object, call: Call[Any], a: torch.Tensor, b: torch.Tensor, *, device: torch.device, most: int
+) -> None:
+    """Raise for operands that are not those of a call on its rank.
+
+    Args:
+        operator: what is called, in messages.
+        call: the call.
+        a, b: its operands.
+        device: where they must be.
+        most: rows that the operator was made for.
+
+    Raises:
+        ValueError: a shape, dtype or device is another.
+    """
+    problem, rank = call.problem, call.rank
+    if a.ndim == 2 and b.ndim == 2 and a.shape[1] != b.shape[0]:
+        raise ValueError(f"{operator}: A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
+    for name, tensor, shape in (("A", a, problem.a_shape(rank)), ("B", b, problem.b_shape(rank))):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{operator}: {name} is {tuple(tensor.shape)} on rank {rank}; it must be {shape}: the operator was "
+                f"made for N={problem.n}, K={problem.k} and up to M={most}, the call is of M={problem.m}, on "
+                f"{problem.world_size} ranks"
+            )
+        if tensor.dtype != problem.dtype:
+            raise ValueError(f"{operator}: {name} is {tensor.dtype}; the operator was made for {problem.dtype}")
+        if tensor.device != device:
+            raise ValueError(f"{operator}: {name} is on {tensor.device}; it must be on {device}")
+
+
+def overlap(matrix: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a row of a matrix, or a column where these lie further apart, has bytes among those of another tensor.
+
+    Of the other, all from its first element to its last count.
+    """
+    if not matrix.numel() or not other.numel():
+        return False
+    if matrix.data_ptr() >= _end_of_storage(other) or other.data_ptr() >= _end_of_storage(matrix):
+        return False  # as in almost every call, where the rest would cost the host 2 us
+    size = matrix.element_size()
+    (lines, apart), (length, step) = sorted(zip(matrix.shape, matrix.stride(), strict=True), key=lambda dim: -dim[1])
+    line_bytes = ((length - 1) * step + 1) * size
+    first, end = _extent(other)
+    before = first - matrix.data_ptr() - line_bytes  # a line that begins there, or before, ends before the other begins
+    if not apart:
+        lines = 1
+    earliest = 0 if before < 0 else before // (apart * size) + 1 if apart else 1
+    return earliest < lines and matrix.data_ptr() + earliest * apart * size < end
+
+
+def _end_of_storage(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() + storage.nbytes()
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def lies_within(matrix: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all of a tensor is between the first and the last element of another."""
+    (first, end), (others_first, others_end) = _extent(matrix), _extent(other)
+    return others_first <= first and end <= others_end
