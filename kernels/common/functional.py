@@ -166,7 +166,7 @@ def _make_room(operator: Operator[Any], m: int) -> None:
     if m < twice:
         try:
             operator.reserve(twice)
-        except HeapExhausted:
+        except (HeapExhausted, ValueError):  # no room, or more than the variant can do: the same on all ranks
             pass
         else:
             return

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.autograd.graph import increment_version
 
-from iris_core import Context, HeapExhausted
+from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
 from .call import Call, Channel, Device
@@ -161,20 +161,20 @@ class Operator(Generic[P]):
             HeapExhausted: the heap has no room; the operator is as before.
         """
         self._check_open()
-        before = self.problem
-        with self.ctx.collective_section(f"make room for {m} rows in {self}"):
-            if self.ctx.backend.is_capturing():
-                raise RuntimeError(
-                    f"{self}: {m} rows need memory that there is not yet, and a stream is being captured; make a call "
-                    "of so many rows before the capture, or iris_tensor_parallel.prepare the model"
-                )
-            self._size(before.with_rows(m))
-            self._check_config(self.config)
-        self.ctx.agree("the rows that the ranks make room for", m)
+        before, what = self.problem, f"make room for {m} rows in {self}"
         try:
-            with self.ctx.collective_allocation(f"make room for {m} rows in {self}"), plain_tensors():
+            with self.ctx.collective_section(what):
+                if self.ctx.backend.is_capturing():
+                    raise RuntimeError(
+                        f"{self}: {m} rows need memory that there is not yet, and a stream is being captured; make a "
+                        "call of so many rows before the capture, or iris_tensor_parallel.prepare the model"
+                    )
+                self._size(before.with_rows(m))
+                self._check_config(self.config)
+            self.ctx.agree("the rows that the ranks make room for", m)
+            with self.ctx.collective_allocation(what), plain_tensors():
                 self._allocate(keep=self._was_captured)
-        except HeapExhausted:
+        except BaseException:
             self._size(before)
             self._call_of(before.m)
             raise
