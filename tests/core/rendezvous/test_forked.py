@@ -57,6 +57,7 @@ def uses_of(ctx: Context, tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
         "as_symmetric": (torch.ones(4),),
         "broadcast": (1, 0),
         "agree": ("this", 1),
+        "note_call": ("this", 1, 1),
     }
     methods = [name for name, _ in inspect.getmembers(ctx, callable) if not name.startswith("_")]
     return {name: (getattr(ctx, name), *arguments.get(name, ())) for name in methods if name not in KNOWN_TO_ALL}
