@@ -31,7 +31,7 @@ def test_a_call_with_awkward_operands_does_not_change_the_next(first: bool) -> N
             assert operator.config == asked
             assert operator.ran_config == asked
             assert operator.describe_config().endswith("descriptors" if describable else "descriptors copied=A")
-            kernel = f"{CASE.family}_{CASE.variant}"
+            kernel = f"{CASE.family}_{get_variant(CASE.family, CASE.variant).pattern}"
             names = [kernel.fn.__name__ for kernel, _ in launches]
             assert names == [kernel] if describable else ["copy_operands_kernel", kernel]
             launches.clear()
