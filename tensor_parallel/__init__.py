@@ -2,7 +2,7 @@
 
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
-them compute gradients. `load_whole` takes a whole model's weights, `prepare` makes room for calls.
+them compute gradients. `load_whole` takes a whole model's weights, `prepare` makes room for calls, `share_gathers` saves gathers.
 """
 
 from .layers import ColumnParallelLinear, RowParallelLinear
@@ -10,6 +10,7 @@ from .linear import column_parallel_linear, row_parallel_linear
 from .loading import load_whole
 from .merged import MergedColumnParallelLinear
 from .preparing import prepare
+from .shared import share_gathers
 
 __all__ = [
     "ColumnParallelLinear",
@@ -19,4 +20,5 @@ __all__ = [
     "load_whole",
     "prepare",
     "row_parallel_linear",
+    "share_gathers",
 ]

@@ -14,6 +14,8 @@ from iris_kernels.common.torch_op import Product, in_graph, multiply, operator_f
 
 from .products import Step, Steps
 
+Tensors = tuple[torch.Tensor, ...]
+
 
 class Wanted(NamedTuple):
     """Whether a call is to compute the gradients of these, which must be the same on all ranks."""
@@ -97,30 +99,34 @@ class Cut(ABC):
         """Return this rank's shard of (out_features,), a view; all of it where it is not cut."""
         return whole[self.shard(len(whole))] if self.cuts_bias else whole
 
-    def _checked(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return the tensors as autocast would have them; raise for those that are not this layer's."""
+    def _checked(self, x: torch.Tensor, weights: Tensors, biases: Tensors) -> tuple[torch.Tensor, Tensors, Tensors]:
+        """Return the tensors as autocast would have them; raise for those that are not this layer's.
+
+        Several weights, or biases, are taken as one, one above the other.
+        """
         device_type = self.ctx.get_device().type
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
-            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and weight.shape == self._weight_shape
-        is_fit = is_fit and (bias is None or (bias.shape == self._bias_shape and bias.dtype == x.dtype))
+            x, weights = x.to(dtype), tuple(weight.to(dtype) for weight in weights)
+            biases = tuple(bias.to(dtype) for bias in biases)
+        is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and _shape_of(weights) == self._weight_shape
+        is_fit = is_fit and (not biases or _shape_of(biases) == self._bias_shape)
         is_cut_where_it_can = not self.sequence_parallel or (x.ndim > 1 and self.sequence_dim % x.ndim != x.ndim - 1)
-        if not (is_fit and weight.dtype == x.dtype and is_cut_where_it_can):
-            raise ValueError(f"{self._name}: {self._misfit(x, weight, bias)}")
-        return x, weight, bias
+        if not (is_fit and all(one.dtype == x.dtype for one in (*weights, *biases)) and is_cut_where_it_can):
+            raise ValueError(f"{self._name}: {self._misfit(x, weights, biases)}")
+        return x, weights, biases
 
-    def _misfit(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str:
+    def _misfit(self, x: torch.Tensor, weights: Tensors, biases: Tensors) -> str:
         """Return why these are not this layer's."""
-        for name, tensor, shape in (("weight", weight, self._weight_shape), ("bias", bias, self._bias_shape)):
-            if tensor is not None and tensor.shape != shape:
-                return f"{name} is {tuple(tensor.shape)}; this rank's must be {tuple(shape)}"
+        if (found := _shape_of(weights)) != self._weight_shape:
+            return f"weight is {tuple(found)}; this rank's must be {tuple(self._weight_shape)}"
+        if biases and (found := _shape_of(biases)) != self._bias_shape:
+            return f"bias is {tuple(found)}; this rank's must be {tuple(self._bias_shape)}"
         if x.ndim < 2 or x.shape[-1] != self._weight_shape[1]:
             return f"x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None and tensor.dtype != x.dtype:
+        named = [*(("weight", weight) for weight in weights), *(("bias", bias) for bias in biases)]
+        for name, tensor in named:
+            if tensor.dtype != x.dtype:
                 return f"x is {x.dtype} and {name} {tensor.dtype}; they must be the same"
         return f"sequence_dim is {self.sequence_dim}, which of x {tuple(x.shape)} are the features"
 
@@ -156,20 +162,26 @@ class Cut(ABC):
             )
 
     def _of_nothing(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int, places: int
+        self,
+        x: torch.Tensor,
+        weights: Tensors,
+        biases: Tensors,
+        features: int,
+        places: int,
     ) -> torch.Tensor:
         """Return the output for no tokens on any rank, whose gradients are zero: there is nothing to communicate."""
         shape = [*x.shape[:-1], features]
         if self.sequence_parallel:
             shape[self.sequence_dim] = places
-        root = x.sum() + weight.sum() + (0 if bias is None else bias.sum())
+        root = x.sum() + sum(parameter.sum() for parameter in (*weights, *biases))
         return root.expand(shape)
 
-    def _wanted(self, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Wanted:
+    def _wanted(self, m: int, x: torch.Tensor, weights: Tensors, biases: Tensors) -> Wanted:
         """Return which gradients a call is to compute."""
         wanted = NOTHING
         if torch.is_grad_enabled():
-            wanted = Wanted(x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
+            of_weights, of_biases = (any(one.requires_grad for one in some) for some in (weights, biases))
+            wanted = Wanted(x.requires_grad, of_weights, of_biases)
         if self.ctx.debug_mode and not in_graph():
             asked = [self._name, m, str(x.dtype), wanted._asdict()]
             self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
@@ -216,3 +228,11 @@ class Cut(ABC):
         except ValueError as error:
             advice = self.advice if self.sequence_parallel else ""
             raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error
+
+
+def _shape_of(parameters: Tensors) -> torch.Size:
+    """Return the shape of weights, or biases, one above the other."""
+    first = parameters[0].shape
+    if len(parameters) == 1 or any(one.shape[1:] != first[1:] for one in parameters):
+        return first
+    return torch.Size([sum(len(one) for one in parameters), *first[1:]])

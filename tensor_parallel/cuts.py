@@ -8,8 +8,8 @@ import torch
 
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 
-from .cut import Cut, Wanted
-from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
+from .cut import Cut, Tensors, Wanted
+from .products import Columns, Rows, Step, Steps, joined, multiply_columns, multiply_rows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +49,11 @@ class ColumnCut(Cut):
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, tokens: int | None = None
     ) -> torch.Tensor:
         """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
-        x, weight, bias = self._checked(x, weight, bias)
+        return self.of_several(x, (weight,), () if bias is None else (bias,), tokens=tokens)
+
+    def of_several(self, x: torch.Tensor, weights: Tensors, biases: Tensors, *, tokens: int | None) -> torch.Tensor:
+        """Return the output of x by one weight, or by several, one above the other, and their biases, if any."""
+        x, weights, biases = self._checked(x, weights, biases)
         rows, behind = self._rows(x)
         m = rows.shape[0]
         if self.sequence_parallel:
@@ -59,16 +63,17 @@ class ColumnCut(Cut):
         if m % max(1, behind.numel()):
             raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
         if m == 0 and (tokens == 0 or not self.sequence_parallel or 0 in behind):
-            features = self.out_features if self.gather_output else weight.shape[0]
-            return self._of_nothing(x, weight, bias, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
+            features = self.out_features if self.gather_output else self._weight_shape[0]
+            return self._of_nothing(x, weights, biases, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
         self._check_places(m, x, behind)
-        wanted = self._wanted(m, rows, weight, bias)
+        wanted = self._wanted(m, rows, weights, biases)
         steps = self._steps(wanted)
         if any(wanted):
             own = self.shard(self.out_features) if self.gather_output else None
-            output = Columns.apply(rows, weight, bias, m, self, steps, own)
+            output = Columns.apply(rows, m, self, steps, own, len(weights), *weights, *biases)
         else:
-            output, _ = multiply_columns(self, steps, m, rows, weight, bias)
+            bias = joined(biases) if biases else None
+            output, _ = multiply_columns(self, steps, m, rows, joined(weights), bias)
         return self._back(output, x, behind)
 
     def _steps(self, wanted: Wanted) -> Steps:
@@ -99,14 +104,15 @@ class RowCut(Cut):
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
-        x, weight, bias = self._checked(x, weight, bias)
+        x, (weight,), biases = self._checked(x, (weight,), () if bias is None else (bias,))
+        bias = biases[0] if biases else None
         rows, behind = self._rows(x)
         m = rows.shape[0]
         if m == 0:
             own = self.shard(x.shape[self.sequence_dim])
-            return self._of_nothing(x, weight, bias, self.out_features, own.stop - own.start)
+            return self._of_nothing(x, (weight,), biases, self.out_features, own.stop - own.start)
         self._check_places(m, x, behind)
-        wanted = self._wanted(m, rows, weight, bias)
+        wanted = self._wanted(m, rows, (weight,), biases)
         steps = self._steps(wanted)
         if any(wanted):
             output = Rows.apply(rows, weight, bias, m, self, steps)

@@ -128,9 +128,12 @@ class ColumnParallelLinear(ParallelLinear):
     """
 
     cut_type: ClassVar[type[Cut]] = ColumnCut
+    shared: Any = None  # with which other layers it gathers x: `shared.share_gathers`
 
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
         """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
+        if self.shared is not None:
+            return self.shared(self, x, tokens)
         return self.cut(x, *self._parts(), tokens=tokens)
 
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -94,32 +95,47 @@ def _plus(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
 
 class Columns(torch.autograd.Function):
-    """`multiply_columns` with gradients; `own` names this rank's columns, where the output has all of them."""
+    """`multiply_columns` with gradients, by one weight or several, one above the other; `parameters` ends in biases.
+
+    `own` names this rank's columns, where the output has all of them.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
         m: int,
         cut: Multiplies,
         steps: Steps,
         own: slice | None,
+        count: int,
+        *parameters: torch.Tensor,
     ) -> torch.Tensor:
-        product, whole = multiply_columns(cut, steps, m, x, weight, bias)
-        ctx.save_for_backward(whole if steps.keeps_input else None, weight)
+        weights, biases = parameters[:count], parameters[count:]
+        product, whole = multiply_columns(cut, steps, m, x, joined(weights), joined(biases) if biases else None)
+        ctx.save_for_backward(whole if steps.keeps_input else None, *weights)
         ctx.m, ctx.cut, ctx.step, ctx.own = m, cut, steps.backward, own
         return product
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (grad,), (whole, weight) = grads, ctx.saved_tensors
+        (grad,), (whole, *weights) = grads, ctx.saved_tensors
         own = grad if ctx.own is None else grad[:, ctx.own]
-        of_x = ctx.cut.multiply(ctx.step, own, weight, ctx.m)[0] if ctx.needs_input_grad[0] else None
-        of_weight = own.t() @ whole if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None, None, None
+        of_x = ctx.cut.multiply(ctx.step, own, joined(weights), ctx.m)[0] if ctx.needs_input_grad[0] else None
+        wanted, widths = ctx.needs_input_grad[6:], [len(weight) for weight in weights]
+        of_weights, of_biases = wanted[: len(weights)], wanted[len(weights) :]
+        parts = zip(own.split(widths, 1), of_weights, strict=True)
+        found = [part.t() @ whole if is_wanted else None for part, is_wanted in parts]
+        if of_biases:
+            columns = zip([grad] if ctx.own else own.split(widths, 1), of_biases, strict=True)
+            found += [part.sum(0) if is_wanted else None for part, is_wanted in columns]
+        return of_x, None, None, None, None, None, *found
+
+
+def joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return weights, or biases, as one, one above the other: a copy, unless it is one."""
+    return parameters[0] if len(parameters) == 1 else torch.cat(list(parameters))
 
 
 class Rows(torch.autograd.Function):

@@ -1,0 +1,119 @@
+"""Layers that read one x: it is gathered once, at the first one's call, and its gradients' sum is scattered once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from iris_kernels.common.torch_op import in_graph
+
+from .layers import ColumnParallelLinear
+from .merged import MergedColumnCut
+
+
+def share_gathers(model: nn.Module) -> int:
+    """Have layers side by side that read the same x gather it once, such as query, key and value, or gate and up.
+
+    These are column-parallel layers of one module, with `sequence_parallel`, alike but for their output features, of
+    which each rank has as many. The first of them that is called multiplies for all, and the others return what it
+    kept for them, if they are given the same tensor; where one is given another, the group ends, with a warning.
+    Nothing else changes: parameters, their names and their gradients are as before. Each call copies the weights, to
+    multiply by all of them at once.
+
+    Args:
+        model: cut already, by layers of ours or by `parallelize_module` with our styles.
+
+    Returns:
+        How many groups there are.
+    """
+    count = 0
+    for parent in model.modules():
+        groups: dict[Any, list[ColumnParallelLinear]] = {}
+        for child in parent.children():
+            if type(child) is ColumnParallelLinear and child.shared is None and _may_share(child):
+                groups.setdefault(_kind(child), []).append(child)
+        for layers in groups.values():
+            if len(layers) > 1:
+                SharedGather(layers)
+                count += 1
+    return count
+
+
+def _may_share(layer: ColumnParallelLinear) -> bool:
+    cut = layer.cut
+    return cut.sequence_parallel and cut.out_features % cut.ctx.get_num_ranks() == 0
+
+
+def _kind(layer: ColumnParallelLinear) -> tuple[Any, ...]:
+    cut = layer.cut
+    options = cut.sequence_dim, cut.variant, cut.backward_variant
+    return cut.ctx.name, cut.in_features, *options, layer.bias is None, layer.weight.dtype, layer.weight.device
+
+
+class SharedGather:
+    """What layers of one x share: their product, of which each takes its part.
+
+    Args:
+        layers: two or more, that `share_gathers` found alike; they know it from now on.
+    """
+
+    def __init__(self, layers: Sequence[ColumnParallelLinear]) -> None:
+        cut = layers[0].cut
+        sizes = tuple(layer.cut.out_features for layer in layers)
+        self._cut = MergedColumnCut(
+            cut.ctx,
+            cut.in_features,
+            sum(sizes),
+            sizes=sizes,
+            sequence_parallel=True,
+            sequence_dim=cut.sequence_dim,
+            variant=cut.variant,
+            backward_variant=cut.backward_variant,
+        )
+        self._layers = tuple(layers)
+        self._x: torch.Tensor | None = None
+        self._state: Any = None  # of x and of autograd, as they were
+        self._kept: dict[int, torch.Tensor] = {}
+        for layer in layers:
+            layer.shared = self
+
+    def __call__(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
+        """Return one layer's output of x; see `ColumnCut.__call__`."""
+        number, state = self._layers.index(layer), self._state_of(x)
+        is_same = self._x is x and self._state == state
+        if number in self._kept and not is_same:
+            return self._alone(layer, x, tokens)
+        if number in self._kept:
+            output = self._kept.pop(number)
+            if not self._kept:
+                self._x = None
+            return output
+        weights, biases = zip(*(one._parts() for one in self._layers), strict=True)
+        biases = () if biases[0] is None else biases
+        merged = self._cut.of_several(x, weights, biases, tokens=tokens)
+        outputs = merged.split([len(weight) for weight in weights], -1)
+        self._x, self._state = x, state
+        self._kept = {other: output for other, output in enumerate(outputs) if other != number}
+        return outputs[number]
+
+    def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
+        if not in_graph():
+            self._x, self._kept = None, {}
+            for one in self._layers:
+                one.shared = None
+            warnings.warn(
+                f"layers of {self._cut.in_features} to {list(self._cut.sizes)} features no longer share their gather: "
+                "they were given different tensors",
+                stacklevel=5,
+            )
+        return layer.cut(x, *layer._parts(), tokens=tokens)
+
+    @staticmethod
+    def _state_of(x: torch.Tensor) -> tuple[Any, ...]:
+        if in_graph():
+            return (torch.is_grad_enabled(),)
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), None if x.is_inference() else x._version

@@ -1,0 +1,158 @@
+"""Layers that read one x gather it once, and are otherwise as before."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from layers import draw, far, own_rows, parameters, released
+from ranks import Ranks, context
+from torch import nn
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor import parallel as theirs
+from torch_compiling import compiled, each_backend
+
+from iris_kernels.common import torch_op
+from iris_tensor_parallel import cut, share_gathers, styles
+
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
+WIDTH, TOKENS = 8, 12
+
+
+class Block(nn.Module):
+    """Layers as a decoder block names them: of three that read one x, then of two."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.attention = nn.ModuleDict(
+            {name: nn.Linear(WIDTH, size, bias) for name, size in (("q", 8), ("k", 4), ("v", 4), ("o", 8))}
+        )
+        self.mlp = nn.ModuleDict({"gate": nn.Linear(WIDTH, 12, bias), "up": nn.Linear(WIDTH, 12, bias)})
+        self.mlp["down"] = nn.Linear(12, WIDTH, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.attention, self.mlp
+        mixed = one["q"](x) * torch.cat([one["k"](x), one["v"](x)], -1)
+        x = x + one["o"](mixed)
+        return x + two["down"](torch.relu(two["gate"](x)) * two["up"](x))
+
+
+def cut_block(seed: int, bias: bool) -> Any:
+    torch.manual_seed(seed)
+    block, ctx = Block(bias), context()
+    into, out_of = (
+        styles.ColwiseParallel(ctx, input_layouts=Shard(0)),
+        styles.RowwiseParallel(ctx, output_layouts=Shard(0)),
+    )
+    plan = {f"attention.{name}": into for name in "qkv"} | {f"mlp.{name}": into for name in ("gate", "up")}
+    plan |= {"attention.o": out_of, "mlp.down": out_of}
+    return theirs.parallelize_module(block, styles.mesh_of(ctx), plan)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the products of each family that are made within the block, eager and in graphs."""
+    counts: Counter[str] = Counter()
+    multiply = torch_op.multiply
+
+    def count(family: str, *arguments: Any) -> Any:
+        counts[family] += 1
+        return multiply(family, *arguments)
+
+    with mock.patch.object(torch_op, "multiply", count), mock.patch.object(cut, "multiply", count):
+        yield counts
+
+
+def step(
+    block: Any, call: Callable[..., torch.Tensor], x: torch.Tensor
+) -> tuple[list[torch.Tensor], dict[str, int], int]:
+    """Return output and gradients of a training step, the products that it made, and the bytes kept for gradients."""
+    block.zero_grad()
+    leaf, kept = x.clone().requires_grad_(), {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with counted() as counts:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = call(leaf)
+        output.square().sum().backward()
+    of_parameters = [one.grad.full_tensor() for one in parameters([block])]
+    return [output.detach(), leaf.grad, *of_parameters], dict(counts), sum(kept.values())
+
+
+@released
+def train(rank: int, world_size: int, bias: bool) -> Any:
+    block, x = cut_block(1, bias), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+    before = step(block, block, x)
+    groups = share_gathers(block)
+    after = step(block, block, x)
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+    optimizer.step()  # writes what the layers read
+    moved, alone = step(block, block, x)[0], copy.deepcopy(block)
+    for layer in alone.modules():
+        if hasattr(layer, "shared"):
+            layer.shared = None
+    wrong = far(after[0], before[0]) + far(moved, step(alone, alone, x)[0])
+    return groups, share_gathers(block), wrong, before[1], after[1], after[2] <= before[2]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_training_step_gathers_and_scatters_once_for_each_x(ranks: Callable[[int], Ranks], bias: bool) -> None:
+    apart = {"all_gather_gemm": 5 + 2, "gemm_reduce_scatter": 2 + 5}  # forward and backward
+    shared = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
+    assert ranks(2).call(train, bias) == [(2, 0, [], apart, shared, True)] * 2
+
+
+@released
+def compile_shared(rank: int, world_size: int, backend: str) -> Any:
+    block, x = cut_block(1, False), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+    expected = step(block, block, x)[0]
+    share_gathers(block)
+    found, counts, _ = step(block, compiled(block, backend), x)
+    return far(found, expected), counts
+
+
+@each_backend
+def test_a_whole_graph_gathers_once_for_each_x(ranks: Callable[[int], Ranks], backend: str) -> None:
+    counts = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
+    assert ranks(2).call(compile_shared, backend) == [([], counts)] * 2
+
+
+@released
+def give_other_tensors(rank: int, world_size: int) -> Any:
+    """Of two layers one reads another x; and, of others, x is written between them."""
+    layers = cut_block(1, False).attention
+    first, second = (own_rows(draw(seed, TOKENS, WIDTH), rank, world_size) for seed in (2, 3))
+    expected = [layers["q"](first), layers["k"](second), layers["v"](second)]
+    share_gathers(nn.ModuleDict({"attention": layers}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [layers["q"](first), layers["k"](second), layers["v"](second)]
+    said = [str(one.message) for one in caught if "share their gather" in str(one.message)]
+    mlp = cut_block(1, False).mlp
+    share_gathers(mlp)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = first.clone()
+        mlp["gate"](x)
+        x += 1
+        found.append(mlp["up"](x))
+        expected.append(mlp["up"](x.clone()))
+    return far(found, expected), said, layers["q"].shared is None
+
+
+def test_layers_that_are_given_different_tensors_share_no_longer(ranks: Callable[[int], Ranks]) -> None:
+    for wrong, said, is_over in ranks(2).call(give_other_tensors):
+        assert wrong == []
+        assert len(said) == 1
+        assert "8 to [8, 4, 4] features" in said[0]
+        assert is_over
