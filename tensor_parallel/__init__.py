@@ -2,7 +2,8 @@
 
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
-them compute gradients. `load_whole` takes a whole model's weights, `prepare` makes room for calls, `share_gathers` saves gathers.
+them compute gradients. `load_whole` takes a whole model's weights, `prepare` makes room for calls, and `share_gathers`
+has layers of one x gather it once.
 """
 
 from .layers import ColumnParallelLinear, RowParallelLinear

@@ -110,7 +110,7 @@ class Cut(ABC):
             x, weights = x.to(dtype), tuple(weight.to(dtype) for weight in weights)
             biases = tuple(bias.to(dtype) for bias in biases)
         is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and _shape_of(weights) == self._weight_shape
-        is_fit = is_fit and (not biases or _shape_of(biases) == self._bias_shape)
+        is_fit = is_fit and (len(biases) == 0 or _shape_of(biases) == self._bias_shape)  # no `not`: it is traced
         is_cut_where_it_can = not self.sequence_parallel or (x.ndim > 1 and self.sequence_dim % x.ndim != x.ndim - 1)
         if not (is_fit and all(one.dtype == x.dtype for one in (*weights, *biases)) and is_cut_where_it_can):
             raise ValueError(f"{self._name}: {self._misfit(x, weights, biases)}")
