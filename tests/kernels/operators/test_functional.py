@@ -78,7 +78,7 @@ def run_out_of_heap(rank: int, world_size: int) -> tuple[int, int, tuple[str, st
 
     def call_with_longer_and_longer_sums() -> None:
         for k in range(1, 1000):
-            gemm_all_scatter(ctx, torch.ones(16, k, dtype=DTYPE), torch.ones(k, 128, dtype=DTYPE))
+            gemm_all_scatter(ctx, torch.ones(128, k, dtype=DTYPE), torch.ones(k, 128, dtype=DTYPE))
 
     error = raised(call_with_longer_and_longer_sums)
     made = len(ctx.operators)
