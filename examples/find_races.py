@@ -1,9 +1,8 @@
 """A kernel under the race checker, which needs no GPU: with its signal it is sound, without it there is a race.
 
-As a program: ``python examples/find_races.py``. As a test: ``pytest -p iris_core.checker.pytest_plugin`` and this file.
+``python examples/find_races.py``; race_test.py has it as a test of pytest's.
 """
 
-import pytest
 import torch
 import triton
 import triton.language as tl
@@ -34,11 +33,6 @@ def exchange(ctx, with_signal):
     )
     if with_signal:
         assert answer.item() == (rank - 1) % world_size
-
-
-@pytest.mark.race_check(world_size=4, schedules=8)
-def test_exchange(iris_ctx):
-    exchange(iris_ctx, with_signal=True)
 
 
 def program(rank, world_size, with_signal):

@@ -172,7 +172,7 @@ def _problem_table(rows: pd.DataFrame) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=index == 0, overflow="fold")
+        table.add_column(column, no_wrap=index == 0 or column == "variant", overflow="fold")
     return table
 
 

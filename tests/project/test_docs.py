@@ -40,10 +40,11 @@ SOURCES = {
 ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
+    "race_test.py": [],
     "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
 }  # of an example; two ranks on the CPU where nothing is said
-FRESH = ("first_program.py", "find_races.py")
-NEEDS_CPU = ("find_races.py",)
+FRESH = ("first_program.py", "find_races.py", "race_test.py")
+NEEDS_CPU = ("find_races.py", "race_test.py")
 NEEDS_A_GPU_A_RANK = ("parallelize_model.py",)  # it begins with torch's process groups
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -180,6 +181,12 @@ def test_example_runs(example: Path, template: Template, monkeypatch: pytest.Mon
         assert shown.strip(), "an example shows something"
     if example.name == "find_races.py":
         assert _without_lines(_race_in_readme()) in _without_lines(shown)
+
+
+def test_the_front_pages_race_is_found_without_what_only_developers_have() -> None:
+    code = f"import runpy, sys; sys.modules['pytest'] = None; runpy.run_path({str(ROOT / 'examples/find_races.py')!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
