@@ -369,7 +369,7 @@ class Context(TensorFactories):
     def _log(self, level: int, message: str) -> None:
         log(level, message, self.get_rank(), self.get_num_ranks())
 
-    def note_call(self, what: str, digest: int, rows: int) -> None:
+    def note_call(self, what: object, digest: int, rows: int) -> None:
         """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
         self.recovery.note_call(what, digest, rows)
 

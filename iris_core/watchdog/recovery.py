@@ -118,11 +118,11 @@ class Recovery:
             self._watchdog.watched = watched
             raise
 
-    def note_call(self, what: str, digest: int, rows: int) -> None:
+    def note_call(self, what: object, digest: int, rows: int) -> None:
         """Note a call that all ranks make alike; raise, here and then on the others, if a peer made another.
 
         Args:
-            what: is called, in the error.
+            what: is called; its text is made where there is an error to raise.
             digest: of what is called.
             rows: with how many rows.
 

@@ -20,7 +20,7 @@ from .config import GemmConfig
 from .operator import Operator
 from .problem import Problem
 
-_MOST_FOUND = 4096  # problems of which the operator is kept at hand
+_MOST_FOUND = 4096  # problems whose operator is looked up once
 
 
 @dataclass
@@ -40,6 +40,13 @@ class _Known:
 
 
 _known: weakref.WeakKeyDictionary[Context, _Known] = weakref.WeakKeyDictionary()
+
+
+def _known_in(ctx: Context) -> _Known:
+    known = _known.get(ctx)
+    if known is None:
+        known = _known[ctx] = _Known()
+    return known
 
 
 def problem_for(
@@ -76,7 +83,7 @@ def problem_for(
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
     given = [size for name, size in sizes.items() if name != "m"]
     key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, accumulation_dtype, *given)
-    products = _known.setdefault(ctx, _Known()).products
+    products = _known_in(ctx).products
     product, rows = products.get(key), a.shape[0] if a.ndim else 0
     m = None
     if product is not None:
@@ -115,7 +122,7 @@ def operator_of(
         RuntimeError: it must be made or grow, and a stream is being captured.
         HeapExhausted: the heap has no room; says how many operators there are.
     """
-    operators = _known.setdefault(ctx, _Known()).operators
+    operators = _known_in(ctx).operators
     asked = (family, problem, variant, config, *options.items())
     operator = operators.get(asked)
     if operator is None or operator.is_closed:
