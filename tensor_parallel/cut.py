@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from iris_core import Context
-from iris_kernels.common.problem import shard_bounds
-from iris_kernels.common.torch_op import Product, in_graph, multiply, operator_for
+from iris_kernels.common.problem import doublings, shard_bounds
+from iris_kernels.common.torch_op import Product, in_graph, multiply, op_of, operator_for
 
 from .products import Step, Steps
 
@@ -188,7 +188,7 @@ class Cut(ABC):
         return wanted
 
     def _product(self, step: Step, m: int) -> Product:
-        return Product(m, step.n, step.k, self.ctx.name, step.variant, step.variant, step.keep_gathered)
+        return Product(m, step.n, step.k, self.ctx.name, step.variant, keep_gathered=step.keep_gathered)
 
     def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING) -> None:
         """Make what calls of up to `max_tokens` tokens of all ranks need, whatever their number; collective.
@@ -199,10 +199,8 @@ class Cut(ABC):
             wanted: the gradients that calls will be asked for.
         """
         steps = self._steps(wanted)
-        # Fewer tokens may take another variant, each with memory of its own.
-        lengths = sorted({1 << bit for bit in range(max_tokens.bit_length())} | {max_tokens}, reverse=True)
         for step in filter(None, (steps.forward, steps.backward if any(wanted) else None)):
-            for m in lengths:
+            for m in doublings(max_tokens):  # fewer tokens may take another variant, each with memory of its own
                 operator_for(step.family, dtype, self._product(step, m))
 
     def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int) -> Any:
@@ -216,7 +214,7 @@ class Cut(ABC):
         """
         product = self._product(step, m)
         if in_graph():
-            return getattr(torch.ops.iris_overlap, step.family)(a, b, *product.arguments())
+            return op_of(step.family)(a, b, *product.arguments())
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(

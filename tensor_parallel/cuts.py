@@ -9,7 +9,7 @@ import torch
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 
 from .cut import Cut, Tensors, Wanted
-from .products import Columns, Rows, Step, Steps, joined, multiply_columns, multiply_rows
+from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,8 +72,7 @@ class ColumnCut(Cut):
             own = self.shard(self.out_features) if self.gather_output else None
             output = Columns.apply(rows, m, self, steps, own, len(weights), *weights, *biases)
         else:
-            bias = joined(biases) if biases else None
-            output, _ = multiply_columns(self, steps, m, rows, joined(weights), bias)
+            output, _ = multiply_columns(self, steps, m, rows, weights, biases)
         return self._back(output, x, behind)
 
     def _steps(self, wanted: Wanted) -> Steps:

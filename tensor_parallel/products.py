@@ -57,18 +57,26 @@ class Steps(NamedTuple):
 
 
 def multiply_columns(
-    cut: Multiplies, steps: Steps, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    cut: Multiplies,
+    steps: Steps,
+    m: int,
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x @ weight.t() + bias of this rank's columns, or of all of them, and the x of all ranks.
+
+    Several weights, or biases, are taken as one, one above the other.
 
     Args:
         cut: makes the steps.
         steps: what to multiply.
         m: tokens of all ranks.
         x: (tokens, k), of all ranks or of this one; see `Steps.forward`.
-        weight: (this rank's columns, k).
-        bias: of as many elements as the output has columns, or None.
+        weights: (this rank's columns, k), together.
+        biases: of as many elements as the output has columns, together; or none.
     """
+    weight, bias = joined(weights), joined(biases) if len(biases) > 0 else None
     if steps.forward is None:
         return F.linear(x, weight, bias), x
     product, *gathered = cut.multiply(steps.forward, x, weight.t(), m)
@@ -112,7 +120,7 @@ class Columns(torch.autograd.Function):
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
         weights, biases = parameters[:count], parameters[count:]
-        product, whole = multiply_columns(cut, steps, m, x, joined(weights), joined(biases) if biases else None)
+        product, whole = multiply_columns(cut, steps, m, x, weights, biases)
         ctx.save_for_backward(whole if steps.keeps_input else None, *weights)
         ctx.m, ctx.cut, ctx.step, ctx.own = m, cut, steps.backward, own
         return product

@@ -84,10 +84,9 @@ class SharedGather:
     def __call__(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
         """Return one layer's output of x; see `ColumnCut.__call__`."""
         number, state = self._layers.index(layer), self._state_of(x)
-        is_same = self._x is x and self._state == state
-        if number in self._kept and not is_same:
-            return self._alone(layer, x, tokens)
         if number in self._kept:
+            if self._x is not x or self._state != state:
+                return self._alone(layer, x, tokens)
             output = self._kept.pop(number)
             if not self._kept:
                 self._x = None

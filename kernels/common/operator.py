@@ -19,7 +19,7 @@ from .config import GemmConfig
 from .handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
 from .operand_checks import check_kinds, check_operands, lies_within, overlap
-from .problem import Problem, plan_rows
+from .problem import Problem, doublings, plan_rows
 from .workspace import Buffer, Workspace
 
 P = TypeVar("P", bound=Problem)
@@ -164,11 +164,7 @@ class Operator(Generic[P]):
         before, what = self.problem, f"make room for {m} rows in {self}"
         try:
             with self.ctx.collective_section(what):
-                if self.ctx.backend.is_capturing():
-                    raise RuntimeError(
-                        f"{self}: {m} rows need memory that there is not yet, and a stream is being captured; make a "
-                        "call of so many rows before the capture, or iris_tensor_parallel.prepare the model"
-                    )
+                self._check_not_capturing(m)
                 self._size(before.with_rows(m))
                 self._check_config(self.config)
             self.ctx.agree("the rows that the ranks make room for", m)
@@ -220,7 +216,7 @@ class Operator(Generic[P]):
     def _note(self, call: Call[P]) -> None:
         """Have ranks whose calls differ be told; not where a call is captured: the host has no part in its replays."""
         if not self.ctx.backend.is_capturing():
-            self.ctx.note_call(str(self), self._digest, call.problem.m)
+            self.ctx.note_call(self, self._digest, call.problem.m)
 
     def _outputs_of(self, call: Call[P]) -> tuple[torch.Tensor, ...]:
         assert self._implementation.outputs is not None
@@ -245,7 +241,7 @@ class Operator(Generic[P]):
         """
         problem = self.problem
         if a.ndim != 2:
-            return problem.m  # `_check_operands` says what is wrong
+            return problem.m  # `_check` says what is wrong
         found = problem.m_of(a.shape[0], self.rank) if m is None else m
         if found is None:
             raise ValueError(
@@ -304,7 +300,7 @@ class Operator(Generic[P]):
         self._last = self._unbound(most)
         self._forget_calls()
         # Fewer rows have other plans, which may ask for more of something.
-        for m in sorted({1 << bit for bit in range(most.bit_length())} | {most}, reverse=True):
+        for m in doublings(most):
             self._workspace.grow(self._asked(self._unbound(m)), keep=keep)
         if implementation.open:
             self._channel.opened = implementation.open(self.ctx, self.problem)
@@ -361,11 +357,7 @@ class Operator(Generic[P]):
         """
         asked = self._asked(call)
         if not self._workspace.fits(asked):
-            if self.ctx.backend.is_capturing():
-                raise RuntimeError(
-                    f"{self}: {call.problem.m} rows need memory that there is not yet, and a stream is being captured; "
-                    "make a call of so many rows before the capture"
-                )
+            self._check_not_capturing(call.problem.m)
             is_collective = self._workspace.grows_on_heap(asked)
             section = self.ctx.collective_allocation(f"make room for {self}")
             with section if is_collective else contextlib.nullcontext(), plain_tensors():
@@ -466,6 +458,14 @@ class Operator(Generic[P]):
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
             return name != "A" or not own.numel() or not lies_within(operand, own)
         return _OUTPUT in call.memory and overlap(operand, call.memory[_OUTPUT])
+
+    def _check_not_capturing(self, m: int) -> None:
+        """Raise if memory for calls of `m` rows cannot be made now."""
+        if self.ctx.backend.is_capturing():
+            raise RuntimeError(
+                f"{self}: {m} rows need memory that there is not yet, and a stream is being captured; make a call of "
+                "so many rows before the capture, or iris_tensor_parallel.prepare the model"
+            )
 
     def _check_open(self) -> None:
         self.ctx.check()

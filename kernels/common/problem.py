@@ -40,7 +40,7 @@ class Problem(ABC):
 
     def with_rows(self, m: int) -> Self:
         """Return the same problem of another m."""
-        return replace(self, m=m)
+        return self if m == self.m else replace(self, m=m)
 
     def m_of(self, a_rows: int, rank: int) -> int | None:
         """Return the m of a call whose A has so many rows on a rank; None if that cannot be told from them."""
@@ -104,6 +104,11 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     least = min if isinstance(size, int) else torch.sym_min  # of any size in a graph of `torch.compile`
     chunk = -(-size // world_size)
     return least(rank * chunk, size), least((rank + 1) * chunk, size)
+
+
+def doublings(most: int) -> list[int]:
+    """Return numbers of rows to make room for, so that any number up to `most` has its plan's: the largest first."""
+    return sorted({1 << bit for bit in range(most.bit_length())} | {most}, reverse=True)
 
 
 def plan_rows(m: int, most: int) -> int:

@@ -64,8 +64,12 @@ class Product:
         self, family: str, a: torch.Tensor, b: torch.Tensor, *sizes: int, keep_gathered: bool = False
     ) -> list[torch.Tensor]:
         """Return what another family's op gives, as part of a backward pass; `sizes` are its m, n and k."""
-        op = getattr(torch.ops.iris_overlap, family)
-        return op(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
+        return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
+
+
+def op_of(family: str) -> Any:
+    """Return a family's op, as graphs have it."""
+    return getattr(torch.ops.iris_overlap, family).default
 
 
 # Of a product, its A (as gathered, where it is) and B, the gradient of C, and whether A's and B's gradients are wanted.
@@ -93,8 +97,7 @@ def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *,
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
         product = Product(*arguments)
-        ctx = context_named(product.context)
-        problem = problem_type(product.m, product.n, product.k, ctx.get_num_ranks(), a.dtype)
+        ctx, problem = _problem_of(family, product, a.dtype)
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
         return [a.new_empty(shape) for shape in shapes]
 
@@ -130,7 +133,7 @@ def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *,
     _LIBRARY.impl(family, call_op, "CompositeExplicitAutograd")
     _LIBRARY.impl(family, differentiable, "Autograd")
     torch.library.register_fake(f"iris_overlap::{family}", fake, lib=_LIBRARY)
-    op = getattr(torch.ops.iris_overlap, family).default
+    op = op_of(family)
     _families[family] = problem_type, gathers
 
 
@@ -151,10 +154,15 @@ def operator_for(family: str, dtype: torch.dtype, product: Product) -> Operator[
         RuntimeError: there is no such context.
         As `operator_of`.
     """
-    ctx, (problem_type, gathers) = context_named(product.context), _families[family]
-    problem = problem_type(product.m, product.n, product.k, ctx.get_num_ranks(), dtype)
+    (ctx, problem), (_, gathers) = _problem_of(family, product, dtype), _families[family]
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
+
+
+def _problem_of(family: str, product: Product, dtype: torch.dtype) -> tuple[Context, Problem]:
+    """Return the context of a product, and what its ranks do together."""
+    ctx = context_named(product.context)
+    return ctx, _families[family][0](product.m, product.n, product.k, ctx.get_num_ranks(), dtype)
 
 
 def call(
@@ -187,11 +195,10 @@ def call(
         whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
-        return getattr(torch.ops.iris_overlap, family)(a, b, *whole.values(), ctx.name, variant, variant, **options)
+        return op_of(family)(a, b, *whole.values(), ctx.name, variant, variant, **options)
     problem = problem_for(ctx, a, b, family=family, sizes=sizes, config=config, variant=variant, **asked)
     if config is None and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        arguments = problem.m, problem.n, problem.k, ctx.name, variant, "auto"
-        return getattr(torch.ops.iris_overlap, family)(a, b, *arguments, **options)
+        return op_of(family)(a, b, problem.m, problem.n, problem.k, ctx.name, variant, "auto", **options)
     return operator_of(ctx, family, problem, variant, config, **options).call(a, b, m=problem.m)
 
 
@@ -220,7 +227,7 @@ def _lower_as_collective(family: str) -> None:
     """Have inductor lower a family's calls to the kind of node whose order it keeps."""
     from torch._inductor import ir, lowering
 
-    op = getattr(torch.ops.iris_overlap, family).default
+    op = op_of(family)
 
     def lower(*args: Any) -> list[Any]:
         outputs: Any = ir._CollectiveKernel.create_out_of_place(op, *args)

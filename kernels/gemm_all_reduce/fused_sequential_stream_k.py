@@ -20,8 +20,6 @@ from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
 from ..common import stream_k_host
 from ..common.arguments import Block
-from ..common.call import Device
-from ..common.config import GemmConfig
 from ..common.gemm import store_subtile, store_tile, subtile_offsets
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
 from ..common.implementation import Implementation
@@ -29,10 +27,10 @@ from ..common.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
+from ..gemm_reduce_scatter.fused_sequential_stream_k import plan
 from ..gemm_reduce_scatter.host import ReduceCall
 from . import host
 from .host import FAMILY, ONE_SHOT
-from .problem import GemmAllReduceProblem
 
 
 @triton.jit
@@ -97,11 +95,6 @@ def gemm_all_reduce_fused_sequential_stream_k(
         a, b, gemm, out, out, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     end_own_call(own, epoch)
-
-
-def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
-    """Return what to start from for the whole C."""
-    return stream_k_host.plan(problem.m, problem.n, problem.a_shape(0)[1], device, problem.dtype)
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
