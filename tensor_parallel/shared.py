@@ -59,12 +59,15 @@ class SharedGather:
 
     Args:
         layers: two or more, that `share_gathers` found alike; they know it from now on.
+
+    Attributes:
+        cut: of all of them, as one layer.
     """
 
     def __init__(self, layers: Sequence[ColumnParallelLinear]) -> None:
         cut = layers[0].cut
         sizes = tuple(layer.cut.out_features for layer in layers)
-        self._cut = MergedColumnCut(
+        self.cut = MergedColumnCut(
             cut.ctx,
             cut.in_features,
             sum(sizes),
@@ -93,7 +96,7 @@ class SharedGather:
             return output
         weights, biases = zip(*(one._parts() for one in self._layers), strict=True)
         biases = () if biases[0] is None else biases
-        merged = self._cut.of_several(x, weights, biases, tokens=tokens)
+        merged = self.cut.of_several(x, weights, biases, tokens=tokens)
         outputs = merged.split([len(weight) for weight in weights], -1)
         self._x, self._state = x, state
         self._kept = {other: output for other, output in enumerate(outputs) if other != number}
@@ -105,7 +108,7 @@ class SharedGather:
             for one in self._layers:
                 one.shared = None
             warnings.warn(
-                f"layers of {self._cut.in_features} to {list(self._cut.sizes)} features no longer share their gather: "
+                f"layers of {self.cut.in_features} to {list(self.cut.sizes)} features no longer share their gather: "
                 "they were given different tensors",
                 stacklevel=5,
             )

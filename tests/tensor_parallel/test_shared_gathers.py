@@ -20,7 +20,7 @@ from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, each_backend
 
 from iris_kernels.common import torch_op
-from iris_tensor_parallel import cut, share_gathers, styles
+from iris_tensor_parallel import cut, prepare, share_gathers, styles
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 WIDTH, TOKENS = 8, 12
@@ -156,3 +156,19 @@ def test_layers_that_are_given_different_tensors_share_no_longer(ranks: Callable
         assert len(said) == 1
         assert "8 to [8, 4, 4] features" in said[0]
         assert is_over
+
+
+@released
+def prepare_shared(rank: int, world_size: int) -> tuple[int, int]:
+    """Return by how much heap and operators grow in training steps after `prepare`."""
+    ctx, block = context(), cut_block(1, False)
+    share_gathers(block)
+    prepare(block, TOKENS, gradients=True)
+    used, made = ctx.heap.allocator.used_bytes, len(ctx.operators)
+    for tokens in (TOKENS, 6):
+        step(block, block, own_rows(draw(2, tokens, WIDTH), rank, world_size))
+    return ctx.heap.allocator.used_bytes - used, len(ctx.operators) - made
+
+
+def test_what_shares_a_gather_is_prepared_together(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(prepare_shared) == [(0, 0)] * 2
