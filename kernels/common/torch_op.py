@@ -195,10 +195,10 @@ def call(
         whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
-        return op_of(family)(a, b, *whole.values(), ctx.name, variant, variant, **options)
+        return op_of(family)(a, b, *whole.values(), ctx.name, variant, **options)
     problem = problem_for(ctx, a, b, family=family, sizes=sizes, config=config, variant=variant, **asked)
     if config is None and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return op_of(family)(a, b, problem.m, problem.n, problem.k, ctx.name, variant, "auto", **options)
+        return op_of(family)(a, b, problem.m, problem.n, problem.k, ctx.name, variant, **options)
     return operator_of(ctx, family, problem, variant, config, **options).call(a, b, m=problem.m)
 
 

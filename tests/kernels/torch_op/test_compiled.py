@@ -106,6 +106,26 @@ def test_gradients_are_those_of_the_whole_product(ranks: Callable[[int], Ranks],
     assert ranks(2).call(differentiate, family) == [[True] * 8] * 2
 
 
+def differentiate_by_a_pattern(rank: int, world_size: int) -> list[bool]:
+    """By a pattern that the family has, and that of A's gradient, GEMM + all-reduce, has not."""
+    ctx, data = context(), data_of("gemm_all_scatter", 18, rank, world_size)
+
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return FUNCTIONS["gemm_all_scatter"](ctx, a, b, variant="producer_consumer", n=34)
+
+    found = []
+    for fn in (step, compiled(step)):
+        a, b = data.a.clone().requires_grad_(), data.b.clone().requires_grad_()
+        fn(a, b).square().sum().backward()
+        found.append([a.grad, b.grad])
+    ctx.release_operators()
+    return are_close(*found)
+
+
+def test_a_pattern_is_that_of_the_product_and_not_of_its_gradients(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(differentiate_by_a_pattern) == [[True] * 2] * 2
+
+
 def check_op(rank: int, world_size: int, family: str) -> dict[str, str]:
     """Have torch check the op: schema, gradients registered, fake implementation, and with dynamic shapes."""
     ctx, data = context(), data_of(family, 18, rank, world_size)
