@@ -15,12 +15,13 @@ from .registry import (
     register_former_names,
     variants_named,
 )
-from .variant import Variant, full_name
+from .variant import Choice, Variant, full_name
 
 __all__ = [
     "MACHINES",
     "Agent",
     "Arrangement",
+    "Choice",
     "Machine",
     "Mainloop",
     "Schedule",

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from .axes import Mainloop, Schedule
-from .variant import Variant
-
-
-class Chosen(NamedTuple):
-    """The full name of the variant that is chosen, and its configuration, None for its plan."""
-
-    variant: str
-    config: Any
+from .variant import Choice, Variant
 
 
 def choice_of(implementations: Sequence[Variant]) -> Variant:
@@ -40,8 +33,8 @@ def choice_of(implementations: Sequence[Variant]) -> Variant:
     def chosen(problem: Any, config: Any) -> Variant:
         return next((one for one in candidates if not one.unsupported_reason(problem, config)), last)
 
-    def choose(ctx: Any, problem: Any, config: Any, options: Mapping[str, Any]) -> Chosen:
-        return Chosen(chosen(problem, config).name, config)
+    def choose(ctx: Any, problem: Any, config: Any, options: Mapping[str, Any]) -> Choice:
+        return Choice(chosen(problem, config).name, config, "by its pattern")
 
     def build(ctx: Any, problem: Any, config: Any = None, **options: Any) -> Any:
         return chosen(problem, config).build(ctx, problem, config, **options)

@@ -16,6 +16,15 @@ def full_name(pattern: str, mainloop: Mainloop, schedule: Schedule) -> str:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What to make: a variant's full name, its configuration, None for its plan, and a word on why."""
+
+    variant: str
+    config: Any
+    why: str
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a pattern is called, where it stands in the taxonomy, and how to make an operator of it.
 
@@ -32,7 +41,7 @@ class Variant:
         is_baseline: True for what others made: the library's calls, and other projects' fused operators.
         can_trace: whether its kernels write down what they do, and when.
         choose: ``choose(ctx, problem, config, options)`` returns which variant does a problem and with what
-            configuration, as `.variant` and `.config`, the same on all ranks; None where it is this one.
+            configuration, the same on all ranks; None where it is this one.
     """
 
     family: str
@@ -47,7 +56,7 @@ class Variant:
     schedule: Schedule = Schedule.DATA_PARALLEL
     is_baseline: bool = False
     can_trace: bool = False
-    choose: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    choose: Callable[..., Choice] | None = field(default=None, repr=False, compare=False)
 
     @property
     def delegates(self) -> bool:

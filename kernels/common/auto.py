@@ -18,6 +18,7 @@ from iris_core import Context
 from overlap_taxonomy import (
     Agent,
     Arrangement,
+    Choice,
     Machine,
     Mainloop,
     Schedule,
@@ -57,15 +58,6 @@ class Known:
 
 
 _known: weakref.WeakKeyDictionary[Context, Known] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What to make, and why: a word on where the times came from."""
-
-    variant: str
-    config: GemmConfig | None
-    why: str
 
 
 def auto_variant(

@@ -10,11 +10,11 @@ import torch
 from families import make_problem
 
 from iris_kernels.common import neighbours
-from iris_kernels.common.auto import Choice, choose
+from iris_kernels.common.auto import choose
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.measured import Key, Measured, key_of
 from iris_kernels.common.neighbours import estimate, is_narrow
-from overlap_taxonomy import MACHINES, Work, list_families, list_variants, predict_us
+from overlap_taxonomy import MACHINES, Choice, Work, list_families, list_variants, predict_us
 
 MACHINE = MACHINES["h200x4"]
 FAMILY = "all_gather_gemm"
