@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from iris_core import iris
 from overlap_taxonomy import get_variant
 
 COUNT = 40
-LEFT_BYTES = 128  # each: CPython's type cache, of a limited size, keeps names of attributes
+LEFT_BYTES = 64  # each
 
 
 def left_behind(make_and_close: Callable[[], object]) -> tuple[dict[str, str], float]:
@@ -30,6 +31,11 @@ def left_behind(make_and_close: Callable[[], object]) -> tuple[dict[str, str], f
     def objects() -> list[Any]:
         gc.collect()
         return gc.get_objects()
+
+    def bytes_used() -> int:
+        gc.collect()
+        sys._clear_type_cache()  # it keeps names of attributes, up to a limited number
+        return tracemalloc.get_traced_memory()[0]
 
     def counted(found: list[Any]) -> collections.Counter[str]:
         return collections.Counter(type(one).__name__ for one in found)
@@ -47,11 +53,10 @@ def left_behind(make_and_close: Callable[[], object]) -> tuple[dict[str, str], f
     counts.append(counted(objects()))
     tracemalloc.start()
     try:
-        used, _ = tracemalloc.get_traced_memory()
+        used = bytes_used()
         for _ in range(COUNT):
             make_and_close()
-        gc.collect()
-        left = tracemalloc.get_traced_memory()[0] - used
+        left = bytes_used() - used
     finally:
         tracemalloc.stop()
     after = objects()
