@@ -22,6 +22,18 @@ class Gemm(NamedTuple):
 
 
 @in_cache_key
+class Epilogue(NamedTuple):
+    """What is done to a finished tile (epilogue.py): jit functions in order, and for each what it reads, or None.
+
+    Row 0 of what is computed is row `first_row` of this rank's C.
+    """
+
+    ops: Any
+    operands: Any
+    first_row: Any
+
+
+@in_cache_key
 class Block(NamedTuple):
     """An (m, n) matrix on the heap that this rank computes: rows `stride_cm` elements apart, columns contiguous."""
 
@@ -29,6 +41,7 @@ class Block(NamedTuple):
     m: int
     n: int
     stride_cm: int
+    epilogue: Any
 
 
 class Peers(NamedTuple):

@@ -12,8 +12,9 @@ from typing_extensions import Self
 from iris_core import Context
 from iris_core.backends.base import round_up
 
-from .arguments import Gemm, Peers, Tile
+from .arguments import Epilogue, Gemm, Peers, Tile
 from .config import LEAST_TILE, GemmConfig, is_hopper_or_later
+from .epilogue import epilogue_arguments, finish_with_torch
 from .gemm import POINTERS
 from .launching import Calls, SideStream
 from .operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
@@ -105,6 +106,7 @@ class Call(Generic[P]):
             by name, and how many elements a half of one has room for; once it is bound.
         output_room: what the output needs, where each call has new memory for it.
         ran_config: what the last launch ran with, where its operands did not allow for all of `config`.
+        operands: what the epilogue reads, by name; while it is launched.
         copied: of which operands it made copies, "A" or "B".
     """
 
@@ -127,6 +129,7 @@ class Call(Generic[P]):
         self.device = device
         self.options = options
         self.ran_config = config
+        self.operands: dict[str, torch.Tensor] = {}
         self.copied: tuple[str, ...] = ()
         self.output_room: Buffer | None = None
         self._kept: dict[Hashable, Any] = {}
@@ -194,6 +197,15 @@ class Call(Generic[P]):
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
         return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
+
+    def epilogue(self, first_row: int = 0) -> Epilogue:
+        """Return what is done to C's tiles; a kernel's row 0 is row `first_row` of this rank's C."""
+        return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
+
+    def finish(self, c: torch.Tensor) -> None:
+        """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it."""
+        if self.problem.epilogue:
+            c.copy_(finish_with_torch(c, self.problem.epilogue, self.operands))
 
     def width(self, columns: int) -> int:
         """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.

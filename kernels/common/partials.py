@@ -18,8 +18,7 @@ import triton.language as tl
 
 from iris_core import signal, translate, wait
 
-from .arguments import Block
-from .gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
+from .gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin, unfinished_block
 from .handshake import COUNTS_OF_A_CALL, wait_chunks, wait_ready
 from .launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from .trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, SUM, WAIT, trace_span, trace_time
@@ -96,7 +95,7 @@ def _shard_of(staging, base_ptr, index, shard):
     offset = tl.cast(index, tl.int64) * staging.shard_rows * staging.n
     start = tl.minimum(shard * staging.shard_rows, staging.m)
     rows = tl.minimum(staging.shard_rows, staging.m - start)
-    return Block(base_ptr + offset, rows, staging.n, staging.n)
+    return unfinished_block(base_ptr + offset, rows, staging.n, staging.n)
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from ..common import stream_k_host
 from ..common.arguments import Block
 from ..common.call import Device
 from ..common.config import GemmConfig
+from ..common.epilogue import finish_tile
 from ..common.gemm import rounded, subtile
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
 from ..common.implementation import Implementation
@@ -145,6 +146,7 @@ def sum_own_subtile(
         partial_ptr = workspace_ptr + (peers.rank + distance) % WORLD_SIZE * partial_size
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    acc = finish_tile(acc, out.epilogue, row - peers.rank * staging.shard_rows, col, ROWS, COLS)
     tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
 
 
@@ -176,7 +178,7 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     TILE: tl.constexpr,
 ):
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
-    whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
+    whole = Block(out.c_ptr, staging.m, staging.n, staging.n, out.epilogue)
     gdc_wait()
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
