@@ -14,7 +14,7 @@ from iris_core.backends.base import round_up
 
 from .arguments import Epilogue, Gemm, Peers, Tile
 from .config import LEAST_TILE, GemmConfig, is_hopper_or_later
-from .epilogue import epilogue_arguments, finish_with_torch
+from .epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
 from .gemm import POINTERS
 from .launching import Calls, SideStream
 from .operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
@@ -196,10 +196,15 @@ class Call(Generic[P]):
     def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
-        return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
+        return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles, self.ops)
+
+    @property
+    def ops(self) -> tuple[Any, ...]:
+        """The jit functions of the problem's epilogue."""
+        return tuple(op.apply for op in epilogue_ops(self.problem.epilogue))
 
     def epilogue(self, first_row: int = 0) -> Epilogue:
-        """Return what is done to C's tiles; a kernel's row 0 is row `first_row` of this rank's C."""
+        """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""
         return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
 
     def finish(self, c: torch.Tensor) -> None:

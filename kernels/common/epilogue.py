@@ -2,7 +2,7 @@
 
 An op is a jit function ``op(acc, rows, cols, operand)`` that returns the tile anew: `acc` is fp32 (ROWS, COLS), `rows`
 and `cols` say which rows and columns of this rank's C they are, and some lie past its end, `operand` is what the op
-reads, a bundle, or None. The same function runs in Triton and in Gluon, so it makes no tensors of its own but from its
+reads, a bundle, or (). The same function runs in Triton and in Gluon, so it makes no tensors of its own but from its
 arguments: of what layout they would be, it cannot know.
 
 Partial sums have no epilogue. Where ranks sum, the one that adds the last partial applies it, to each element once.
@@ -30,26 +30,26 @@ class Vector(NamedTuple):
 
 
 @triton.jit
-def finish_tile(acc, epilogue, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+def finish_tile(acc, epilogue, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr):
     """Return a tile or subtile whose first element is at (row, col), as its epilogue leaves it."""
-    if len(epilogue.ops) > 0:
-        acc = apply_ops(acc, epilogue, row + tl.arange(0, ROWS), col + tl.arange(0, COLS))
+    if len(epilogue.operands) > 0:
+        acc = apply_ops(acc, epilogue, row + tl.arange(0, ROWS), col + tl.arange(0, COLS), TILE)
     return acc
 
 
 @triton.jit
-def apply_ops(acc, epilogue, rows, cols):
+def apply_ops(acc, epilogue, rows, cols, TILE: tl.constexpr):
     """Return what the ops make of a tile; `rows` and `cols` in the layouts of its dimensions."""
-    for index in tl.static_range(len(epilogue.ops)):
-        acc = epilogue.ops[index](acc, epilogue.first_row + rows, cols, epilogue.operands[index])
+    for index in tl.static_range(len(epilogue.operands)):
+        acc = TILE.EPILOGUE[index](acc, epilogue.first_row + rows, cols, epilogue.operands[index])
     return acc
 
 
 @triton.jit
 def from_row(epilogue, start):
     """Return the epilogue of the rows from `start` on."""
-    if len(epilogue.ops) > 0:
-        return Epilogue(epilogue.ops, epilogue.operands, epilogue.first_row + start)
+    if len(epilogue.operands) > 0:
+        return Epilogue(epilogue.operands, epilogue.first_row + start)
     else:
         return epilogue
 
@@ -152,13 +152,7 @@ def epilogue_arguments(names: Sequence[str], operands: dict[str, torch.Tensor], 
         first_row: of this rank's C, that a kernel's row 0 is.
     """
     ops = epilogue_ops(names)
-    if not ops:
-        return NO_EPILOGUE
-    vectors = [_vector(operands[op.operand]) if op.operand else None for op in ops]
-    return Epilogue(tuple(op.apply for op in ops), tuple(vectors), first_row)
-
-
-NO_EPILOGUE = Epilogue((), (), None)
+    return Epilogue(tuple(_vector(operands[op.operand]) if op.operand else () for op in ops), first_row if ops else ())
 
 
 def _vector(tensor: torch.Tensor) -> Vector:

@@ -51,7 +51,7 @@ def rows_of_block(block, start, stop):
 @triton.jit
 def unfinished_block(c_ptr, m, n, stride_cm):
     """Return a block of what is not yet C, such as partial sums: nothing is done to its tiles."""
-    return Block(c_ptr, m, n, stride_cm, Epilogue((), (), None))
+    return Block(c_ptr, m, n, stride_cm, Epilogue((), ()))
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SI
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
-        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
 
 
 @triton.jit
@@ -150,10 +150,11 @@ def store_subtile(
     WORLD_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Finish and round a subtile of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
     offsets, mask = subtile_offsets(block, row, col, ROWS, COLS)
-    value = rounded(finish_tile(acc, block.epilogue, row, col, ROWS, COLS), block.c_ptr.dtype.element_ty)
+    value = rounded(finish_tile(acc, block.epilogue, row, col, ROWS, COLS, TILE), block.c_ptr.dtype.element_ty)
     tl.store(block.c_ptr + offsets, value, mask=mask)
     for distance in tl.static_range(1, DESTINATIONS):
         # The scalar base is translated, once a peer: a block of translated pointers costs registers.

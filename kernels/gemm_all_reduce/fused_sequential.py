@@ -69,7 +69,7 @@ def gemm_all_reduce_fused_sequential(
             for rank in tl.static_range(1, WORLD_SIZE):
                 partial_ptr = workspace_ptr + rank * partial_size
                 total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-            store_subtile(total, out, row + chunk * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+            store_subtile(total, out, row + chunk * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N, TILE)
         trace_span(peers, SUM, tile, began)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 

@@ -50,12 +50,22 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     # Halves of a wide tile, one after the other: both in registers would be too many.
     COLS: tl.constexpr = TILE.BLOCK_N // TILE.SUBTILES
     for index in range(TILE.SUBTILES):
-        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
-def sum_subtile(out, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def sum_subtile(
+    out,
+    workspace_ptr,
+    peers,
+    row,
+    col,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Add all ranks' partials of a subtile, in the order of the ranks, and store the sum."""
     partial_size = tl.cast(out.m, tl.int64) * out.n
     offsets, mask = subtile_offsets(out, row, col, ROWS, COLS)
@@ -65,7 +75,7 @@ def sum_subtile(out, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, R
     for rank in range(1, WORLD_SIZE):
         partial_ptr = workspace_ptr + rank * partial_size
         total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS)
+    store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS, TILE)
 
 
 @triton.jit(launch_metadata=ONE_SHOT)
