@@ -190,21 +190,24 @@ class Cut(ABC):
     def _product(self, step: Step, m: int) -> Product:
         return Product(m, step.n, step.k, self.ctx.name, step.variant, keep_gathered=step.keep_gathered)
 
-    def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING) -> None:
+    def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING, *, has_bias: bool = False) -> None:
         """Make what calls of up to `max_tokens` tokens of all ranks need, whatever their number; collective.
 
         Args:
             max_tokens: the most.
             dtype: of x and the weight.
             wanted: the gradients that calls will be asked for.
+            has_bias: whether calls have a bias.
         """
         steps = self._steps(wanted)
-        for step in filter(None, (steps.forward, steps.backward if any(wanted) else None)):
+        made = [(steps.forward, has_bias), (steps.backward if any(wanted) else None, False)]
+        for step, adds_bias in made:
             for m in doublings(max_tokens):  # fewer tokens may take another variant, each with memory of its own
-                operator_for(step.family, dtype, self._product(step, m))
+                if step is not None:
+                    operator_for(step.family, dtype, self._product(step, m), has_bias=adds_bias)
 
-    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int) -> Any:
-        """Make a product for `m` tokens of all ranks; return its outputs, which are the caller's.
+    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int, bias: torch.Tensor | None = None) -> Any:
+        """Make a product for `m` tokens of all ranks, plus bias; return its outputs, which are the caller's.
 
         Collective where there is no operator for it yet, or it has room for fewer tokens.
 
@@ -214,7 +217,7 @@ class Cut(ABC):
         """
         product = self._product(step, m)
         if in_graph():
-            return op_of(step.family)(a, b, *product.arguments())
+            return op_of(step.family)(a, b, *product.arguments(), bias)
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(
@@ -222,7 +225,7 @@ class Cut(ABC):
                     "say how many all have together, tokens=..."
                 )
         try:
-            return multiply(step.family, a, b, product)
+            return multiply(step.family, a, b, product, bias)
         except ValueError as error:
             advice = self.advice if self.sequence_parallel else ""
             raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error

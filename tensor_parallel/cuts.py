@@ -69,8 +69,7 @@ class ColumnCut(Cut):
         wanted = self._wanted(m, rows, weights, biases)
         steps = self._steps(wanted)
         if any(wanted):
-            own = self.shard(self.out_features) if self.gather_output else None
-            output = Columns.apply(rows, m, self, steps, own, len(weights), *weights, *biases)
+            output = Columns.apply(rows, m, self, steps, len(weights), *weights, *biases)
         else:
             output, _ = multiply_columns(self, steps, m, rows, weights, biases)
         return self._back(output, x, behind)
@@ -83,7 +82,8 @@ class ColumnCut(Cut):
             forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, keeps)
         back = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
         backward = Step(back.FAMILY, self.in_features, self.out_features, self.backward_variant)
-        return Steps(forward, backward, wanted.weight)
+        own = self.shard(self.out_features) if self.gather_output else None
+        return Steps(forward, backward, wanted.weight, own)
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,10 @@ def all_gather_gemm_copy_engine_sm90(
     gl.warp_specialize(
         [
             (multiply_second, (pipeline, store, placed, whole, num_steps, TILE)),
-            (multiply_tiles, (pipeline, store, placed, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE)),
+            (
+                multiply_tiles,
+                (pipeline, store, placed, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE),
+            ),
             (
                 _load_shards_and_store,
                 (

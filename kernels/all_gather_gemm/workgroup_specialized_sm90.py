@@ -153,11 +153,11 @@ def _origin(wave, place, TILE: gl.constexpr):
     sizes, row_chunk, comm_programs, rank, WORLD_SIZE = place
     tile, own_tiles = _tile_of_wave(wave, comm_programs), num_tiles(sizes, TILE)
     owner = rank
-    row, col = tile_origin(tile, sizes, TILE)
-    if tile >= own_tiles:
-        _, owner, row, col = _peers_tile(
-            tile - own_tiles, num_tiles(row_chunk, TILE), row_chunk, rank, WORLD_SIZE, TILE
-        )
+    if tile < own_tiles:
+        row, col = tile_origin(tile, sizes, TILE)
+    else:
+        row_chunk_tiles = num_tiles(row_chunk, TILE)
+        _, owner, row, col = _peers_tile(tile - own_tiles, row_chunk_tiles, row_chunk, rank, WORLD_SIZE, TILE)
     return owner * sizes.m + row, col
 
 

@@ -196,7 +196,9 @@ class Call(Generic[P]):
     def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
-        return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles, self.ops)
+        return Tile(
+            config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles, self.ops
+        )
 
     @property
     def ops(self) -> tuple[Any, ...]:

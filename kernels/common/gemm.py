@@ -116,7 +116,7 @@ def rounded(acc, dtype: tl.constexpr):
 
 @triton.jit
 def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Finish and round a tile and store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, rank+2, …."""
+    """Finish a tile, round it, store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, …."""
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):

@@ -20,7 +20,15 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin, unfinished_block
+from ..common.gemm import (
+    matmul_tile,
+    num_tiles,
+    store_subtile,
+    store_tile,
+    subtile_offsets,
+    tile_origin,
+    unfinished_block,
+)
 from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
 from ..common.implementation import Implementation
 from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time

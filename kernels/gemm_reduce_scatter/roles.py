@@ -18,7 +18,9 @@ from .tile_scheduler import work_tile
 
 
 @gluon.jit
-def sum_tiles(pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def sum_tiles(
+    pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
     """Multiply `waves` tiles, add the peers' partials to this rank's own, and stage each for the epilogue store.
 
     With PINGPONG the first, the third, …: the others are `sum_second`'s.
@@ -36,7 +38,9 @@ def sum_second(pipeline, store, load, placed, waves, shards, num_steps, WORLD_SI
 
 
 @gluon.jit
-def _sum_together(pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _sum_together(
+    pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
     number = 0
     for wave in range(waves):
         is_own = work_tile(wave, shards, WORLD_SIZE).distance == 0

@@ -15,8 +15,8 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ..trace import SEND, trace_span, trace_time, trace_until
 from ..epilogue import apply_ops
+from ..trace import SEND, trace_span, trace_time, trace_until
 from .arguments import EpilogueStore
 from .barrier import thread_barrier
 from .pipeline import (
@@ -97,8 +97,7 @@ def origin_of_subtile(row, col, index, TILE: gl.constexpr):
 
 @gluon.jit
 def stage_subtile(acc, store, index, placed, wave, TILE: gl.constexpr):
-    """Apply the epilogue to a subtile of the tile of a `wave`, and round it into the acquired store; by the multiply warps.
-    """
+    """Finish a subtile of the tile of a `wave`, and round it into the acquired store; by the multiply warps."""
     if len(placed.epilogue.operands) > 0:
         row, col = TILE.ORIGIN(wave, placed.place, TILE)
         row, col = origin_of_subtile(row, col, index, TILE)

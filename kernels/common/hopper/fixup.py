@@ -40,7 +40,7 @@ def exchange_partials(acc, workspace, work, epoch, watchdog_ptr, TILE: gl.conste
 
 @gluon.jit
 def stage_reduced(store, workspace, work, placed, wave, TILE: gl.constexpr):
-    """Stage the subtiles that this program keeps, summed over the group and finished, in the acquired store, and commit."""
+    """Sum the subtiles that this program keeps over the group, finish them, and stage and commit them."""
     first_index = work.split_wave * gl.num_programs(0) + work.first_program
     stop = work.subtile + work.num_subtiles
     for subtile in range(work.subtile, stop, 2):

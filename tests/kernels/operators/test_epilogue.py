@@ -7,14 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from checking import fault, make_data, poison
 from epilogues import finished_data, own_vector, register_marks
 from families import VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 
-from iris_kernels.common.epilogue import EpilogueOp, apply_ops, epilogue_arguments, epilogue_ops, register_epilogue_op
 from overlap_taxonomy import Variant, get_variant
 
 SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks
