@@ -144,8 +144,10 @@ def _peers_tile(index, row_chunk_tiles, row_chunk, rank, WORLD_SIZE: gl.constexp
     """Return the row chunk of a tile of the peers', in the order of their use, its owner, and its origin there."""
     PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
     chunk = index // row_chunk_tiles
+    owner = (rank + 1 + chunk % PEERS) % WORLD_SIZE
     row, col = tile_origin(index % row_chunk_tiles, row_chunk, TILE)
-    return chunk, (rank + 1 + chunk % PEERS) % WORLD_SIZE, row + chunk // PEERS * row_chunk.m, col
+    row += chunk // PEERS * row_chunk.m
+    return chunk, owner, row, col
 
 
 @gluon.jit

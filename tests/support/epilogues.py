@@ -43,7 +43,7 @@ def _whole(name: str, problem: Any, device: torch.device) -> torch.Tensor:
     return torch.randn(problem.n, generator=generator).to(device, problem.dtype)
 
 
-def _columns(problem: Any, rank: int, family: str) -> slice:
+def own_columns(family: str, problem: Any, rank: int) -> slice:
     """Return which columns of the whole product a rank's B gives."""
     is_cut = FAMILIES[family].own_b.__name__ == "_columns"
     return slice(*shard_bounds(problem.n, problem.world_size, rank)) if is_cut else slice(None)
@@ -51,7 +51,7 @@ def _columns(problem: Any, rank: int, family: str) -> slice:
 
 def own_vector(name: str, family: str, problem: Any, rank: int, device: torch.device | None = None) -> torch.Tensor:
     """Return a rank's part of an operand that the epilogue reads."""
-    return _whole(name, problem, device or torch.device("cpu"))[_columns(problem, rank, family)]
+    return _whole(name, problem, device or torch.device("cpu"))[own_columns(family, problem, rank)]
 
 
 def finished_data(data: Data, family: str, problem: Any, rank: int) -> Data:
@@ -61,7 +61,7 @@ def finished_data(data: Data, family: str, problem: Any, rank: int) -> Data:
         peers = list(range(problem.world_size))
     parts = []
     for peer in peers:
-        columns = _columns(problem, peer, family)
+        columns = own_columns(family, problem, peer)
         part = expected[:, columns] if len(peers) > 1 else expected
         for op in epilogue_ops(problem.epilogue):
             operands = [own_vector(op.operand, family, problem, peer, part.device)] if op.operand else []
