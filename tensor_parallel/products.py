@@ -26,6 +26,7 @@ class Step(NamedTuple):
         n, k: columns of the second operand and rows of it, of the whole product.
         variant: the overlap pattern.
         keep_gathered: whether the family's gathered operand is returned, too.
+        activation: what is applied to the output; None for nothing.
     """
 
     family: str
@@ -33,6 +34,7 @@ class Step(NamedTuple):
     k: int
     variant: str
     keep_gathered: bool = False
+    activation: str | None = None
 
 
 class Multiplies(Protocol):
