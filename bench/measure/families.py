@@ -26,6 +26,11 @@ from .inputs import Draw
 Operands = tuple[torch.Tensor, torch.Tensor]
 
 
+def unchanged(c: torch.Tensor) -> torch.Tensor:
+    """Return C as it is."""
+    return c
+
+
 @dataclass(frozen=True)
 class Block:
     """A part of a rank's output: ``output[rows, columns]`` is the sum of ``a @ b`` over `terms`.
@@ -37,7 +42,7 @@ class Block:
     rows: slice
     columns: slice
     terms: list[Operands]
-    finish: Callable[[torch.Tensor], torch.Tensor] = lambda c: c
+    finish: Callable[[torch.Tensor], torch.Tensor] = unchanged
     slope: float = 1.0
 
 
