@@ -72,7 +72,7 @@ class FuseCollectives(CustomGraphPass):
         for site in reductions(graph):
             alone.discard(site.collective)
             self._replace(graph, site, self._reduction(site), {})
-        for node in alone:
+        for node in sorted(alone):
             read, summed = "no matrix product has what it gathers as A", "it sums no product that is used here alone"
             _kept(node, read if node.target is ALL_GATHER else summed)
 
@@ -96,7 +96,7 @@ class FuseCollectives(CustomGraphPass):
         shapes = [tuple(_val(node).shape) for node in (site.a, site.b)]
         logger.info("replaced %s, %s by %s on this rank, by %s", site, *shapes, _FAMILIES[site.collective.target][0])
         inputs = [site.a, *site.others, *site.sizes]
-        for node in sorted(_ancestors(*site.others), key=list(graph.nodes).index):
+        for node in sorted(_ancestors(*site.others)):
             if node > site.first:
                 site.first.prepend(node)
         for old, new in zip(site.results, _insert(graph, site.first, fused, inputs), strict=False):
