@@ -3,7 +3,8 @@
 Requests come with prompts of any length. Each step takes one token of every request that is being decoded, and a chunk
 of at most one prompt. Its number of tokens is another one each time, but `prepare` has made room for all of them: the
 heap does not grow. Steps without a chunk are padded to a bucket, for which a CUDA graph was captured; without a GPU
-they are called as they are. All ranks have the same logits, and so choose the same tokens. Every answer is compared with that of the whole model, in one go.
+they are called as they are. All ranks have the same logits, and so choose the same tokens. Every answer is compared
+with that of the whole model, in one go.
 
 - python examples/serving_loop.py --ranks 4 --layers 8
 - torchrun --nproc-per-node 4 examples/serving_loop.py
