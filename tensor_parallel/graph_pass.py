@@ -55,7 +55,7 @@ class FuseCollectives(CustomGraphPass):
         """Return what a compiled graph depends on beside the graph: this pass, and all that `auto` knows."""
         packages = (__file__, iris_kernels.__file__, overlap_taxonomy.__file__)
         files = [str(file) for one in packages for file in sorted(Path(str(one)).parent.rglob("*.py"))]
-        asked = self._ctx.name, self._group, self._min_tokens, self._known
+        asked = self._ctx.name, self._ctx.get_cu_count(), self._group, self._min_tokens, self._known
         return get_hash_for_files(tuple(files), repr(asked)).hex()
 
     def __call__(self, graph: Graph) -> None:
