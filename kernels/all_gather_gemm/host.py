@@ -78,7 +78,7 @@ def with_gathered(call: GatherCall, output: torch.Tensor) -> tuple[torch.Tensor,
 def block_of(call: GatherCall) -> Block:
     """Return where C is stored."""
     room, (m, n) = call.memory["output"], call.problem.c_shape(call.rank)
-    return Block(room, m, n, room.stride(0))
+    return Block(room, m, n, room.stride(0), call.epilogue())
 
 
 def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

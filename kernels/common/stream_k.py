@@ -274,4 +274,4 @@ def buffer_of_call(epoch, BUFFERS: tl.constexpr):
 @triton.jit
 def with_columns(block, columns):
     """Return a block as wide as that of the rank with the most columns: how all ranks cut theirs into tiles."""
-    return Block(block.c_ptr, block.m, columns, block.stride_cm)
+    return Block(block.c_ptr, block.m, columns, block.stride_cm, block.epilogue)

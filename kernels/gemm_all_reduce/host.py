@@ -40,4 +40,4 @@ def block_of(call: ReduceCall) -> Block:
     """Return where C is stored."""
     room = call.memory["output"]
     m, width = room.shape
-    return Block(room, m, width, width)
+    return Block(room, m, width, width, call.epilogue())

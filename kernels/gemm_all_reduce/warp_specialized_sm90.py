@@ -90,7 +90,8 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     def schedule() -> Shards:
         return warp_specialized_sm90.schedule(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
 
-    warp_specialized_sm90.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call))
+    first_row = 0 if is_cut_by_columns(call) else call.rank * shard[0]
+    warp_specialized_sm90.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call), first_row)
     return outputs(call)
 
 

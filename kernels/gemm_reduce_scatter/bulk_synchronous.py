@@ -62,7 +62,7 @@ def gemm_reduce_scatter_bulk_synchronous_pull(
         for distance in tl.static_range(1, WORLD_SIZE):
             peer_ptr = translate(mine.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
             total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+        store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N, TILE)
         began = trace_span(peers, PUSH, chunk, began)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 

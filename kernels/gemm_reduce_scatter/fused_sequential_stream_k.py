@@ -24,6 +24,7 @@ from ..common import stream_k_host
 from ..common.arguments import Block
 from ..common.call import Device
 from ..common.config import GemmConfig
+from ..common.epilogue import finish_tile
 from ..common.gemm import rounded, subtile
 from ..common.handshake import begin_own_call, end_own_call, on_every_rank
 from ..common.implementation import Implementation
@@ -128,14 +129,24 @@ def sum_own_rows(
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
         sum_own_subtile(
-            half, out, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS
+            half, out, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE
         )
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
 def sum_own_subtile(
-    acc, out, staging, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+    acc,
+    out,
+    staging,
+    workspace_ptr,
+    peers,
+    row,
+    col,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Add the peers' partials of this rank's rows of a subtile to its own, and store them."""
     offsets, mask = rows_of_owner(staging, row, col, peers.rank, ROWS, COLS)
@@ -145,6 +156,7 @@ def sum_own_subtile(
         partial_ptr = workspace_ptr + (peers.rank + distance) % WORLD_SIZE * partial_size
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    acc = finish_tile(acc, out.epilogue, row - peers.rank * staging.shard_rows, col, ROWS, COLS, TILE)
     tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
 
 
@@ -176,7 +188,7 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     TILE: tl.constexpr,
 ):
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
-    whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
+    whole = Block(out.c_ptr, staging.m, staging.n, staging.n, out.epilogue)
     gdc_wait()
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)

@@ -64,7 +64,7 @@ class Destination:
         width = room.shape[1]
         # A rank without rows stores nothing.
         corner = room[start:] if self.sends_to_all and stop > start else room
-        return Block(corner, stop - start, width, width)
+        return Block(corner, stop - start, width, width, call.epilogue(start if self.sends_to_all else 0))
 
 
 KEPT = Destination(sends_to_all=False)

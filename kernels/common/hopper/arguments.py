@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from iris_core.device.cache_key import in_cache_key
 
+from ..arguments import cache_key_of
+
 
 class Sizes(NamedTuple):
     """The (m, n) matrix whose tiles are counted, and the inner size."""
@@ -23,6 +25,9 @@ class WarpTile(NamedTuple):
     SPLITS: so many programs, or more, split each tile of the last wave along k (tile_scheduler.py).
     GATED: operands are still on their way to this rank, so the loads of a tile pass a load gate.
     PINGPONG: two warp groups multiply a tile each, in turns.
+    EPILOGUE: the jit functions that are applied to a finished tile (../epilogue.py).
+    ORIGIN: a jit function, called as ``ORIGIN(wave, place, TILE)``, that returns the first row and column, in this
+        rank's C, of the tile that this program finishes in a `wave`.
     """
 
     BLOCK_M: int
@@ -36,6 +41,13 @@ class WarpTile(NamedTuple):
     SPLITS: int
     GATED: bool
     PINGPONG: bool
+    EPILOGUE: tuple[Any, ...]
+    ORIGIN: Any
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton puts into a kernel's cache key for this."""
+        return f"{cache_key_of(self)} {self.ORIGIN.cache_key}"
 
 
 @in_cache_key
@@ -98,6 +110,14 @@ class GatedPipeline(NamedTuple):
     b: Any
     barriers: Any
     gate: Any
+
+
+@in_cache_key
+class PlacedEpilogue(NamedTuple):
+    """What the ops of an epilogue read, and what `WarpTile.ORIGIN` takes to say where in this rank's C a tile is."""
+
+    epilogue: Any
+    place: Any
 
 
 @in_cache_key
