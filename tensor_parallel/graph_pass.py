@@ -20,7 +20,7 @@ from iris_core import Context
 from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
 from iris_kernels.common.auto import known_of
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.torch_op import Product, op_of
+from iris_kernels.common.torch_op import Product, epilogue_of, op_of
 from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from overlap_taxonomy import get_variant
@@ -107,16 +107,18 @@ class FuseCollectives(CustomGraphPass):
     def _gather(self, site: Site, keep_gathered: bool) -> Callable[..., Any]:
         """Return what gives the product, and the A that is gathered if it is kept."""
         world_size, dim, name = self._ctx.get_num_ranks(), site.dim, self._ctx.name
+        adds_vector = _adds_vector(site)
 
         def fused(shard: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> list[torch.Tensor]:
             moved = shard.movedim(dim, 0)
             behind, a = moved.shape[1:-1], moved.reshape(-1, shard.shape[-1])
             m, n, k = a.shape[0] * world_size, b.shape[1] * world_size, a.shape[1]
             product = Product(m, n, k, name, keep_gathered=keep_gathered)
-            outputs = op_of("all_gather_gemm")(a, b, *product.arguments())
+            in_epilogue = bias if adds_vector else ()
+            outputs = op_of("all_gather_gemm")(a, b, *product.arguments(), *in_epilogue)
             c, *gathered = (one.view(-1, *behind, one.shape[1]).movedim(0, dim).contiguous() for one in outputs)
             c = c.view(m, b.shape[1])
-            return [c + bias[0] if bias else c, *gathered]
+            return [c + bias[0] if bias and not in_epilogue else c, *gathered]
 
         return fused
 
@@ -159,7 +161,8 @@ class FuseCollectives(CustomGraphPass):
             return "its sizes are symbolic, and no call has shown any"
         try:
             sizes = (n * world_size, k) if is_gather else (n, k * world_size)
-            problem = problem_type(rows, *sizes, world_size, b.dtype)
+            epilogue = epilogue_of(_adds_vector(site), None)
+            problem = problem_type(rows, *sizes, world_size, b.dtype, epilogue)
         except ValueError as error:
             return str(error)
         if self._min_tokens is not None:
@@ -169,6 +172,11 @@ class FuseCollectives(CustomGraphPass):
         if get_variant(family, choice.variant).has_kernels:
             return None
         return f"for {rows} rows auto takes {choice.variant} ({choice.why})"
+
+
+def _adds_vector(site: Site) -> bool:
+    """Whether a product adds an element to each column, as an epilogue can."""
+    return any(_val(bias).ndim == 1 and _equal(_val(bias).shape[0], _val(site.b).shape[1]) for bias in site.bias)
 
 
 def _kept(what: Site | Node, reason: str) -> None:

@@ -108,6 +108,7 @@ REPLACED: dict[str, tuple[Function, tuple[int, ...], list[str]]] = {
     "gather_along_the_second": (lambda x, w, v: gather(x, 1) @ w, (3, 4, 6), [GATHER]),
     "gather_of_one_sequence": (lambda x, w, v: gather(x, 1) @ w, (1, 4, 6), [GATHER]),
     "gather_and_bias": (lambda x, w, v: nn.functional.linear(gather(x, 1), w.t(), v[:, 0]), (3, 4, 6), [GATHER]),
+    "gather_and_matrix": (lambda x, w, v: torch.addmm(v[:, :1].t(), gather(x), w), (4, 6), [GATHER]),
     "gather_that_is_used": (product_and_gathered, (3, 4, 6), [GATHER]),
     "scatter": (lambda x, w, v: scatter(x @ w), (4, 6), [SCATTER]),
     "scatter_of_three_dimensions": (lambda x, w, v: scatter(x @ w), (4, 3, 6), [SCATTER]),
