@@ -97,9 +97,9 @@ class FuseCollectives(CustomGraphPass):
         logger.info("replaced %s, %s by %s on this rank, by %s", site, *shapes, _FAMILIES[site.collective.target][0])
         inputs = [site.a, *site.others, *site.sizes]
         for node in sorted(_ancestors(*site.others)):
-            if node > site.first:
-                site.first.prepend(node)
-        for old, new in zip(site.results, _insert(graph, site.first, fused, inputs), strict=False):
+            if node > site.collective:
+                site.collective.prepend(node)
+        for old, new in zip(site.results, _insert(graph, site.collective, fused, inputs), strict=False):
             old.replace_all_uses_with(new)
         site.match.erase_nodes()
         return True

@@ -54,11 +54,6 @@ class Site:
         return int(self.match.kwargs.get("dim", 0)) % self.whole.meta["val"].ndim
 
     @property
-    def first(self) -> Node:
-        """Before which node the other one can be put."""
-        return self.collective if self.collective.target is ALL_GATHER else self.product
-
-    @property
     def a(self) -> Any:
         """This rank's shard of A, before it is gathered; else the product's A."""
         return self.collective.args[0] if self.collective.target is ALL_GATHER else self.product.args[-2]

@@ -118,6 +118,7 @@ REPLACED: dict[str, tuple[Function, tuple[int, ...], list[str]]] = {
     "scatter_along_the_second": (lambda x, w, v: scatter(x @ w, 1), (3, 4, 6), [SCATTER]),
     "reduce": (lambda x, w, v: reduce(x @ w), (3, 6), [REDUCE]),
     "reduce_of_three_dimensions": (lambda x, w, v: reduce(x @ w), (2, 3, 6), [REDUCE]),
+    "reduce_of_a_view": (lambda x, w, v: reduce((x @ w).view(2, x.shape[0] // 2, -1)), (4, 6), [REDUCE]),
     "pair": (lambda x, w, v: scatter(torch.relu(gather(x, 1) @ w) @ v, 1), (3, 4, 6), [GATHER, SCATTER]),
 }
 
@@ -267,7 +268,9 @@ def change_rows(rank: int, world_size: int, name: str, min_tokens: int) -> Any:
 
 
 @on_cpu
-@pytest.mark.parametrize("name", ["gather", "gather_along_the_second", "scatter_along_the_second", "pair", "reduce"])
+@pytest.mark.parametrize(
+    "name", ["gather", "gather_along_the_second", "scatter_along_the_second", "pair", "reduce", "reduce_of_a_view"]
+)
 def test_one_graph_is_fused_for_any_number_of_tokens(ranks: Callable[[int], Ranks], name: str) -> None:
     assert ranks(2).call(change_rows, name, 2) == [([], [REPLACED[name][2]])] * 2
 
