@@ -10,7 +10,7 @@ import triton.language as tl
 from _command_line import command_line, run
 
 import iris_core
-from iris_kernels.common.epilogue import EpilogueOp, register_epilogue_op
+from iris_kernels.common.device.epilogue import EpilogueOp, register_epilogue_op
 from iris_kernels.gemm_all_reduce import Problem
 from overlap_taxonomy import get_variant
 

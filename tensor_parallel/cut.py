@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from iris_core import Context
-from iris_kernels.common.epilogue import finish_with_torch
+from iris_kernels.common.device.epilogue import finish_with_torch
 from iris_kernels.common.problem import doublings, shard_bounds
 from iris_kernels.common.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 

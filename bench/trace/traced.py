@@ -19,8 +19,8 @@ import triton.language as tl
 
 import iris_core
 from iris_core import Context, clock_ns
-from iris_kernels.common import trace as spans
-from iris_kernels.common.trace import Span
+from iris_kernels.common.device import trace as spans
+from iris_kernels.common.device.trace import Span
 from overlap_taxonomy import get_variant
 
 from ..command.outputs import writing
@@ -31,7 +31,7 @@ from ..measure.job import Job
 _CAPACITY = 1 << 18  # spans a rank
 _WARM_UP_CALLS = 3  # the first compiles
 _BARRIERS = 31
-# By the numbers in iris_kernels.common.trace.
+# By the numbers in iris_kernels.common.device.trace.
 KINDS = {
     spans.MULTIPLY.value: "multiply",
     spans.STORE.value: "store",

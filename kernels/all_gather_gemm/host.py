@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..common.arguments import Block, Gemm
 from ..common.call import Call, Device
 from ..common.config import GemmConfig, default_config
+from ..common.device.arguments import Block, Gemm
 from ..common.implementation import Implementation, Outputs
-from ..common.operands import padded
+from ..common.portable.operands import padded
 from ..common.workspace import Buffer
 from .problem import AllGatherGemmProblem
 from .shards import Shard

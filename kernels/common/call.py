@@ -12,12 +12,12 @@ from typing_extensions import Self
 from iris_core import Context
 from iris_core.backends.base import round_up
 
-from .arguments import Epilogue, Gemm, Peers, Tile
 from .config import LEAST_TILE, GemmConfig, is_hopper_or_later
-from .epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
-from .gemm import POINTERS
-from .launching import Calls, SideStream
-from .operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
+from .device.arguments import Epilogue, Gemm, Peers, Tile
+from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
+from .launch.launching import Calls, SideStream
+from .portable.gemm import POINTERS
+from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
 from .problem import Problem
 from .workspace import Buffer
 
@@ -51,7 +51,7 @@ class Device:
 
 
 class Channel:
-    """What all calls of an operator share: its state (handshake.py), its streams, its prepared calls.
+    """What all calls of an operator share: its state (device/handshake.py), its streams, its prepared calls.
 
     Args:
         ctx: the context.

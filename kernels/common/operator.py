@@ -16,9 +16,9 @@ from iris_core.utils.torch_modes import plain_tensors
 
 from .call import Call, Channel, Device
 from .config import GemmConfig
-from .handshake import call_of_state, describe_state, state_words
+from .device.handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
-from .launching import place_of
+from .launch.launching import place_of
 from .operand_checks import check_kinds, check_operands, lies_within, overlap
 from .problem import Problem, doublings, plan_rows
 from .workspace import Buffer, Workspace
@@ -408,7 +408,7 @@ class Operator(Generic[P]):
         return as_matrix(self._last.problem, output) if as_matrix else output
 
     def compile_kernels(self, a: torch.Tensor, b: torch.Tensor, **others: torch.Tensor) -> None:
-        """Compile what a call on operands that lie as these do launches, and queue nothing (compile_ahead.py).
+        """Compile what a call on operands that lie as these do launches, and queue nothing (launch/compile_ahead.py).
 
         Nothing is compiled where calls are not prepared.
         """
@@ -420,7 +420,7 @@ class Operator(Generic[P]):
                 self._launch(call, operands)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
-        """Have later calls write down what their programs do (trace.py), or no longer.
+        """Have later calls write down what their programs do (device/trace.py), or no longer.
 
         Raises:
             ValueError: this variant's kernels cannot.

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from iris_core.utils.settings import is_whole
 
 from .config import DTYPES
-from .epilogue import epilogue_ops
+from .device.epilogue import epilogue_ops
 
 Shapes = Sequence[Sequence[int]]
 
@@ -22,7 +22,7 @@ class Problem(ABC):
     """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
 
     Args:
-        epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (epilogue.py).
+        epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
 
     Raises:
         ValueError: a size below one, a dtype that is not supported, or an op that there is not.

@@ -25,7 +25,7 @@ from iris_core import Context
 from iris_core.context import context_named
 
 from .config import GemmConfig
-from .epilogue import ACTIVATIONS, finish_with_torch
+from .device.epilogue import ACTIVATIONS, finish_with_torch
 from .functional import operator_of, problem_for
 from .operator import Operator
 from .problem import Problem

@@ -20,7 +20,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import (
+from ..common.device.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.device.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
+from ..common.implementation import Implementation
+from ..common.portable.gemm import (
     matmul_tile,
     num_tiles,
     store_subtile,
@@ -29,9 +32,6 @@ from ..common.gemm import (
     tile_origin,
     unfinished_block,
 )
-from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
-from ..common.implementation import Implementation
-from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter import host as reduce_scatter

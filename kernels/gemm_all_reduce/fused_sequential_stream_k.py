@@ -1,8 +1,8 @@
 """GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs split tiles (../common/stream_k.py). The one that fixes a tile up stores its sum, a partial one, to every
-rank's workspace, signals all of them at once, waits for theirs, and adds all ranks', its own too, in the order of the
-ranks: every rank has the same bits, in every run.
+Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up stores its sum, a partial one, to
+every rank's workspace, signals all of them at once, waits for theirs, and adds all ranks', its own too, in the order of
+the ranks: every rank has the same bits, in every run.
 
 The workspace is doubled, and calls use its halves alternately: every rank has seen all peers' flags in a call that it
 has ended, so they are done with the half of the call before, and no rank waits for the peers to be ready. Flags hold
@@ -18,12 +18,12 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, wait_each
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ..common import stream_k_host
-from ..common.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
-from ..common.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.stream_k import Halves, buffer_of_call, compute_tiles
-from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
+from ..common.portable import stream_k_host
+from ..common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
+from ..common.portable.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter.fused_sequential_stream_k import plan

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ..common.arguments import Block
-from ..common.launch_metadata import Arguments, launch_metadata, peers_of
+from ..common.device.arguments import Block
+from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.workspace import Buffer
 from ..gemm_reduce_scatter.host import ReduceCall
 

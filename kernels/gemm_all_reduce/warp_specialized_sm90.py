@@ -18,7 +18,7 @@ from ..common.config import GemmConfig
 from ..common.hopper import host as hopper
 from ..common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us, tiles_of
 from ..common.implementation import Implementation
-from ..common.operands import padded
+from ..common.portable.operands import padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from ..gemm_reduce_scatter import warp_specialized_sm90

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..common.arguments import Block
 from ..common.call import Call, Device
 from ..common.config import GemmConfig, default_config
+from ..common.device.arguments import Block
 from ..common.workspace import Buffer
 from .problem import GemmAllScatterProblem
 

@@ -1,8 +1,8 @@
 """GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs split tiles (../common/stream_k.py). The one that fixes a tile up sends every owner of some of its rows these
-rows, with a flag a rank and tile; where rows are this rank's own, it waits for the peers' partials and adds them, as in
-../common/partials.py.
+Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up sends every owner of some of its
+rows these rows, with a flag a rank and tile; where rows are this rank's own, it waits for the peers' partials and adds
+them, as in ../common/portable/partials.py.
 
 The workspace is doubled, and calls use its halves alternately, so no rank waits for the peers: flags of the first tile
 go to every rank, which waits for all of them, owner or not. So a rank that has ended a call has seen all peers' flags
@@ -20,17 +20,17 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, translate, wait_each
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ..common import stream_k_host
-from ..common.arguments import Block
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.epilogue import finish_tile
-from ..common.gemm import rounded, subtile
-from ..common.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.arguments import Block
+from ..common.device.epilogue import finish_tile
+from ..common.device.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.partials import COMPUTES_AND_SUMS
-from ..common.stream_k import Halves, buffer_of_call, compute_tiles
-from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
+from ..common.portable import stream_k_host
+from ..common.portable.gemm import rounded, subtile
+from ..common.portable.partials import COMPUTES_AND_SUMS
+from ..common.portable.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from . import host

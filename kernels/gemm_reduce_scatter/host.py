@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..common.arguments import Block
 from ..common.call import Call, Device
 from ..common.config import GemmConfig, default_config
-from ..common.partials import Staging
+from ..common.device.arguments import Block
+from ..common.portable.partials import Staging
 from ..common.workspace import Buffer, flags_by_source
 from .problem import GemmReduceScatterProblem
 

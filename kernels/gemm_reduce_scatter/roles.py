@@ -8,12 +8,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..common.device.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from ..common.hopper.epilogue_load import add_partials, num_loads
 from ..common.hopper.epilogue_store import acquire_store, apply_epilogue, stage_tile, wait_store
 from ..common.hopper.pipeline import multiply_tile, trace_first_step
 from ..common.hopper.roles import wait_in_sequence
 from ..common.hopper.tile_scheduler import trace_number
-from ..common.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from .tile_scheduler import work_tile
 
 

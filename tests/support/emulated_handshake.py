@@ -8,7 +8,7 @@ from typing import Any
 
 from gluon_emulator import Machine
 
-from iris_kernels.common import trace as spans
+from iris_kernels.common.device import trace as spans
 
 _KINDS = {"sys": "tile", "gpu": "split"}  # flags that `wait` is called for, by the scope it is called with
 

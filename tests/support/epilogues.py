@@ -11,7 +11,7 @@ import triton.language as tl
 from checking import FP32_ROUNDOFF, Data
 from families import FAMILIES
 
-from iris_kernels.common.epilogue import EpilogueOp, epilogue_ops, register_epilogue_op
+from iris_kernels.common.device.epilogue import EpilogueOp, epilogue_ops, register_epilogue_op
 from iris_kernels.common.problem import shard_bounds
 
 STEEPEST = 8.0  # of the ops used here, one after the other: how much larger they make an error

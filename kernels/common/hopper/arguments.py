@@ -1,4 +1,4 @@
-"""What the warp-specialised kernels take, in bundles (see ../arguments.py)."""
+"""What the warp-specialised kernels take, in bundles (see ../device/arguments.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from iris_core.device.cache_key import in_cache_key
 
-from ..arguments import cache_key_of
+from ..device.arguments import cache_key_of
 
 
 class Sizes(NamedTuple):
@@ -18,14 +18,14 @@ class Sizes(NamedTuple):
 
 
 class WarpTile(NamedTuple):
-    """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
+    """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../portable/gemm.py).
 
     STAGES: of the operand pipeline.
     SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and `SUBTILE_COLS` columns.
     SPLITS: so many programs, or more, split each tile of the last wave along k (tile_scheduler.py).
     GATED: operands are still on their way to this rank, so the loads of a tile pass a load gate.
     PINGPONG: two warp groups multiply a tile each, in turns.
-    EPILOGUE: the jit functions that are applied to a finished tile (../epilogue.py).
+    EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
     ORIGIN: a jit function, called as ``ORIGIN(wave, place, TILE)``, that returns the first row and column, in this
         rank's C, of the tile that this program finishes in a `wave`.
     """
@@ -147,7 +147,7 @@ class PendingStore(NamedTuple):
     """Where the tile in the epilogue store goes: a first rank, a row and a column of the matrix there.
 
     Its subtiles from `subtile` on are stored, `num_subtiles` of them. `trace_ptr` is where the warp that stores it
-    writes down when (../trace.py); None for nowhere.
+    writes down when (../device/trace.py); None for nowhere.
     """
 
     rank: Any

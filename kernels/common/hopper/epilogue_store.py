@@ -15,8 +15,8 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ..epilogue import apply_ops
-from ..trace import SEND, trace_span, trace_time, trace_until
+from ..device.epilogue import apply_ops
+from ..device.trace import SEND, trace_span, trace_time, trace_until
 from .arguments import EpilogueStore
 from .barrier import thread_barrier
 from .pipeline import (

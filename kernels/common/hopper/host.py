@@ -16,9 +16,9 @@ from iris_core.device import interpretation
 
 from ..call import Call, Device
 from ..config import GemmConfig
-from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..implementation import valid_config
-from ..operands import describable, padded
+from ..portable.gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
+from ..portable.operands import describable, padded
 from ..problem import Problem
 from ..workspace import Buffer, local_flags
 from .arguments import Sizes, SplitWorkspace, WarpTile

@@ -20,7 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 
-from ..trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
+from ..device.trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
 from .epilogue_store import acquire_store, apply_epilogue, stage_tile
 from .fixup import exchange_partials, stage_reduced
 from .pipeline import consumer_wait, multiply_tile, pipeline_state, trace_first_step

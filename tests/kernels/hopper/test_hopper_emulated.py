@@ -28,10 +28,9 @@ from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import comm_programs, schedule
 from iris_kernels.all_gather_gemm import copies as copies_module
 from iris_kernels.all_gather_gemm.host import keeps_gathered
-from iris_kernels.common import epilogue as epilogue_ops
-from iris_kernels.common import gemm
-from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.device import epilogue as epilogue_ops
+from iris_kernels.common.device import trace as spans
 from iris_kernels.common.hopper import (
     epilogue_load,
     epilogue_store,
@@ -42,6 +41,7 @@ from iris_kernels.common.hopper import (
     tile_scheduler,
 )
 from iris_kernels.common.hopper import host as hopper
+from iris_kernels.common.portable import gemm
 from iris_kernels.gemm_reduce_scatter import roles as reduce_scatter_roles
 from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant

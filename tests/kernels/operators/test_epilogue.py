@@ -14,9 +14,9 @@ from families import FAMILIES, VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 from torch_compiling import FUNCTIONS, are_close, sizes_of
 
-from iris_kernels.common.arguments import Tile
-from iris_kernels.common.epilogue import ACTIVATIONS, EpilogueOp, register_epilogue_op
-from iris_kernels.common.launching import place_of
+from iris_kernels.common.device.arguments import Tile
+from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, register_epilogue_op
+from iris_kernels.common.launch.launching import place_of
 from overlap_taxonomy import Variant, get_variant
 
 SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks

@@ -31,10 +31,10 @@ from iris_bench.trace.plot import plot_traces
 from iris_bench.trace.traced import KINDS, Traced, align, thread_of, write_trace
 from iris_core import PeerError
 from iris_core.rendezvous import rank_info
-from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.device import trace as spans
+from iris_kernels.common.device.trace import Span
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.trace import Span
 from overlap_taxonomy import Variant, get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 

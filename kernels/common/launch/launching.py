@@ -36,7 +36,7 @@ from triton.runtime.jit import JITCallable, KernelParam
 from iris_core.backends.base import Backend, PreparedStream, Stream
 from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
-from .config import GemmConfig
+from ..config import GemmConfig
 from .graphs import Graphs, Sequence
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each

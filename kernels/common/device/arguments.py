@@ -59,8 +59,8 @@ class Peers(NamedTuple):
 class Tile(NamedTuple):
     """Compile-time shape of the work on a tile.
 
-    LOADS says how operands are read (gemm.py); with two SUBTILES an epilogue stores a tile in halves. EPILOGUE has the
-    jit functions that are applied to a finished tile (epilogue.py).
+    LOADS says how operands are read (../portable/gemm.py); with two SUBTILES an epilogue stores a tile in halves.
+    EPILOGUE has the jit functions that are applied to a finished tile (epilogue.py).
     """
 
     BLOCK_M: int

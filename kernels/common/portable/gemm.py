@@ -14,8 +14,8 @@ import triton.language as tl
 
 from iris_core import interpreted, translate
 
-from .arguments import Block, Epilogue
-from .epilogue import finish_tile, from_row
+from ..device.arguments import Block, Epilogue
+from ..device.epilogue import finish_tile, from_row
 
 # How operands are read. B's contiguous dimension decides the shape of its descriptor's block.
 POINTERS = tl.constexpr(0)
