@@ -83,15 +83,13 @@ def logged() -> Iterator[list[str]]:
         graph_pass.logger.setLevel(logging.NOTSET)
 
 
-def run(
-    fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool | None = None, **options: Any
-) -> tuple[list[Any], Graphs, list[str]]:
+def run(fn: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> tuple[list[Any], Graphs, list[str]]:
     """Return what is wrong beside a function without the compiler, the ops in its graphs, and what was logged."""
     graphs: Graphs = []
     fuse = fusing(**options)
     torch._dynamo.reset()
     with logged() as messages, torch.no_grad():
-        one = torch.compile(fn, backend=backend(fuse, graphs), fullgraph=True, dynamic=dynamic)
+        one = torch.compile(fn, backend=backend(fuse, graphs), fullgraph=True)
         found, expected = one(*inputs), fn(*inputs)
     is_one = isinstance(found, torch.Tensor)
     return far([found] if is_one else found, [expected] if is_one else expected), graphs, messages
@@ -103,8 +101,7 @@ def product_and_gathered(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> t
 
 
 # What is replaced: a function of x and two weights, and x's shape.
-Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
-REPLACED: dict[str, tuple[Function, tuple[int, ...], list[str]]] = {
+REPLACED: dict[str, tuple[Callable[..., Any], tuple[int, ...], list[str]]] = {
     "gather": (lambda x, w, v: gather(x) @ w, (4, 6), [GATHER]),
     "gather_of_three_dimensions": (lambda x, w, v: gather(x) @ w, (4, 3, 6), [GATHER]),
     "gather_along_the_second": (lambda x, w, v: gather(x, 1) @ w, (3, 4, 6), [GATHER]),
@@ -197,9 +194,9 @@ def test_what_is_not_fused_is_logged(ranks: Callable[[int], Ranks], name: str) -
     for wrong, graphs, messages in ranks(2).call(keep, name):
         assert wrong == []
         assert not any(name in FAMILIES for graph in graphs for name in graph)
-        assert len(messages) == 1
-        assert messages[0].startswith("kept ")
-        assert KEPT[name][3] in messages[0]
+        (message,) = messages
+        assert message.startswith("kept ")
+        assert KEPT[name][3] in message
 
 
 @released

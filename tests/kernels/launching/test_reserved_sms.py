@@ -16,9 +16,9 @@ from families import FUSED, make_problem, name
 from ranks import Ranks, close_context, raised
 
 from iris_core import iris
-from iris_kernels.common import operands
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.launching import Calls
+from iris_kernels.common.launch.launching import Calls
+from iris_kernels.common.portable import operands
 from iris_kernels.gemm_all_reduce import gemm_all_reduce
 from overlap_taxonomy import Agent, Variant, get_variant
 
