@@ -19,7 +19,7 @@ class PartitionedTensor:
 
     Attributes:
         shape: of the global tensor.
-        grid: how many ranks each dimension is cut over; their product is the world size. Rank r is at
+        grid: how many ranks each dimension is partitioned over; their product is the world size. Rank r is at
             ``divmod(r, grid[1])`` of a matrix's grid.
         buffer: this rank's block on the heap. It has the same shape on all ranks, `shape` over `grid` rounded up, and
             what lies outside the global tensor is zero and unused.
@@ -67,16 +67,16 @@ def partition(
     dtype: torch.dtype | None = None,
     grid: Sequence[int] | None = None,
 ) -> PartitionedTensor:
-    """Cut a matrix or a vector into blocks over all ranks, each on its rank's heap; collective.
+    """Partition a matrix or a vector into blocks, one on each rank's heap; collective.
 
-    Blocks are those of `torch.chunk` along each dimension that is cut: sizes need not divide.
+    Blocks are those of `torch.chunk` along each partitioned dimension: sizes need not divide.
 
     Args:
         ctx: the context.
         tensor_or_shape: the global tensor, of which each rank copies its own block; or its shape, for zeros.
-        dims: the dimension that is cut over the ranks, or both of a matrix, over ranks in a grid.
+        dims: the dimension that is partitioned, or both of a matrix, over ranks in a grid.
         dtype: of the blocks; None for the tensor's own, or torch's default one.
-        grid: how many ranks each of `dims` is cut over, in the order of `dims`; None for a grid as square as the world
+        grid: how many ranks each of `dims` is partitioned over, in the order of `dims`; None for a grid as square as the world
             size allows.
 
     Returns:
@@ -105,15 +105,17 @@ def partition(
 def _grid_of(
     shape: tuple[int, ...], dims: int | Sequence[int], grid: Sequence[int] | None, world_size: int
 ) -> tuple[int, ...]:
-    """Return over how many ranks each dimension is cut."""
+    """Return over how many ranks each dimension is partitioned."""
     asked = [dims] if isinstance(dims, int) else list(dims)
-    cut = [dim + len(shape) if dim < 0 else dim for dim in asked]
-    if not cut or len(set(cut)) < len(cut) or not set(cut) <= set(range(len(shape))):
+    axes = [dim + len(shape) if dim < 0 else dim for dim in asked]
+    if not axes or len(set(axes)) < len(axes) or not set(axes) <= set(range(len(shape))):
         raise ValueError(f"dims is {dims}; it takes one or more different dimensions of {shape}")
     if grid is None:
         smaller = max(one for one in range(1, math.isqrt(world_size) + 1) if world_size % one == 0)
-        grid = [world_size] if len(cut) == 1 else [world_size // smaller, smaller]
-    if len(grid) != len(cut) or min(grid) < 1 or math.prod(grid) != world_size:
-        raise ValueError(f"grid is {tuple(grid)}; it takes {len(cut)} numbers whose product is {world_size}, the ranks")
-    over = dict(zip(cut, grid, strict=True))
+        grid = [world_size] if len(axes) == 1 else [world_size // smaller, smaller]
+    if len(grid) != len(axes) or min(grid) < 1 or math.prod(grid) != world_size:
+        raise ValueError(
+            f"grid is {tuple(grid)}; it takes {len(axes)} numbers whose product is {world_size}, the ranks"
+        )
+    over = dict(zip(axes, grid, strict=True))
     return tuple(over.get(dim, 1) for dim in range(len(shape)))

@@ -301,7 +301,7 @@ def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lines_are_the_users_where_the_package_is_reached_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "iris_core").symlink_to(Path(iris_core.__file__).resolve().parent)
-    example = Path(__file__).parents[3] / "examples" / "find_races.py"
+    example = Path(__file__).parents[3] / "examples/first_steps/find_races.py"
     run = subprocess.run(
         [sys.executable, str(example)],
         capture_output=True,

@@ -17,7 +17,7 @@ from iris_core import x
 from iris_core.checker import check
 
 SHAPES = [(8, 16), (5, 7), (1, 3), (17, 2)]
-CUTS: list[Any] = [0, 1, (0, 1), (1, 0)]
+DIMS: list[Any] = [0, 1, (0, 1), (1, 0)]
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def shift(rank: int, world_size: int, shape: tuple[int, int], src_dims: Any, dst
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
 def test_global_tiles_go_to_their_owners(ranks: Callable[[int], Ranks], world_size: int) -> None:
     for number, shape in enumerate(SHAPES):
-        for src_dims, dst_dims in zip(CUTS, CUTS[number % 4 :] + CUTS[: number % 4], strict=True):
+        for src_dims, dst_dims in zip(DIMS, DIMS[number % 4 :] + DIMS[: number % 4], strict=True):
             ranks(world_size).call(shift, shape, src_dims, dst_dims, number % 2 == 0)
 
 

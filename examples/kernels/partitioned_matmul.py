@@ -1,10 +1,10 @@
 """C = A @ B with all three partitioned over the ranks: the kernel names global tiles, and not where they lie.
 
-A is cut by rows, B by columns, and C in blocks over a grid of ranks. Each rank computes the tiles of C whose first
+A is partitioned by rows, B by columns, and C in blocks over a grid of ranks. Each rank computes the tiles of C whose first
 element it holds, loads the tiles of A and B from whichever ranks hold them, and stores to C's owners.
 
-- python examples/partitioned_matmul.py --ranks 4
-- torchrun --nproc-per-node 4 examples/partitioned_matmul.py
+- python examples/kernels/partitioned_matmul.py --ranks 4
+- torchrun --nproc-per-node 4 examples/kernels/partitioned_matmul.py
 """
 
 import torch
@@ -42,7 +42,7 @@ def body(rank, world_size):
     ctx = iris_core.iris(heap_size=1 << 20)
     torch.manual_seed(0)  # the same A and B on every rank, which keeps its own blocks
     whole_a, whole_b = (torch.randn(size).to(ctx.get_device(), torch.bfloat16) for size in [(M, K), (K, N)])
-    a, b = x.partition(ctx, whole_a, dims=0), iris_core.partition(ctx, whole_b, dims=1)
+    a, b = x.partition(ctx, whole_a, dims=0), x.partition(ctx, whole_b, dims=1)
     c = x.partition(ctx, (M, N), dims=(0, 1))
     ctx.barrier()  # all blocks are there
     matmul_kernel[(4,)](a.argument, b.argument, c.argument, ctx.get_device_context(), K, BLOCK)
@@ -50,7 +50,7 @@ def body(rank, world_size):
     torch.testing.assert_close(c.whole(), whole_a.float() @ whole_b.float(), rtol=0, atol=1e-4)
     grid = " × ".join(map(str, c.grid))
     ctx.close()
-    return f"rank {rank} holds {tuple(c.local.shape)} of C {c.shape}, cut over {grid} ranks"
+    return f"rank {rank} holds {tuple(c.local.shape)} of C {c.shape}, of a grid of {grid} ranks"
 
 
 if __name__ == "__main__":
