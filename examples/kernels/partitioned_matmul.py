@@ -1,7 +1,7 @@
 """C = A @ B with all three partitioned over the ranks: the kernel names global tiles, and not where they lie.
 
-A is partitioned by rows, B by columns, and C in blocks over a grid of ranks. Each rank computes the tiles of C whose first
-element it holds, loads the tiles of A and B from whichever ranks hold them, and stores to C's owners.
+A is partitioned by rows, B by columns, and C in blocks over a grid of ranks. Each rank computes the tiles of C whose
+first element it holds, loads the tiles of A and B from whichever ranks hold them, and stores to C's owners.
 
 - python examples/kernels/partitioned_matmul.py --ranks 4
 - torchrun --nproc-per-node 4 examples/kernels/partitioned_matmul.py

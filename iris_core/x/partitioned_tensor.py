@@ -76,8 +76,8 @@ def partition(
         tensor_or_shape: the global tensor, of which each rank copies its own block; or its shape, for zeros.
         dims: the dimension that is partitioned, or both of a matrix, over ranks in a grid.
         dtype: of the blocks; None for the tensor's own, or torch's default one.
-        grid: how many ranks each of `dims` is partitioned over, in the order of `dims`; None for a grid as square as the world
-            size allows.
+        grid: how many ranks each of `dims` is partitioned over, in the order of `dims`; None for a grid as square
+            as the world size allows.
 
     Returns:
         The partitioned tensor.

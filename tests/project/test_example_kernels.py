@@ -1,0 +1,73 @@
+"""The examples' kernels, as the examples launch them: no race on any number of ranks, and they compile for GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from compiling import compile_kernel
+from triton.experimental.gluon import language as gl
+from triton.runtime.jit import JITFunction
+
+from iris_core.checker import check
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WITH_KERNELS = sorted(EXAMPLES.glob("kernels/[!_]*.py"))
+by_example = pytest.mark.parametrize("example", WITH_KERNELS, ids=lambda path: path.stem)
+
+
+class Recorder:
+    """Stands in for a kernel, and keeps the arguments of its last launch."""
+
+    def __init__(self, kernel: JITFunction) -> None:
+        self.kernel = kernel
+        self.arguments: dict[str, Any] = {}
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, **named: Any) -> None:
+            self.arguments = dict(zip(self.kernel.arg_names, given, strict=False)) | named
+            self.kernel[grid](*given, **named)
+
+        return launch
+
+
+def load(example: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(example.parent)
+    spec = importlib.util.spec_from_file_location(example.stem, example)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, example.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gluon_relay_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load(EXAMPLES / "first_steps/gluon_message_passing.py", monkeypatch)
+    words = torch.zeros(8, dtype=torch.int64)
+    given = {"message": words, "flags": words, "round_number": 1, "context_tensor": words}
+    given |= {"CHUNKS": module.CHUNKS, "CHUNK_SIZE": module.CHUNK_SIZE, "num_warps": module.NUM_WARPS}
+    for target, threads in (("sm_90", 32), ("gfx942", 64)):
+        layout = gl.BlockedLayout([2], [threads], [module.NUM_WARPS], [0])
+        assert compile_kernel(module.relay_kernel, given | {"LAYOUT": layout}, target).code
+
+
+@by_example
+def test_no_race_and_compiles(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load(example, monkeypatch)
+    recorders = {}
+    for name, one in list(vars(module).items()):
+        if isinstance(one, JITFunction) and name.endswith("_kernel"):
+            recorders[name] = Recorder(one)
+            monkeypatch.setattr(module, name, recorders[name])
+    report = check(module.body, world_size=3, schedules=2)
+    assert report.ok, report
+    assert recorders
+    for recorder in recorders.values():
+        for target in ("sm_90", "gfx942"):
+            assert compile_kernel(recorder.kernel, recorder.arguments, target).code
