@@ -28,7 +28,7 @@ CALLS = 2
 
 @triton.jit(do_not_specialize=["call"])
 def ring_attention_kernel(
-    q_ptr, slots_ptr, out_ptr, words_ptr, context_tensor, call, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    q_ptr, shards_ptr, out_ptr, words_ptr, context_tensor, call, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program 0 sends, the others attend for a block of queries each. A slot is ROWS keys, then ROWS values."""
@@ -46,7 +46,7 @@ def ring_attention_kernel(
             ctx.signal(free, sent + step + 1, previous)
             ctx.wait(arrived, sent + step)
             ctx.wait(free, sent + step + 1)
-            from_ptr, to_ptr = slots_ptr + step % 2 * slot, slots_ptr + (step + 1) % 2 * slot
+            from_ptr, to_ptr = shards_ptr + step % 2 * slot, shards_ptr + (step + 1) % 2 * slot
             for start in range(0, 2 * ROWS, BLOCK):
                 ctx.put(from_ptr + start * WIDTH + block, to_ptr + start * WIDTH + block, next_rank)
             ctx.signal(arrived, sent + step + 1, next_rank)
@@ -60,7 +60,7 @@ def ring_attention_kernel(
             ctx.wait(arrived, sent + step)
             if owner <= ctx.rank:  # later shards are masked as a whole
                 for start in range(0, ROWS, BLOCK):
-                    k_ptr = slots_ptr + step % 2 * slot + start * WIDTH
+                    k_ptr = shards_ptr + step % 2 * slot + start * WIDTH
                     k = tl.load(k_ptr + block, cache_modifier=".cg")  # L1 may hold the slot's last shard
                     v = tl.load(k_ptr + ROWS * WIDTH + block, cache_modifier=".cg")
                     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * WIDTH**-0.5

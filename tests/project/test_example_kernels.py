@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +21,9 @@ from iris_core.checker import check
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_KERNELS = sorted(EXAMPLES.glob("kernels/[!_]*.py"))
-by_example = pytest.mark.parametrize("example", WITH_KERNELS, ids=lambda path: path.stem)
+PATTERNS = sorted(EXAMPLES.glob("patterns/[!_]*.py"))
+PLAIN = EXAMPLES / "patterns/persistent_gemm.py"
+by_example = pytest.mark.parametrize("example", [*WITH_KERNELS, *PATTERNS], ids=lambda path: path.stem)
 
 
 class Recorder:
@@ -65,9 +70,35 @@ def test_no_race_and_compiles(example: Path, monkeypatch: pytest.MonkeyPatch) ->
         if isinstance(one, JITFunction) and name.endswith("_kernel"):
             recorders[name] = Recorder(one)
             monkeypatch.setattr(module, name, recorders[name])
-    report = check(module.body, world_size=3, schedules=2)
+    if example in PATTERNS:
+        report = check(sys.modules["_harness"].body, 3, args=(module.launch, example != PLAIN), schedules=2)
+    else:
+        report = check(module.body, world_size=3, schedules=2)
     assert report.ok, report
     assert recorders
     for recorder in recorders.values():
         for target in ("sm_90", "gfx942"):
             assert compile_kernel(recorder.kernel, recorder.arguments, target).code
+
+
+def functions_of(example: Path) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in ast.parse(example.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def code_lines(example: Path) -> Counter[str]:
+    """The lines of code of a pattern's kernels and launch, and of what these take from the plain GEMM."""
+    own, plain = functions_of(example), functions_of(PLAIN)
+    imported = {name for name in plain if name not in own and name in example.read_text()} | {"multiply_tile"}
+    lines: Counter[str] = Counter()
+    for node in (*own.values(), *(plain[name] for name in imported - own.keys())):
+        if ast.get_docstring(node):
+            del node.body[0]
+        lines.update(line.strip() for line in ast.unparse(node).splitlines())  # without comments and wrapping
+    return lines
+
+
+def test_patterns_add_as_few_lines_as_their_page_says() -> None:
+    plain = code_lines(PLAIN)
+    rows = re.findall(r"\(patterns/(\w+\.py)\) \|.*\| (\d+) \|$", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    found = {one.name: str((code_lines(one) - plain).total()) for one in PATTERNS}
+    assert dict(rows) == found
