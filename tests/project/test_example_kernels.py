@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from iris_core.checker import check
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WITH_KERNELS = sorted(EXAMPLES.glob("kernels/[!_]*.py"))
+WITH_KERNELS = [*sorted(EXAMPLES.glob("kernels/[!_]*.py")), EXAMPLES / "first_steps/all_gather_rms_norm.py"]
 PATTERNS = sorted(EXAMPLES.glob("patterns/[!_]*.py"))
 PLAIN = EXAMPLES / "patterns/persistent_gemm.py"
 by_example = pytest.mark.parametrize("example", [*WITH_KERNELS, *PATTERNS], ids=lambda path: path.stem)
@@ -50,6 +50,18 @@ def load(example: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, example.stem, module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_the_tutorials_race_is_found(monkeypatch: pytest.MonkeyPatch, buffers: int) -> None:
+    module = load(EXAMPLES / "first_steps/all_gather_rms_norm.py", monkeypatch)
+    report = check(module.body, world_size=3, args=(buffers,), schedules=4)
+    if buffers == 2:
+        assert report.ok, report
+    else:
+        page = (EXAMPLES.parent / "docs/first_fused_kernel.md").read_text()
+        (shown,) = re.findall(r"```\n(race at .*?)```", page, re.DOTALL)
+        assert re.sub(r"(\.py):\d+", r"\1", shown) in re.sub(r"(\.py):\d+", r"\1", f"{report}\n")
 
 
 def test_the_gluon_relay_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
