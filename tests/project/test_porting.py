@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from triton.runtime.jit import KernelInterface
 
 import iris_core
-from iris_core import Context, DeviceContext, x
+from iris_core import Context, DeviceContext, tracing, x
 from iris_core.collectives.ccl import CCL
 from iris_core.gluon import IrisDeviceCtx
 from overlap_taxonomy import list_families
@@ -21,6 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs/porting.md").read_text()
 ROOTS: dict[str, Any] = {
     "iris_core": iris_core,
     "x": x,
+    "tracing": tracing,
     "Context": Context,
     "DeviceContext": DeviceContext,
     "CCL": CCL,
@@ -63,7 +64,7 @@ def test_names_here_resolve(table: str) -> None:
 
 
 def device_functions() -> set[str]:
-    """What kernels call: what iris_core.device defines, all of x, and a context object's methods."""
+    """What kernels call: what iris_core.device defines, all of x, tracing's functions, a context object's methods."""
     exported = {name: getattr(iris_core, name) for name in iris_core.__all__}
     functions = {
         f"iris_core.{name}"
@@ -71,9 +72,13 @@ def device_functions() -> set[str]:
         if str(getattr(one, "__module__", "")).startswith("iris_core.device")
     }
     methods = {name for name in dir(DeviceContext) if isinstance(getattr(DeviceContext, name), KernelInterface)}
-    return (
-        functions | {f"x.{name}" for name in x.__all__} | {f"DeviceContext.{name}" for name in methods - {"initialize"}}
-    )
+    traced = {name for name in tracing.__all__ if isinstance(getattr(tracing, name), KernelInterface)}
+    return {
+        *functions,
+        *(f"x.{name}" for name in x.__all__),
+        *(f"tracing.{name}" for name in traced),
+        *(f"DeviceContext.{name}" for name in methods - {"initialize"}),
+    }
 
 
 def test_every_device_function_is_in_a_table_or_here_alone() -> None:
