@@ -12,8 +12,8 @@ import torch
 
 import iris_core
 from iris_core import AllocationMismatch, Context, PeerError
-from iris_kernels.common.compile_ahead import compile_ahead
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.launch.compile_ahead import compile_ahead
 from iris_kernels.common.operator import Operator
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Variant, get_variant

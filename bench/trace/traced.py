@@ -9,7 +9,7 @@ from typing import Any
 import iris_core
 from iris_core import Context
 from iris_core.tracing import Span, Trace, perfetto_events, write_perfetto
-from iris_kernels.common import trace as spans
+from iris_kernels.common.device import trace as spans
 from overlap_taxonomy import get_variant
 
 from ..command.outputs import writing
@@ -19,7 +19,7 @@ from ..measure.job import Job
 
 _CAPACITY = 1 << 18  # spans a rank
 _WARM_UP_CALLS = 3  # the first compiles
-# By the numbers in iris_kernels.common.trace.
+# By the numbers in iris_kernels.common.device.trace.
 KINDS = {
     spans.MULTIPLY.value: "multiply",
     spans.STORE.value: "store",

@@ -88,6 +88,7 @@ class Case:
     k_chunks: int = 1
     splits: int = 1
     pingpong: bool = False
+    epilogue: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
@@ -95,6 +96,7 @@ class Case:
         parts += (
             ["chunks"] * (self.k_chunks > 1) + [f"team{self.splits}"] * (self.splits > 1) + ["pingpong"] * self.pingpong
         )
+        parts += self.epilogue
         return "-".join(parts)
 
     @property
@@ -284,7 +286,7 @@ def compile_case(case: Case) -> list[Compiled]:
                 config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], splits=1)
             ctx = StubContext(case)
             operator = build(ctx, make_problem(case), config)
-        operator(*_operands(operator.problem, case))
+        operator(*_operands(operator.problem, case), **_epilogue_operands(operator.problem, case))
     return [
         replace(
             compile_kernel(kernel, arguments, case.target, config=operator.ran_config),
@@ -303,7 +305,7 @@ def _descriptors_on(heap: SymmetricHeap, arguments: dict[str, Any]) -> frozenset
 def make_problem(case: Case) -> Any:
     """Return the problem that a case's operator is made for."""
     family = importlib.import_module(f"iris_kernels.{case.family}")
-    return family.Problem(case.size, case.size, case.size, case.world_size, case.dtype)
+    return family.Problem(case.size, case.size, case.size, case.world_size, case.dtype, case.epilogue)
 
 
 def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -312,6 +314,10 @@ def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     if case.layout == "nk":
         return a, torch.empty(n, k, dtype=case.dtype).t()
     return a, torch.empty(k, n, dtype=case.dtype)
+
+
+def _epilogue_operands(problem: Any, case: Case) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(shape, dtype=case.dtype) for name, shape in problem.operand_shapes(case.rank).items()}
 
 
 def check_system_edges(kernel: Compiled, target: str) -> None:

@@ -16,12 +16,12 @@ from ranks import Ranks, close_context, context, raised
 
 from iris_core import Context
 from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.common import auto, neighbours
-from iris_kernels.common.auto import choose, fastest
+from iris_kernels.common.choice import auto, neighbours
+from iris_kernels.common.choice.auto import choose, fastest
+from iris_kernels.common.choice.measured import Key, Measured, key_of, shipped_table
+from iris_kernels.common.choice.neighbours import is_narrow
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.measured import Key, Measured, key_of, shipped_table
-from iris_kernels.common.neighbours import is_narrow
 from iris_kernels.common.problem import Problem
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import MACHINES, Choice, Work, get_variant, list_families, predict_us

@@ -18,8 +18,8 @@ from test_hopper_emulated import CASES, COPIES, run_case
 
 from iris_bench.trace.traced import thread_of
 from iris_core.tracing import Span, make_spans
-from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.device import trace as spans
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.hopper import pipeline
 from iris_kernels.common.hopper.arguments import OneWayPipeline

@@ -32,8 +32,8 @@ from iris_bench.trace.traced import KINDS, Traced, thread_of, write_trace
 from iris_core import PeerError
 from iris_core.rendezvous import rank_info
 from iris_core.tracing import Span, align, make_spans, read_spans
-from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.device import trace as spans
 from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Variant, get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES

@@ -24,19 +24,19 @@ Triton.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from triton import knobs
-from triton.runtime.jit import KernelParam
+from triton.runtime.jit import JITCallable, KernelParam
 
 from iris_core.backends.base import Backend, PreparedStream, Stream
 from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
-from .config import GemmConfig
+from ..config import GemmConfig
 from .graphs import Graphs, Sequence
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
@@ -80,19 +80,24 @@ class Calls:
         """Whether calls are prepared rather than launched through Triton."""
         return self._can_prepare and not _has_hooks()
 
-    def find(self, a: torch.Tensor, b: torch.Tensor, output: int, rows: int) -> PreparedCall | None:
-        """Return the call of so many rows prepared for operands and an output that lie where these lie."""
-        return self._calls.get((rows, output, *_place(a, b)))
+    def find(self, place: Hashable) -> PreparedCall | None:
+        """Return the call that was prepared for rows, operands and an output that lie where these lie."""
+        return self._calls.get(place)
 
     @contextlib.contextmanager
-    def preparing(self, a: torch.Tensor, b: torch.Tensor, output: int, rows: int) -> Iterator[PreparedCall]:
-        """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps."""
+    def preparing(self, place: Hashable, rows: int) -> Iterator[PreparedCall]:
+        """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps.
+
+        Args:
+            place: what it is found by.
+            rows: of the call.
+        """
         if len(self._calls) == _MOST_CALLS:
             self._forget_calls()
         self._rows = rows
         with self._recorded() as call:
             yield call
-        self._calls[(rows, output, *_place(a, b))] = call
+        self._calls[place] = call
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -244,12 +249,17 @@ class _RecordedStream(Stream):
         self._recording.steps.append(self._stream.copying_2d(dst, src))
 
 
-def _place(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
-    """Return all that matters of a call's operands but what is in them; the addresses first."""
-    return (
+def place_of(operands: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+    """Return all that matters of a call's operands but what is in them; the addresses of A and B first."""
+    a, b = operands["A"], operands["B"]
+    place: tuple[Any, ...] = (
         *(a.data_ptr(), b.data_ptr(), a.stride(), b.stride()),
         *(a.shape, b.shape, a.dtype, b.dtype, a.device, b.device),
     )
+    if len(operands) > 2:
+        others = (one for name, one in operands.items() if name not in ("A", "B"))
+        place += tuple((one.data_ptr(), one.stride(), one.shape, one.dtype, one.device) for one in others)
+    return place
 
 
 def _specialised(argument: Any, param: KernelParam) -> Any:
@@ -266,6 +276,8 @@ def _kind(argument: Any) -> Any:
         return tuple(map(_kind, argument))
     if argument is None:
         return None
+    if isinstance(argument, JITCallable):  # an op of an epilogue
+        return argument
     return type(argument), tuple(argument.block_shape), argument.base.dtype, getattr(argument, "layout", None)
 
 

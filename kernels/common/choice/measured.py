@@ -14,8 +14,8 @@ import triton
 
 from overlap_taxonomy import current_name
 
-from .config import GemmConfig, current_fields, invalid_reason
-from .problem import Problem
+from ..config import GemmConfig, current_fields, invalid_reason
+from ..problem import Problem
 
 FORMAT = 1
 _MOST = 1 << 31  # of a size

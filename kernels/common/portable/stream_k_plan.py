@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import triton
 
-from .config import MOST_SPLITS
+from ..config import MOST_SPLITS
 from .stream_k import LARGE, NONE, UNEVEN
 
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k

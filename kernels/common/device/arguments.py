@@ -22,6 +22,17 @@ class Gemm(NamedTuple):
 
 
 @in_cache_key
+class Epilogue(NamedTuple):
+    """What the ops of an epilogue (epilogue.py) read, a bundle for each op; of partial sums, which have none, ().
+
+    Row 0 of what is computed is row `first_row` of this rank's C.
+    """
+
+    operands: Any
+    first_row: Any
+
+
+@in_cache_key
 class Block(NamedTuple):
     """An (m, n) matrix on the heap that this rank computes: rows `stride_cm` elements apart, columns contiguous."""
 
@@ -29,6 +40,7 @@ class Block(NamedTuple):
     m: int
     n: int
     stride_cm: int
+    epilogue: Any
 
 
 class Peers(NamedTuple):
@@ -47,7 +59,8 @@ class Peers(NamedTuple):
 class Tile(NamedTuple):
     """Compile-time shape of the work on a tile.
 
-    LOADS says how operands are read (gemm.py); with two SUBTILES an epilogue stores a tile in halves.
+    LOADS says how operands are read (../portable/gemm.py); with two SUBTILES an epilogue stores a tile in halves.
+    EPILOGUE has the jit functions that are applied to a finished tile (epilogue.py).
     """
 
     BLOCK_M: int
@@ -56,3 +69,14 @@ class Tile(NamedTuple):
     GROUP_M: int
     LOADS: int
     SUBTILES: int
+    EPILOGUE: tuple[Any, ...] = ()
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton puts into a kernel's cache key for this."""
+        return cache_key_of(self)
+
+
+def cache_key_of(tile: Any) -> str:
+    """Return what tells a compile-time bundle, and the source of the jit functions in it, from others."""
+    return f"{tile!r} {[op.cache_key for op in tile.EPILOGUE]}"

@@ -30,11 +30,11 @@ from overlap_taxonomy import (
     machine_for,
 )
 
-from .config import GemmConfig
+from ..config import GemmConfig
+from ..operator import Operator
+from ..problem import Problem
 from .measured import Table, device_name, from_json, key_of, setup_of, shipped_table, to_json
 from .neighbours import estimate, is_narrow
-from .operator import Operator
-from .problem import Problem
 from .tuning_cache import read_cache
 
 NAME = "auto"

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from .call import Call, Device
-from .config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
-from .handshake import OwnCalls
+from ..call import Call, Device
+from ..config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
+from ..device.handshake import OwnCalls
+from ..workspace import Buffer, local_flags
 from .stream_k import StreamK
 from .stream_k_plan import (
     GROUP_M,
@@ -20,7 +21,6 @@ from .stream_k_plan import (
     plan_of_tiling,
     tiling_us,
 )
-from .workspace import Buffer, local_flags
 
 # Weights on their way to all SMs, at most: 12288 x 12288 takes one row 73 us with 13 MB of them, 79 with 19 MB (H200).
 _FLIGHT_BYTES = 15e6

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from overlap_taxonomy import Machine, Work, predict_us
 
-from .config import DTYPES
+from ..config import DTYPES
 from .measured import Measured, Table
 
 _ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPES}

@@ -14,7 +14,8 @@ import triton.language as tl
 
 from iris_core import interpreted, translate
 
-from .arguments import Block
+from ..device.arguments import Block, Epilogue
+from ..device.epilogue import finish_tile, from_row
 
 # How operands are read. B's contiguous dimension decides the shape of its descriptor's block.
 POINTERS = tl.constexpr(0)
@@ -43,7 +44,14 @@ def tile_origin(tile, block, TILE: tl.constexpr):
 @triton.jit
 def rows_of_block(block, start, stop):
     """Return the rows from `start` and without `stop` of a block, as a block."""
-    return Block(block.c_ptr + tl.cast(start, tl.int64) * block.stride_cm, stop - start, block.n, block.stride_cm)
+    c_ptr = block.c_ptr + tl.cast(start, tl.int64) * block.stride_cm
+    return Block(c_ptr, stop - start, block.n, block.stride_cm, from_row(block.epilogue, start))
+
+
+@triton.jit
+def unfinished_block(c_ptr, m, n, stride_cm):
+    """Return a block of what is not yet C, such as partial sums: nothing is done to its tiles."""
+    return Block(c_ptr, m, n, stride_cm, Epilogue((), ()))
 
 
 @triton.jit
@@ -100,12 +108,12 @@ def rounded(acc, dtype: tl.constexpr):
 
 @triton.jit
 def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Round a tile and store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, rank+2, …."""
+    """Finish a tile, round it, store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, …."""
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
-        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
 
 
 @triton.jit
@@ -134,10 +142,11 @@ def store_subtile(
     WORLD_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Round a subtile of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
+    """Finish and round a subtile of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
     offsets, mask = subtile_offsets(block, row, col, ROWS, COLS)
-    value = rounded(acc, block.c_ptr.dtype.element_ty)
+    value = rounded(finish_tile(acc, block.epilogue, row, col, ROWS, COLS, TILE), block.c_ptr.dtype.element_ty)
     tl.store(block.c_ptr + offsets, value, mask=mask)
     for distance in tl.static_range(1, DESTINATIONS):
         # The scalar base is translated, once a peer: a block of translated pointers costs registers.

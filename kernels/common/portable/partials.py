@@ -18,11 +18,10 @@ import triton.language as tl
 
 from iris_core import signal, translate, wait
 
-from .arguments import Block
-from .gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
-from .handshake import COUNTS_OF_A_CALL, wait_chunks, wait_ready
-from .launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
-from .trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, SUM, WAIT, trace_span, trace_time
+from ..device.handshake import COUNTS_OF_A_CALL, wait_chunks, wait_ready
+from ..device.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, SUM, WAIT, trace_span, trace_time
+from ..launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
+from .gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin, unfinished_block
 
 # How a computed partial tile is signalled inside the rank.
 SIGNAL_TILE = tl.constexpr(0)  # flags[index] = the call's number
@@ -96,7 +95,7 @@ def _shard_of(staging, base_ptr, index, shard):
     offset = tl.cast(index, tl.int64) * staging.shard_rows * staging.n
     start = tl.minimum(shard * staging.shard_rows, staging.m)
     rows = tl.minimum(staging.shard_rows, staging.m - start)
-    return Block(base_ptr + offset, rows, staging.n, staging.n)
+    return unfinished_block(base_ptr + offset, rows, staging.n, staging.n)
 
 
 @triton.jit
@@ -177,12 +176,12 @@ def sum_tile(
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     if TILE.SUBTILES == 1:
-        _sum_subtile(acc, out, staging, peers, row, col, DESTINATIONS, WORLD_SIZE, BLOCK_M, BLOCK_N)
+        _sum_subtile(acc, out, staging, peers, row, col, DESTINATIONS, WORLD_SIZE, BLOCK_M, BLOCK_N, TILE)
     else:
         half: tl.constexpr = BLOCK_N // 2
         left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, half)), (0, 2, 1)))
-        _sum_subtile(left, out, staging, peers, row, col, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
-        _sum_subtile(right, out, staging, peers, row, col + half, DESTINATIONS, WORLD_SIZE, BLOCK_M, half)
+        _sum_subtile(left, out, staging, peers, row, col, DESTINATIONS, WORLD_SIZE, BLOCK_M, half, TILE)
+        _sum_subtile(right, out, staging, peers, row, col + half, DESTINATIONS, WORLD_SIZE, BLOCK_M, half, TILE)
     trace_span(peers, SUM, index, began)
 
 
@@ -198,6 +197,7 @@ def _sum_subtile(
     WORLD_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     offsets, mask = subtile_offsets(out, row, col, ROWS, COLS)
     # Not unrolled: one peer's partial in registers at a time.
@@ -205,7 +205,7 @@ def _sum_subtile(
         partial = _shard_of(staging, staging.workspace_ptr, (peers.rank + distance) % WORLD_SIZE, peers.rank)
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(partial.c_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    store_subtile(acc, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, COLS)
+    store_subtile(acc, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, COLS, TILE)
 
 
 @triton.jit

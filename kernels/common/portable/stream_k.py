@@ -32,10 +32,10 @@ import triton.language as tl
 from iris_core import gdc_launch_dependents, signal, wait_each
 from iris_core.device.cache_key import in_cache_key
 
-from .arguments import Block
-from .config import MOST_SPLITS
+from ..config import MOST_SPLITS
+from ..device.arguments import Block
+from ..device.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .gemm import matmul_steps, num_tiles, subtile, tile_origin
-from .trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 
 NONE = tl.constexpr(0)  # no tile is split
 UNEVEN = tl.constexpr(-1)  # a run may end one tile and begin the next
@@ -274,4 +274,4 @@ def buffer_of_call(epoch, BUFFERS: tl.constexpr):
 @triton.jit
 def with_columns(block, columns):
     """Return a block as wide as that of the rank with the most columns: how all ranks cut theirs into tiles."""
-    return Block(block.c_ptr, block.m, columns, block.stride_cm)
+    return Block(block.c_ptr, block.m, columns, block.stride_cm, block.epilogue)
