@@ -56,6 +56,7 @@ def patch_triton() -> None:
     triton_interpreter._get_np_dtype = cache.get_np_dtype
     triton_interpreter._convert_float = cache.convert_float
     TritonSemantic.binary_op_type_checking_impl = cache.check_operands
+    InterpreterBuilder.create_dot = _create_dot
     for name, operation in _checked.items():
         setattr(InterpreterBuilder, name, operation)
     interpretation.install(_executor)
@@ -113,6 +114,21 @@ _checked = {
     "create_atomic_cas": _checking("create_atomic_cas", 0, None, "updates a word"),
 }
 
+_multiply = InterpreterBuilder.create_dot
+
+
+def _create_dot(self: InterpreterBuilder, a: Any, b: Any, acc: Any, *how: Any) -> Any:
+    """Stand in for the interpreter's function, which multiplies the bit patterns of bf16."""
+    return _multiply(self, _widened(a), _widened(b), acc, *how)
+
+
+def _widened(operand: Any) -> Any:
+    if operand.dtype.scalar.name != "bf16":
+        return operand
+    data = cache.convert_float(operand.data, tl.bfloat16, tl.float32, None).view(np.float32)
+    return triton_interpreter.TensorHandle(data, tl.float32)
+
+
 # What `patch_triton` replaces.
 _REPLACED: list[tuple[Any, ...]] = [
     (JITFunction, "run", "__call__"),
@@ -122,7 +138,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (tl.block_type, "__init__"),
     (triton_interpreter, "_get_np_dtype", "_convert_float"),
     (TritonSemantic, "binary_op_type_checking_impl"),
-    (InterpreterBuilder, *_checked),
+    (InterpreterBuilder, "create_dot", *_checked),
 ]
 
 

@@ -24,13 +24,13 @@ from families import make_problem, stem
 from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from iris_core.tracing import Span, make_spans
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import comm_programs, schedule
 from iris_kernels.all_gather_gemm import copies as copies_module
 from iris_kernels.all_gather_gemm.host import keeps_gathered
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import epilogue as epilogue_ops
-from iris_kernels.common.device import trace as spans
 from iris_kernels.common.hopper import (
     epilogue_load,
     epilogue_store,
@@ -250,7 +250,7 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
     problem, rank = operator.problem, operator.rank
     for number in range(CALLS):
         if is_traced:
-            operator.trace_to(spans.make_trace(1, torch.device("cpu")) if number == 1 else None)
+            operator.trace_to(make_spans(1, torch.device("cpu")) if number == 1 else None)
         data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
         if number == 0:
             poison(operator)
@@ -347,7 +347,7 @@ def run_case(
     late: str = "",
     epilogue: tuple[str, ...] = (),
     **options: bool,
-) -> dict[int, list[spans.Span]]:
+) -> dict[int, list[Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
     problem = replace(problem, epilogue=epilogue)

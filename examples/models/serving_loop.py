@@ -6,8 +6,8 @@ heap does not grow. Steps without a chunk are padded to a bucket, for which a CU
 they are called as they are. All ranks have the same logits, and so choose the same tokens. Every answer is compared
 with that of the whole model, in one go.
 
-- python examples/serving_loop.py --ranks 4 --layers 8
-- torchrun --nproc-per-node 4 examples/serving_loop.py
+- python examples/models/serving_loop.py --ranks 4 --layers 8
+- torchrun --nproc-per-node 4 examples/models/serving_loop.py
 """
 
 import copy
