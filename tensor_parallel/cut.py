@@ -9,8 +9,9 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from iris_core import Context
+from iris_kernels.common.device.epilogue import finish_with_torch
 from iris_kernels.common.problem import doublings, shard_bounds
-from iris_kernels.common.torch_op import Product, in_graph, multiply, op_of, operator_for
+from iris_kernels.common.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 
 from .products import Step, Steps
 
@@ -40,9 +41,11 @@ class Cut(ABC):
         sequence_dim: which dimension of x is cut then; not its last. Where it is not the first, and those before it are
             not 1, x is copied to bring it there.
         variant, backward_variant: the overlap patterns; "auto" chooses the fastest.
+        activation: what is applied to the output, "relu", "gelu", "gelu_tanh" or "silu": by the kernel that computes
+            it, or by torch where that one does not communicate, or a gradient is computed. None for nothing.
 
     Raises:
-        ValueError: a size below one.
+        ValueError: a size below one, or an activation that there is not.
     """
 
     ctx: Context
@@ -53,6 +56,7 @@ class Cut(ABC):
     sequence_dim: int = 0
     variant: str = "auto"
     backward_variant: str = "auto"
+    activation: str | None = None
     _weight_shape: torch.Size = field(init=False, repr=False)
     _bias_shape: torch.Size = field(init=False, repr=False)
 
@@ -64,6 +68,7 @@ class Cut(ABC):
         for name in ("in_features", "out_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
+        epilogue_of(False, self.activation)
         whole = torch.empty(self.out_features, self.in_features, device="meta")
         # No cached properties: the compiler cannot trace their lock. Merged layers' parts have the shape of one
         # layer's, and to join parts here would import the compiler, which takes seconds.
@@ -188,23 +193,33 @@ class Cut(ABC):
         return wanted
 
     def _product(self, step: Step, m: int) -> Product:
-        return Product(m, step.n, step.k, self.ctx.name, step.variant, keep_gathered=step.keep_gathered)
+        how = {"keep_gathered": step.keep_gathered, "activation": step.activation}
+        return Product(m, step.n, step.k, self.ctx.name, step.variant, **how)
 
-    def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING) -> None:
+    def _activated(self, output: torch.Tensor, steps: Steps) -> torch.Tensor:
+        """Return an output with the activation, which the step may have applied."""
+        if self.activation is None or (steps.forward is not None and steps.forward.activation is not None):
+            return output
+        return finish_with_torch(output, (self.activation,), {})
+
+    def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING, *, has_bias: bool = False) -> None:
         """Make what calls of up to `max_tokens` tokens of all ranks need, whatever their number; collective.
 
         Args:
             max_tokens: the most.
             dtype: of x and the weight.
             wanted: the gradients that calls will be asked for.
+            has_bias: whether calls have a bias.
         """
         steps = self._steps(wanted)
-        for step in filter(None, (steps.forward, steps.backward if any(wanted) else None)):
+        made = [(steps.forward, has_bias), (steps.backward if any(wanted) else None, False)]
+        for step, adds_bias in made:
             for m in doublings(max_tokens):  # fewer tokens may take another variant, each with memory of its own
-                operator_for(step.family, dtype, self._product(step, m))
+                if step is not None:
+                    operator_for(step.family, dtype, self._product(step, m), has_bias=adds_bias)
 
-    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int) -> Any:
-        """Make a product for `m` tokens of all ranks; return its outputs, which are the caller's.
+    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int, bias: torch.Tensor | None = None) -> Any:
+        """Make a product for `m` tokens of all ranks, plus bias; return its outputs, which are the caller's.
 
         Collective where there is no operator for it yet, or it has room for fewer tokens.
 
@@ -214,7 +229,7 @@ class Cut(ABC):
         """
         product = self._product(step, m)
         if in_graph():
-            return op_of(step.family)(a, b, *product.arguments())
+            return op_of(step.family)(a, b, *product.arguments(), bias)
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(
@@ -222,7 +237,7 @@ class Cut(ABC):
                     "say how many all have together, tokens=..."
                 )
         try:
-            return multiply(step.family, a, b, product)
+            return multiply(step.family, a, b, product, bias)
         except ValueError as error:
             advice = self.advice if self.sequence_parallel else ""
             raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error

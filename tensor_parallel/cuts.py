@@ -69,21 +69,22 @@ class ColumnCut(Cut):
         wanted = self._wanted(m, rows, weights, biases)
         steps = self._steps(wanted)
         if any(wanted):
-            own = self.shard(self.out_features) if self.gather_output else None
-            output = Columns.apply(rows, m, self, steps, own, len(weights), *weights, *biases)
+            output = Columns.apply(rows, m, self, steps, len(weights), *weights, *biases)
         else:
             output, _ = multiply_columns(self, steps, m, rows, weights, biases)
-        return self._back(output, x, behind)
+        return self._back(self._activated(output, steps), x, behind)
 
     def _steps(self, wanted: Wanted) -> Steps:
         forward = None
         if self.sequence_parallel or self.gather_output:
             forth = all_gather_gemm if self.sequence_parallel else gemm_all_scatter
             keeps = self.sequence_parallel and wanted.weight
-            forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, keeps)
+            activation = None if any(wanted) else self.activation
+            forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, keeps, activation)
         back = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
         backward = Step(back.FAMILY, self.in_features, self.out_features, self.backward_variant)
-        return Steps(forward, backward, wanted.weight)
+        own = self.shard(self.out_features) if self.gather_output else None
+        return Steps(forward, backward, wanted.weight, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,11 +118,12 @@ class RowCut(Cut):
             output = Rows.apply(rows, weight, bias, m, self, steps)
         else:
             output = multiply_rows(self, steps, m, rows, weight, bias)
-        return self._back(output, x, behind)
+        return self._back(self._activated(output, steps), x, behind)
 
     def _steps(self, wanted: Wanted) -> Steps:
         forth = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
-        forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant)
+        activation = None if any(wanted) else self.activation
+        forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, activation=activation)
         backward = None
         if self.sequence_parallel:
             keeps = wanted.weight or wanted.bias

@@ -120,7 +120,7 @@ class ColumnParallelLinear(ParallelLinear):
         in_features, out_features: of the whole layer.
         bias: whether it has one.
         device, dtype: of the parameters; None for the context's device, and torch's default dtype.
-        options: sequence_parallel, gather_output, sequence_dim, variant, backward_variant, as `ColumnCut`
+        options: sequence_parallel, gather_output, sequence_dim, variant, backward_variant, activation, as `ColumnCut`
             takes them.
 
     Raises:
@@ -145,7 +145,7 @@ class RowParallelLinear(ParallelLinear):
 
     Args:
         ctx, in_features, out_features, bias, device, dtype: as in `ColumnParallelLinear`.
-        options: sequence_parallel, sequence_dim, variant, backward_variant; see `RowCut`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, activation; see `RowCut`.
 
     Raises:
         ValueError: options that make no sense.

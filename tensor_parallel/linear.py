@@ -34,8 +34,8 @@ def column_parallel_linear(
         bias: (this rank's output features,); with `gather_output` (out_features,), the same on all ranks; or None.
         out_features: of all ranks together; None where all ranks have as many.
         tokens: of all ranks together, if each has a part; None where all ranks have as many.
-        options: the others of `ColumnCut`: sequence_parallel, gather_output, sequence_dim, variant and
-            backward_variant.
+        options: the others of `ColumnCut`: sequence_parallel, gather_output, sequence_dim, variant, backward_variant
+            and activation.
 
     Returns:
         (…, this rank's output features), of all tokens; with `gather_output` (…, out_features) on every rank.
@@ -69,7 +69,7 @@ def row_parallel_linear(
             dimension. bf16, fp16 or fp32, on the context's device, as x.
         bias: (out_features,), the same on all ranks; None for none.
         in_features: of all ranks together; None where all ranks have as many.
-        options: the others of `RowCut`: sequence_parallel, sequence_dim, variant, backward_variant.
+        options: the others of `RowCut`: sequence_parallel, sequence_dim, variant, backward_variant, activation.
 
     Returns:
         (…, out_features) on every rank; with `sequence_parallel` of this rank's tokens.

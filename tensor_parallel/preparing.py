@@ -37,4 +37,4 @@ def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = No
         wanted = Wanted(True, weight.requires_grad, bias is not None and bias.requires_grad) if gradients else NOTHING
         shared = getattr(layer, "shared", None)  # then calls multiply for all that share
         cut = layer.cut if shared is None else shared.cut
-        cut.prepare(max_tokens, weight.dtype if dtype is None else dtype, wanted)
+        cut.prepare(max_tokens, weight.dtype if dtype is None else dtype, wanted, has_bias=bias is not None)

@@ -26,6 +26,7 @@ class Step(NamedTuple):
         n, k: columns of the second operand and rows of it, of the whole product.
         variant: the overlap pattern.
         keep_gathered: whether the family's gathered operand is returned, too.
+        activation: what is applied to the output; None for nothing.
     """
 
     family: str
@@ -33,13 +34,14 @@ class Step(NamedTuple):
     k: int
     variant: str
     keep_gathered: bool = False
+    activation: str | None = None
 
 
 class Multiplies(Protocol):
     """What makes a step; see `Cut.multiply`."""
 
-    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int) -> Any:
-        """Return the step's output, then the gathered operand if it is kept; the caller's memory."""
+    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int, bias: torch.Tensor | None = None) -> Any:
+        """Return the step's output plus bias, then the gathered operand if it is kept; the caller's memory."""
 
 
 class Steps(NamedTuple):
@@ -49,11 +51,13 @@ class Steps(NamedTuple):
         forward: multiplies the layer's input by its weight.
         backward: multiplies the output's gradient by the weight.
         keeps_input: whether the weight's gradient will be asked for.
+        own: this rank's columns, where the output has all of them.
     """
 
     forward: Step | None
     backward: Step | None
     keeps_input: bool
+    own: slice | None = None
 
 
 def multiply_columns(
@@ -79,8 +83,9 @@ def multiply_columns(
     weight, bias = joined(weights), joined(biases) if len(biases) > 0 else None
     if steps.forward is None:
         return F.linear(x, weight, bias), x
-    product, *gathered = cut.multiply(steps.forward, x, weight.t(), m)
-    return _plus(product, bias), gathered[0] if gathered else x
+    own = bias if bias is None or steps.own is None else bias[steps.own]
+    product, *gathered = cut.multiply(steps.forward, x, weight.t(), m, own)
+    return product, gathered[0] if gathered else x
 
 
 def multiply_rows(
@@ -95,18 +100,12 @@ def multiply_rows(
         bias: (n,), or None.
     """
     assert steps.forward is not None
-    return _plus(cut.multiply(steps.forward, x, weight.t(), m)[0], bias)
-
-
-def _plus(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return product if bias is None else product + bias
+    product: torch.Tensor = cut.multiply(steps.forward, x, weight.t(), m, bias)[0]
+    return product
 
 
 class Columns(torch.autograd.Function):
-    """`multiply_columns` with gradients, by one weight or several, one above the other; `parameters` ends in biases.
-
-    `own` names this rank's columns, where the output has all of them.
-    """
+    """`multiply_columns` with gradients, by one weight or several, one above the other; `parameters` ends in biases."""
 
     @staticmethod
     def forward(
@@ -115,14 +114,13 @@ class Columns(torch.autograd.Function):
         m: int,
         cut: Multiplies,
         steps: Steps,
-        own: slice | None,
         count: int,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
         weights, biases = parameters[:count], parameters[count:]
         product, whole = multiply_columns(cut, steps, m, x, weights, biases)
         ctx.save_for_backward(whole if steps.keeps_input else None, *weights)
-        ctx.m, ctx.cut, ctx.step, ctx.own = m, cut, steps.backward, own
+        ctx.m, ctx.cut, ctx.step, ctx.own = m, cut, steps.backward, steps.own
         return product
 
     @staticmethod
@@ -131,14 +129,14 @@ class Columns(torch.autograd.Function):
         (grad,), (whole, *weights) = grads, ctx.saved_tensors
         own = grad if ctx.own is None else grad[:, ctx.own]
         of_x = ctx.cut.multiply(ctx.step, own, joined(weights), ctx.m)[0] if ctx.needs_input_grad[0] else None
-        wanted, widths = ctx.needs_input_grad[6:], [len(weight) for weight in weights]
+        wanted, widths = ctx.needs_input_grad[5:], [len(weight) for weight in weights]
         of_weights, of_biases = wanted[: len(weights)], wanted[len(weights) :]
         parts = zip(own.split(widths, 1), of_weights, strict=True)
         found = [part.t() @ whole if is_wanted else None for part, is_wanted in parts]
         if of_biases:
             columns = zip([grad] if ctx.own else own.split(widths, 1), of_biases, strict=True)
             found += [part.sum(0) if is_wanted else None for part, is_wanted in columns]
-        return of_x, None, None, None, None, None, *found
+        return of_x, None, None, None, None, *found
 
 
 def joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

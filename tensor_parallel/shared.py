@@ -50,7 +50,7 @@ def _may_share(layer: ColumnParallelLinear) -> bool:
 
 def _kind(layer: ColumnParallelLinear) -> tuple[Any, ...]:
     cut = layer.cut
-    options = cut.sequence_dim, cut.variant, cut.backward_variant
+    options = cut.sequence_dim, cut.variant, cut.backward_variant, cut.activation
     return cut.ctx.name, cut.in_features, *options, layer.bias is None, layer.weight.dtype, layer.weight.device
 
 

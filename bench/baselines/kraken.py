@@ -23,7 +23,7 @@ from iris_kernels.common.call import Call
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.implementation import Outputs
 from iris_kernels.common.library import library_variant
-from iris_kernels.common.operands import ROW_BYTES
+from iris_kernels.common.portable.operands import ROW_BYTES
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 

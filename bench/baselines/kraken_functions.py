@@ -20,7 +20,7 @@ from iris_core import Context
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
 from iris_kernels.common.call import Call
-from iris_kernels.common.operands import fill_rows
+from iris_kernels.common.portable.operands import fill_rows
 from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 

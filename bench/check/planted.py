@@ -23,8 +23,9 @@ from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
 from iris_core.device import sync
 from iris_kernels.all_gather_gemm import shards
-from iris_kernels.common import gemm, handshake, stream_k
-from iris_kernels.common.gemm import matmul_tile, num_tiles, store_tile, tile_origin
+from iris_kernels.common.device import handshake
+from iris_kernels.common.portable import gemm, stream_k
+from iris_kernels.common.portable.gemm import matmul_tile, num_tiles, store_tile, tile_origin
 from iris_kernels.gemm_all_scatter import tiles
 from overlap_taxonomy import get_variant
 

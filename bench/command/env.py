@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from iris_kernels.common.measured import shipped_table
-from iris_kernels.common.tuning_cache import cache_path, read_cache
+from iris_kernels.common.choice.measured import shipped_table
+from iris_kernels.common.choice.tuning_cache import cache_path, read_cache
 
 from ..measure import environment
 from ..records import report

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from iris_kernels.common.tuning_cache import cache_folder
+from iris_kernels.common.choice.tuning_cache import cache_folder
 
 from ..records.csv_rows import append_records
 from ..records.record import read_as

@@ -16,10 +16,15 @@ from ..measure.families import FAMILIES
 from ..measure.shapes import problem_label
 from .record import LIBRARY, YARDSTICKS, Record, read_records
 
-SETUP = ["family", "dtype", "world_size", "device", "device_name"]
+SETUP = ["family", "epilogue", "dtype", "world_size", "device", "device_name"]
 PROBLEM = [*SETUP, "m", "n", "k"]
 THING = [*PROBLEM, "variant"]
 Row = TypeVar("Row", Record, LayersRecord)
+
+
+def name_of(record: Any) -> str:
+    """Return the family of a record, or of a row of a table of records, and what is applied to C."""
+    return " + ".join(filter(None, (record.family, *record.epilogue.split(","))))
 
 
 def to_frame(records: Iterable[Record]) -> pd.DataFrame:

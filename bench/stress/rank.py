@@ -12,7 +12,7 @@ import torch
 
 import iris_core
 from iris_core import Context
-from iris_kernels.common.compile_ahead import compile_ahead
+from iris_kernels.common.launch.compile_ahead import compile_ahead
 from iris_kernels.common.operator import Operator
 from overlap_taxonomy import get_variant
 

@@ -11,8 +11,8 @@ from iris_core import Context
 from iris_kernels.all_gather_gemm.schedule import k_chunks_of
 from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.hopper.host import STAGES
+from iris_kernels.common.portable.stream_k_host import LEAST_STAGES, stages_within
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.stream_k_host import LEAST_STAGES, stages_within
 from overlap_taxonomy import Agent, Mainloop, Schedule, Variant, get_variant
 
 from ..measure import job as measure

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from iris_kernels import common
+from iris_kernels.common import choice
+from iris_kernels.common.choice.measured import FORMAT, Measured, Table, file_name, key_of, to_json
+from iris_kernels.common.choice.tuning_cache import check_folder, write_cache
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.measured import FORMAT, Measured, Table, file_name, key_of, to_json
-from iris_kernels.common.tuning_cache import check_folder, write_cache
 from overlap_taxonomy import list_variants
 
 from ..command.exits import complain, leave, refuse
@@ -27,7 +27,7 @@ from . import candidates
 from .candidates import Tuned
 from .measured import tables
 
-_SHIPPED = Path(common.__file__).resolve().parent / "measured_times"  # where the library looks, installed or not
+_SHIPPED = Path(choice.__file__).resolve().parent / "measured_times"  # where the library looks, installed or not
 _LIBRARIES = (LIBRARY, "library_layout")  # what auto compares variants with
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from iris_kernels.common.measured import Key, Measured, Table
+from iris_kernels.common.choice.measured import Key, Measured, Table
 from overlap_taxonomy import Arrangement, Machine, Variant, Work, copies_operands, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
 

@@ -54,6 +54,8 @@ def all_gather_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     m: int | None = None,
@@ -72,6 +74,9 @@ def all_gather_gemm(
         a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (k, this rank's columns), likewise cut by columns.
+        bias: added to C: (this rank's columns,), of a's dtype; None for none.
+        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
+            required torch applies it, in a pass of its own.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -95,6 +100,8 @@ def all_gather_gemm(
         family=FAMILY,
         problem_type=AllGatherGemmProblem,
         sizes={"m": m, "n": n},
+        bias=bias,
+        activation=activation,
         variant=variant,
         config=config,
         options={"keep_gathered": return_gathered},

@@ -1,11 +1,11 @@
-"""All-gather + GEMM by whichever variant is fastest for the problem: see ../common/auto.py."""
+"""All-gather + GEMM by whichever variant is fastest for the problem: see ../common/choice/auto.py."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..common.auto import auto_variant
+from ..common.choice.auto import auto_variant
 from .host import FAMILY
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ..common.handshake import begin_call, finish_call, wait_ready
+from ..common.device.handshake import begin_call, finish_call, wait_ready
 from ..common.variants import variant_of
 from . import host
 from .host import GatherCall

@@ -27,8 +27,8 @@ import triton.language as tl
 
 from ..common.call import Device
 from ..common.config import programs_beside_another
-from ..common.handshake import begin_call, wait_ready
-from ..common.operands import rows_lie_apart
+from ..common.device.handshake import begin_call, wait_ready
+from ..common.portable.operands import rows_lie_apart
 from ..common.workspace import Buffer, flags_by_source
 from . import host
 from .host import GatherCall

@@ -27,10 +27,9 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import num_tiles, tile_origin
-from ..common.handshake import current_call, finish_and_clear
+from ..common.device.handshake import current_call, finish_and_clear
 from ..common.hopper import host as hopper
-from ..common.hopper.arguments import LoadGate, PendingStore
+from ..common.hopper.arguments import LoadGate, PendingStore, PlacedEpilogue
 from ..common.hopper.epilogue_store import (
     load_and_send,
     load_prologue,
@@ -41,7 +40,8 @@ from ..common.hopper.epilogue_store import (
 from ..common.hopper.pipeline import make_operand_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
-from ..common.launch_metadata import launch_metadata
+from ..common.launch.launch_metadata import launch_metadata
+from ..common.portable.gemm import num_tiles, tile_origin
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host
@@ -62,6 +62,7 @@ def all_gather_gemm_copy_engine_sm90(
     sizes,
     chunk_rows,
     chunk_steps,
+    epilogue,
     peers,
     flags_ptr,
     ROW_CHUNKS: gl.constexpr,
@@ -76,14 +77,18 @@ def all_gather_gemm_copy_engine_sm90(
     epoch = current_call(peers, WORLD_SIZE)
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
+    placed = PlacedEpilogue(epilogue, (sizes, peers.rank, WORLD_SIZE))
     total_tiles = num_tiles(sizes, TILE) * WORLD_SIZE
     whole = whole_waves(total_tiles, TILE)
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     split = split_waves(total_tiles, whole, num_steps, TILE)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, store, whole, num_steps, TILE)),
-            (multiply_tiles, (pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE)),
+            (multiply_second, (pipeline, store, placed, whole, num_steps, TILE)),
+            (
+                multiply_tiles,
+                (pipeline, store, placed, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE),
+            ),
             (
                 _load_shards_and_store,
                 (
@@ -111,6 +116,16 @@ def all_gather_gemm_copy_engine_sm90(
         worker_warps(1, TILE.PINGPONG),
         worker_registers(1, TILE.PINGPONG),
     )
+
+
+@gluon.jit
+def _origin(wave, place, TILE: gl.constexpr):
+    sizes, rank, WORLD_SIZE = place
+    tiles = num_tiles(sizes, TILE)
+    total_tiles = tiles * WORLD_SIZE
+    work = work_tile(wave, total_tiles, whole_waves(total_tiles, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
+    row, col = tile_origin(work.index % tiles, sizes, TILE)
+    return (rank + work.index // tiles) % WORLD_SIZE * sizes.m + row, col
 
 
 @gluon.jit
@@ -232,13 +247,14 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     chunks = _chunks(call)
     are_gated = chunks.k_chunks > 1
     arguments = {
-        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, are_gated=are_gated),
+        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, _origin, are_gated=are_gated),
         "gathered": gathered_descriptor(call),
         "out": hopper.subtiles_of(call, call.memory["output"]),
         "workspace": hopper.split_workspace(call),
         "sizes": sizes_of(call),
         "chunk_rows": chunks.chunk_rows,
         "chunk_steps": chunks.chunk_steps,
+        "epilogue": call.epilogue(),
         "K_CHUNKS": chunks.k_chunks,
     }
     kernel = all_gather_gemm_copy_engine_sm90

@@ -22,11 +22,9 @@ from iris_core import fence_before_descriptor_loads, gdc_wait, translate
 from iris_core.backends.base import round_up
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ..common import stream_k_host
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import store_tile
-from ..common.handshake import (
+from ..common.device.handshake import (
     COUNTS_OF_A_CALL,
     begin_own_call,
     count_of_chunk,
@@ -36,8 +34,10 @@ from ..common.handshake import (
     wait_all_chunks,
     wait_all_ready,
 )
-from ..common.stream_k import buffer_of_call, compute_tiles, with_columns
-from ..common.trace import PUSH, STORE, WAIT, trace_span, trace_time
+from ..common.device.trace import PUSH, STORE, WAIT, trace_span, trace_time
+from ..common.portable import stream_k_host
+from ..common.portable.gemm import store_tile
+from ..common.portable.stream_k import buffer_of_call, compute_tiles, with_columns
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host

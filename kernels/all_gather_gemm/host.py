@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..common.arguments import Block, Gemm
 from ..common.call import Call, Device
 from ..common.config import GemmConfig, default_config
+from ..common.device.arguments import Block, Gemm
 from ..common.implementation import Implementation, Outputs
-from ..common.operands import padded
+from ..common.portable.operands import padded
 from ..common.workspace import Buffer
 from .problem import AllGatherGemmProblem
 from .shards import Shard
@@ -78,7 +78,7 @@ def with_gathered(call: GatherCall, output: torch.Tensor) -> tuple[torch.Tensor,
 def block_of(call: GatherCall) -> Block:
     """Return where C is stored."""
     room, (m, n) = call.memory["output"], call.problem.c_shape(call.rank)
-    return Block(room, m, n, room.stride(0))
+    return Block(room, m, n, room.stride(0), call.epilogue())
 
 
 def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

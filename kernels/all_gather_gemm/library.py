@@ -33,6 +33,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     all_gather_single(call.memory["gathered"], a, group=call.channel.opened)
     # Shards but the last ones are full, so padding comes last.
     torch.mm(host.gathered(call), b, out=output)
+    call.finish(output)
     return outputs(call)
 
 
@@ -49,5 +50,6 @@ VARIANT = library_variant(
     outputs=outputs,
     options=OPTIONS,
     gathered=host.gathered,
+    has_epilogue=True,
     summary="all_gather_into_tensor, then torch.mm",
 )

@@ -3,8 +3,8 @@
 Rank r multiplies its own shard first, read where the caller has it, then those of r+1, r+2, …. So a shard is needed
 first by the rank below, and is pushed in that order: to r-1, then r-2, …; all ranks push to different peers at once.
 
-A pushing program counts at ``done[r]`` of a peer when its chunks of the shard are there (../common/handshake.py), and
-nothing is reset. Copy engines set flags instead: copies.py.
+A pushing program counts at ``done[r]`` of a peer when its chunks of the shard are there
+(../common/device/handshake.py), and nothing is reset. Copy engines set flags instead: copies.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import triton.language as tl
 from iris_core import fence_before_descriptor_loads, translate, wait
 from iris_core.device.cache_key import in_cache_key
 
-from ..common.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
-from ..common.handshake import count_of_chunk, signal_chunk
-from ..common.launch_metadata import Arguments, block_product, launch_metadata, peers_of
-from ..common.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
+from ..common.device.handshake import count_of_chunk, signal_chunk
+from ..common.device.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
+from ..common.launch.launch_metadata import Arguments, block_product, launch_metadata, peers_of
+from ..common.portable.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 
 
 class Shard(NamedTuple):

@@ -21,7 +21,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.handshake import COUNTS_OF_A_CALL, begin_call, finish_after_arrivals, wait_ready
+from ..common.device.handshake import COUNTS_OF_A_CALL, begin_call, finish_after_arrivals, wait_ready
 from ..common.variants import variant_of
 from . import host
 from .host import GatherCall

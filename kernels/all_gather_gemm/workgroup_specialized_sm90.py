@@ -30,10 +30,9 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import num_tiles, tile_origin
-from ..common.handshake import begin_call, finish_after_counts
+from ..common.device.handshake import begin_call, finish_after_counts
 from ..common.hopper import host as hopper
-from ..common.hopper.arguments import PendingStore, Sizes
+from ..common.hopper.arguments import PendingStore, PlacedEpilogue, Sizes
 from ..common.hopper.epilogue_store import (
     load_and_send,
     load_prologue,
@@ -44,8 +43,9 @@ from ..common.hopper.epilogue_store import (
 from ..common.hopper.host import STAGES
 from ..common.hopper.pipeline import make_operand_pipeline, make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
-from ..common.launch_metadata import Arguments, launch_metadata, peers_of
-from ..common.operands import padded
+from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
+from ..common.portable.gemm import num_tiles, tile_origin
+from ..common.portable.operands import padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from . import host
@@ -78,13 +78,16 @@ def all_gather_gemm_workgroup_specialized_sm90(
     shard,
     sizes,
     row_chunk,
+    epilogue,
     peers,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
     """Multiply shards as they come; `sizes`: of the largest shard's rows of C, `row_chunk`: of a row chunk's."""
     pipeline = make_operand_pipeline(a, b, TILE)
+    place = (sizes, row_chunk, shard.comm_programs, peers.rank, WORLD_SIZE)
     store = make_epilogue_store(out, TILE)
+    placed = PlacedEpilogue(epilogue, place)
     signals = make_pipeline(1)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
@@ -98,8 +101,8 @@ def all_gather_gemm_workgroup_specialized_sm90(
     num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, store, waves, num_steps, TILE)),
-            (multiply_tiles, (pipeline, store, None, total_tiles, waves, 0, num_steps, peers, epoch, TILE)),
+            (multiply_second, (pipeline, store, placed, waves, num_steps, TILE)),
+            (multiply_tiles, (pipeline, store, placed, None, total_tiles, waves, 0, num_steps, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
                 (
@@ -131,6 +134,36 @@ def all_gather_gemm_workgroup_specialized_sm90(
 
 
 @gluon.jit
+def _tile_of_wave(wave, comm_programs):
+    """Return which tile a program that multiplies has, in the order of all."""
+    return gl.program_id(0) - comm_programs + wave * (gl.num_programs(0) - comm_programs)
+
+
+@gluon.jit
+def _peers_tile(index, row_chunk_tiles, row_chunk, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return the row chunk of a tile of the peers', in the order of their use, its owner, and its origin there."""
+    PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
+    chunk = index // row_chunk_tiles
+    owner = (rank + 1 + chunk % PEERS) % WORLD_SIZE
+    row, col = tile_origin(index % row_chunk_tiles, row_chunk, TILE)
+    row += chunk // PEERS * row_chunk.m
+    return chunk, owner, row, col
+
+
+@gluon.jit
+def _origin(wave, place, TILE: gl.constexpr):
+    sizes, row_chunk, comm_programs, rank, WORLD_SIZE = place
+    tile, own_tiles = _tile_of_wave(wave, comm_programs), num_tiles(sizes, TILE)
+    owner = rank
+    if tile < own_tiles:
+        row, col = tile_origin(tile, sizes, TILE)
+    else:
+        row_chunk_tiles = num_tiles(row_chunk, TILE)
+        _, owner, row, col = _peers_tile(tile - own_tiles, row_chunk_tiles, row_chunk, rank, WORLD_SIZE, TILE)
+    return owner * sizes.m + row, col
+
+
+@gluon.jit
 def _load_shards_and_store(
     a,
     gathered,
@@ -158,7 +191,7 @@ def _load_shards_and_store(
     opened = 0  # row chunks of the peers' shards, in the order of their use, that have come
     for wave in range(waves):
         pending = PendingStore(owner, row, col, 0, TILE.SUBTILES, peers.trace_ptr)
-        tile = gl.program_id(0) - shard.comm_programs + wave * (gl.num_programs(0) - shard.comm_programs)
+        tile = _tile_of_wave(wave, shard.comm_programs)
         if tile < own_tiles:
             owner = peers.rank
             row, col = tile_origin(tile, sizes, TILE)
@@ -168,10 +201,9 @@ def _load_shards_and_store(
                 a, b, here, step, row, col, start, num_steps, out, store, pending, wave, 1, WORLD_SIZE, TILE
             )
         else:
-            index = (tile - own_tiles) // row_chunk_tiles
-            owner = (peers.rank + 1 + index % PEERS) % WORLD_SIZE
-            row, col = tile_origin((tile - own_tiles) % row_chunk_tiles, row_chunk, TILE)
-            row += index // PEERS * row_chunk.m
+            index, owner, row, col = _peers_tile(
+                tile - own_tiles, row_chunk_tiles, row_chunk, peers.rank, WORLD_SIZE, TILE
+            )
             coming = with_gate(pipeline, load_gate(shard, peers, owner, index // PEERS, index < opened, TILE))
             a_row = owner * sizes.m + row
             step, start = load_prologue(gathered, b, coming, step, a_row, col, 0, num_steps, store, wave > 1, TILE)
@@ -290,13 +322,14 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         config.num_sms,
         num_warps=hopper.num_warps(config),
         early=True,
-        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, are_gated=True),
+        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, _origin, are_gated=True),
         gathered=gathered_descriptor(call),
         out=hopper.subtiles_of(call, call.memory["output"]),
         everywhere=hopper.descriptor(everywhere, (1, config.block_m, config.block_k)),
         shard=shard,
         sizes=sizes,
         row_chunk=sizes._replace(m=shard.chunk_rows),
+        epilogue=call.epilogue(),
         peers=call.peers(),
         WORLD_SIZE=call.world_size,
     )

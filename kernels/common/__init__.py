@@ -1,1 +1,10 @@
-"""What the kernel families share: the GEMM main loop, the tile order, the handshake, configurations and operators."""
+"""What the kernel families share, beside operators, calls, problems and configurations:
+
+| folder | what |
+|---|---|
+| `device` | the handshake, the epilogue's ops, traces: jit functions for both main loops |
+| `portable` | the main loop in Triton, partial sums, stream-K |
+| `hopper` | the main loop in Gluon whose warps have different roles |
+| `launch` | prepared calls, graphs, compiling ahead |
+| `choice` | what `auto` takes |
+"""

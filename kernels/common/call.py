@@ -12,11 +12,12 @@ from typing_extensions import Self
 from iris_core import Context
 from iris_core.backends.base import round_up
 
-from .arguments import Gemm, Peers, Tile
 from .config import LEAST_TILE, GemmConfig, is_hopper_or_later
-from .gemm import POINTERS
-from .launching import Calls, SideStream
-from .operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
+from .device.arguments import Epilogue, Gemm, Peers, Tile
+from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
+from .launch.launching import Calls, SideStream
+from .portable.gemm import POINTERS
+from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
 from .problem import Problem
 from .workspace import Buffer
 
@@ -30,24 +31,27 @@ class Device:
 
     Args:
         arch: "cpu", "sm_90", "gfx942", ….
-        num_sms: SMs or compute units.
+        num_sms: SMs or compute units that a grid may fill.
         ranks: that share it.
         streams_need_a_unit: whether what a stream does beside copies takes an SM.
+        reserved_sms: those that grids leave free, which are not among `num_sms`.
     """
 
     arch: str
     num_sms: int
     ranks: int = 1
     streams_need_a_unit: bool = False
+    reserved_sms: int = 0
 
     @classmethod
     def of(cls, ctx: Context) -> Self:
         """Return a context's device."""
-        return cls(ctx.get_arch(), ctx.get_cu_count(), ctx.ranks_on_device, ctx.backend.streams_need_a_unit)
+        needs_a_unit = ctx.backend.streams_need_a_unit
+        return cls(ctx.get_arch(), ctx.get_cu_count(), ctx.ranks_on_device, needs_a_unit, ctx.reserve_sms)
 
 
 class Channel:
-    """What all calls of an operator share: its state (handshake.py), its streams, its prepared calls.
+    """What all calls of an operator share: its state (device/handshake.py), its streams, its prepared calls.
 
     Args:
         ctx: the context.
@@ -105,6 +109,7 @@ class Call(Generic[P]):
             by name, and how many elements a half of one has room for; once it is bound.
         output_room: what the output needs, where each call has new memory for it.
         ran_config: what the last launch ran with, where its operands did not allow for all of `config`.
+        operands: what the epilogue reads, by name; while it is launched.
         copied: of which operands it made copies, "A" or "B".
     """
 
@@ -127,6 +132,7 @@ class Call(Generic[P]):
         self.device = device
         self.options = options
         self.ran_config = config
+        self.operands: dict[str, torch.Tensor] = {}
         self.copied: tuple[str, ...] = ()
         self.output_room: Buffer | None = None
         self._kept: dict[Hashable, Any] = {}
@@ -193,7 +199,23 @@ class Call(Generic[P]):
     def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
-        return Tile(config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles)
+        return Tile(
+            config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles, self.ops
+        )
+
+    @property
+    def ops(self) -> tuple[Any, ...]:
+        """The jit functions of the problem's epilogue."""
+        return tuple(op.apply for op in epilogue_ops(self.problem.epilogue))
+
+    def epilogue(self, first_row: int = 0) -> Epilogue:
+        """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""
+        return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
+
+    def finish(self, c: torch.Tensor) -> None:
+        """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it."""
+        if self.problem.epilogue:
+            c.copy_(finish_with_torch(c, self.problem.epilogue, self.operands))
 
     def width(self, columns: int) -> int:
         """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ def problem_for(
     variant: str = "auto",
     config: GemmConfig | None = None,
     accumulation_dtype: torch.dtype = torch.float32,
+    epilogue: tuple[str, ...] = (),
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -70,6 +71,7 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
+        epilogue: the problem's; the same on all ranks.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -89,7 +91,7 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        ctx.agree("the calls, and whether the ranks compare their operands", [family, variant, m is None])
+        ctx.agree("the calls, and whether the ranks compare their operands", [family, variant, m is None, *epilogue])
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
             get_variant(family, variant)
@@ -101,7 +103,8 @@ def problem_for(
         problem = _problem(ctx, a, b, problem_type, sizes)
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
-    return product.problem.with_rows(m)
+    problem = product.problem.with_rows(m)
+    return replace(problem, epilogue=epilogue) if epilogue else problem
 
 
 def operator_of(

@@ -13,7 +13,7 @@ from overlap_taxonomy import Mainloop, Schedule, full_name
 
 from .call import Call, Device
 from .config import GemmConfig, invalid_reason
-from .operands import describable
+from .portable.operands import describable
 from .problem import Problem
 from .workspace import Buffer
 
@@ -45,7 +45,7 @@ class Implementation:
         open: makes what all calls up to a problem need beside memory; collective.
         describe: says of what `open` made what there is to say in place of a configuration.
         can_describe: whether the kernels' descriptors can name a matrix, by rows.
-        counts_chunks: whether `done` counts chunks (handshake.py), and no calls.
+        counts_chunks: whether `done` counts chunks (device/handshake.py), and no calls.
         is_ours: whether it runs kernels of ours, which have a state, and are prepared.
         can_trace: whether these write traces.
     """

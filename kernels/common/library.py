@@ -33,6 +33,7 @@ def library_variant(
     workspace: Callable[[Call[Any]], dict[str, Buffer]] = lambda call: {},
     supports: Callable[[Any, GemmConfig | None], str | None] | None = None,
     open: Callable[[Context, Any], Any] = lambda ctx, problem: ctx.process_group(),
+    has_epilogue: bool = False,
     place: tuple[Arrangement, Agent, Sync] = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER),
     **more: Any,
 ) -> Variant:
@@ -44,11 +45,14 @@ def library_variant(
         summary: one line for tables.
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
+        has_epilogue: whether `launch` does what a problem's epilogue says.
         place: in the taxonomy.
         more: what else an `Implementation` takes.
     """
 
     def reason(problem: Problem, config: GemmConfig | None) -> str | None:
+        if problem.epilogue and not has_epilogue:
+            return f"it has no epilogue; the problem's is {', '.join(problem.epilogue)}"
         return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
 
     implementation = Implementation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -9,17 +10,23 @@ import torch
 from .call import Call
 
 
-def check_kinds(operator: object, a: torch.Tensor, b: torch.Tensor) -> None:
+def check_kinds(operator: object, operands: Mapping[str, torch.Tensor], expected: Collection[str]) -> None:
     """Raise for operands whose memory does not say all; part of every call, wherever the operands lie.
 
     Args:
         operator: what is called, in messages.
-        a, b: its operands.
+        operands: its operands, by name.
+        expected: the names that it takes.
 
     Raises:
-        ValueError: one is no dense tensor, is a negated view, or requires a gradient.
+        ValueError: one is not there or not expected, is no dense tensor, is a negated view, or requires a gradient.
     """
-    for name, tensor in (("A", a), ("B", b)):
+    if operands.keys() != expected:
+        raise ValueError(
+            f"{operator}: the operands are {', '.join(operands)}; it takes {', '.join(expected)}, what its problem's "
+            "epilogue reads among them"
+        )
+    for name, tensor in operands.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{operator}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor")
         if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
@@ -37,14 +44,14 @@ def check_kinds(operator: object, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def check_operands(
-    operator: object, call: Call[Any], a: torch.Tensor, b: torch.Tensor, *, device: torch.device, most: int
+    operator: object, call: Call[Any], operands: Mapping[str, torch.Tensor], *, device: torch.device, most: int
 ) -> None:
     """Raise for operands that are not those of a call on its rank.
 
     Args:
         operator: what is called, in messages.
         call: the call.
-        a, b: its operands.
+        operands: its operands, by name.
         device: where they must be.
         most: rows that the operator was made for.
 
@@ -52,9 +59,12 @@ def check_operands(
         ValueError: a shape, dtype or device is another.
     """
     problem, rank = call.problem, call.rank
+    a, b = operands["A"], operands["B"]
     if a.ndim == 2 and b.ndim == 2 and a.shape[1] != b.shape[0]:
         raise ValueError(f"{operator}: A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
-    for name, tensor, shape in (("A", a, problem.a_shape(rank)), ("B", b, problem.b_shape(rank))):
+    shapes = {"A": problem.a_shape(rank), "B": problem.b_shape(rank), **problem.operand_shapes(rank)}
+    for name, tensor in operands.items():
+        shape = shapes[name]
         if tuple(tensor.shape) != shape:
             raise ValueError(
                 f"{operator}: {name} is {tuple(tensor.shape)} on rank {rank}; it must be {shape}: the operator was "

@@ -16,8 +16,9 @@ from iris_core.utils.torch_modes import plain_tensors
 
 from .call import Call, Channel, Device
 from .config import GemmConfig
-from .handshake import call_of_state, describe_state, state_words
+from .device.handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
+from .launch.launching import place_of
 from .operand_checks import check_kinds, check_operands, lies_within, overlap
 from .problem import Problem, doublings, plan_rows
 from .workspace import Buffer, Workspace
@@ -26,6 +27,7 @@ P = TypeVar("P", bound=Problem)
 
 _STATE = "state"
 _OUTPUT = "output"
+_Operands = dict[str, torch.Tensor]  # "A", "B", and what the epilogue reads, by name
 _MOST_CALLS = 256  # numbers of rows whose plans an operator keeps
 
 
@@ -87,6 +89,7 @@ class Operator(Generic[P]):
         self._new_outputs = new_outputs
         self.keeps_gathered = bool(options.get("keep_gathered"))
         self._options = {**(implementation.options or {}), **options}
+        self._expected = {"A": None, "B": None, **problem.operand_shapes(self.rank)}.keys()
         self._device = Device.of(ctx)
         self._plans: dict[int, GemmConfig | None] = {}
         self._calls: dict[int, Call[P]] = {}
@@ -113,7 +116,9 @@ class Operator(Generic[P]):
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> torch.Tensor:
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None, **operands: torch.Tensor
+    ) -> torch.Tensor:
         """Queue one call on the current stream; a graph of `torch.compile` ends before it.
 
         Args:
@@ -122,6 +127,7 @@ class Operator(Generic[P]):
                 those that require one under ``torch.no_grad()``.
             m: rows of A over all ranks; needed where A is cut by rows and the rank has not as many as of the whole
                 problem.
+            operands: what the problem's epilogue reads, by name, of its dtype: `bias` has an element a column of B.
 
         Returns:
             This rank's output, complete when the stream gets there.
@@ -132,13 +138,15 @@ class Operator(Generic[P]):
             RuntimeError: the operator was closed.
             TimeoutError, PeerError: an earlier call waited in vain for a peer, on whatever rank; `Context.check`.
         """
-        return self.call(a, b, m=m)[0]
+        return self.call(a, b, m=m, **operands)[0]
 
-    def call(self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None) -> tuple[torch.Tensor, ...]:
+    def call(
+        self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None, **operands: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept."""
         if torch.compiler.is_dynamo_compiling():
-            return torch.compiler.disable(self.call)(a, b, m=m)
-        outputs = self._queue(a, b, m)
+            return torch.compiler.disable(self.call)(a, b, m=m, **operands)
+        outputs = self._queue({"A": a, "B": b, **operands}, m)
         if not self.keeps_outputs:
             return outputs
         # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
@@ -176,41 +184,42 @@ class Operator(Generic[P]):
             raise
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
-    def _queue(self, a: torch.Tensor, b: torch.Tensor, m: int | None) -> tuple[torch.Tensor, ...]:
+    def _queue(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
         self._check_open()
         self._was_captured |= self.ctx.backend.is_capturing()
         if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
             with self.ctx.collective_section(f"call {self}"):
-                check_kinds(self, a, b)
-                m = self._rows_of(a, m)
+                check_kinds(self, operands, self._expected)
+                m = self._rows_of(operands["A"], m)
             self.ctx.agree("the rows of A over all ranks", m)
             with self.ctx.collective_section(f"call {self}"):
                 call = self._call_of(m)
-                self._check(call, a, b)
+                self._check(call, operands)
             self._note(call)
             with self._new_output(call):
-                return self._launch(call, a, b)
-        check_kinds(self, a, b)
-        call = self._call_of(self._rows_of(a, m))
+                return self._launch(call, operands)
+        check_kinds(self, operands, self._expected)
+        call = self._call_of(self._rows_of(operands["A"], m))
         with self._new_output(call):
-            return self._queue_call(call, a, b)
+            return self._queue_call(call, operands)
 
-    def _queue_call(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _queue_call(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
         calls = self._channel.calls
         if not self._is_prepared:
-            self._check(call, a, b)
+            self._check(call, operands)
             self._note(call)
-            return self._launch(call, a, b)
-        prepared = calls.find(a, b, call.output_address, call.problem.m)
+            return self._launch(call, operands)
+        place = (call.problem.m, call.output_address, *place_of(operands))
+        prepared = calls.find(place)
         if prepared is None:
-            self._check(call, a, b)
-            with calls.preparing(a, b, call.output_address, call.problem.m) as prepared:
-                self._launch(call, a, b)
+            self._check(call, operands)
+            with calls.preparing(place, call.problem.m) as prepared:
+                self._launch(call, operands)
             prepared.config, prepared.copied = self.ran_config, call.copied
         self._note(call)
         self.ran_config, call.copied = prepared.config, prepared.copied
-        calls.queue(prepared, a)
+        calls.queue(prepared, operands["A"])
         return self._outputs_of(call)
 
     def _note(self, call: Call[P]) -> None:
@@ -227,9 +236,13 @@ class Operator(Generic[P]):
     def _is_prepared(self) -> bool:
         return self._implementation.is_ours and self._channel.calls.are_prepared
 
-    def _launch(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _launch(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
         call.ran_config, call.copied = call.config, ()
-        outputs = self._implementation.launch(call, a, b)
+        a, b, call.operands = operands["A"], operands["B"], operands
+        try:
+            outputs = self._implementation.launch(call, a, b)
+        finally:
+            call.operands = {}
         self.ran_config = call.ran_config
         return outputs
 
@@ -269,10 +282,13 @@ class Operator(Generic[P]):
     def _check_config(self, config: GemmConfig | None) -> None:
         if reason := self._implementation.supports(self.problem, config):
             raise ValueError(f"{self} cannot do this: {reason}")
-        if config and config.num_sms > self._device.num_sms and self._device.arch != "cpu":
+        most, reserved = self._device.num_sms, self._device.reserved_sms
+        is_limited = self._device.arch != "cpu" or reserved > 0
+        if config and config.num_sms > most and is_limited:
+            beside = f", beside the {reserved} that reserve_sms keeps free" if reserved else ""
             raise ValueError(
                 f"{self}: num_sms is {config.num_sms}; programs wait for each other, and this GPU has room for "
-                f"{self._device.num_sms} at once: num_sms={self._device.num_sms}"
+                f"{most} at once{beside}: num_sms={most}"
             )
 
     def _size(self, problem: P) -> None:
@@ -391,19 +407,20 @@ class Operator(Generic[P]):
         as_matrix = self._implementation.as_matrix
         return as_matrix(self._last.problem, output) if as_matrix else output
 
-    def compile_kernels(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        """Compile what a call on operands that lie as these do launches, and queue nothing (compile_ahead.py).
+    def compile_kernels(self, a: torch.Tensor, b: torch.Tensor, **others: torch.Tensor) -> None:
+        """Compile what a call on operands that lie as these do launches, and queue nothing (launch/compile_ahead.py).
 
         Nothing is compiled where calls are not prepared.
         """
         if self._is_prepared:
+            operands = {"A": a, "B": b, **others}
             call = self._call_of(self._rows_of(a, None))
-            self._check(call, a, b)
+            self._check(call, operands)
             with self._new_output(call), self._channel.calls.compiling():
-                self._launch(call, a, b)
+                self._launch(call, operands)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
-        """Have later calls write down what their programs do (trace.py), or no longer.
+        """Have later calls write down what their programs do (device/trace.py), or no longer.
 
         Raises:
             ValueError: this variant's kernels cannot.
@@ -442,9 +459,9 @@ class Operator(Generic[P]):
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
-    def _check(self, call: Call[P], a: torch.Tensor, b: torch.Tensor) -> None:
-        check_operands(self, call, a, b, device=self.ctx.get_device(), most=self.problem.m)
-        for name, operand in (("A", a), ("B", b)):
+    def _check(self, call: Call[P], operands: _Operands) -> None:
+        check_operands(self, call, operands, device=self.ctx.get_device(), most=self.problem.m)
+        for name, operand in operands.items():
             if self._overwrites(call, name, operand):
                 raise ValueError(
                     f"{self}: {name} lies in memory of this operator, which the call overwrites while it reads {name}; "
@@ -452,7 +469,7 @@ class Operator(Generic[P]):
                 )
 
     def _overwrites(self, call: Call[P], name: str, operand: torch.Tensor) -> bool:
-        """Whether a call writes where this operand lies; `name` is "A" or "B"."""
+        """Whether a call writes where this operand lies."""
         if (gathered := self._implementation.gathered) and overlap(operand, all_rows := gathered(call)):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from iris_core.utils.settings import is_whole
 
 from .config import DTYPES
+from .device.epilogue import epilogue_ops
 
 Shapes = Sequence[Sequence[int]]
 
@@ -20,8 +21,11 @@ Shapes = Sequence[Sequence[int]]
 class Problem(ABC):
     """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
 
+    Args:
+        epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
+
     Raises:
-        ValueError: a size below one, or a dtype that is not supported.
+        ValueError: a size below one, a dtype that is not supported, or an op that there is not.
     """
 
     m: int
@@ -29,6 +33,7 @@ class Problem(ABC):
     k: int
     world_size: int
     dtype: torch.dtype
+    epilogue: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "world_size"):
@@ -37,6 +42,7 @@ class Problem(ABC):
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+        epilogue_ops(self.epilogue)
 
     def with_rows(self, m: int) -> Self:
         """Return the same problem of another m."""
@@ -45,6 +51,10 @@ class Problem(ABC):
     def m_of(self, a_rows: int, rank: int) -> int | None:
         """Return the m of a call whose A has so many rows on a rank; None if that cannot be told from them."""
         return a_rows
+
+    def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes on a rank of what the epilogue reads, by name: of each an element a column of B."""
+        return {op.operand: self.b_shape(rank)[1:] for op in epilogue_ops(self.epilogue) if op.operand}
 
     @property
     def flops(self) -> int:

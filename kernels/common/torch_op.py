@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -25,13 +25,14 @@ from iris_core import Context
 from iris_core.context import context_named
 
 from .config import GemmConfig
+from .device.epilogue import ACTIVATIONS, finish_with_torch
 from .functional import operator_of, problem_for
 from .operator import Operator
 from .problem import Problem
 
 _ARGUMENTS = (
     "Tensor a, Tensor b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
-    "bool keep_gathered=False"
+    "bool keep_gathered=False, str? activation=None, Tensor? bias=None"
 )
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
 _families: dict[str, tuple[type[Problem], bool]] = {}  # that have an op: their problems, and whether they gather A
@@ -46,6 +47,7 @@ class Product:
         context: the context's name.
         variant, backward_variant: of the product, and of those that give its gradients.
         keep_gathered: whether A as the family gathers it is returned, too.
+        activation: what is applied to C, by name; None for nothing.
     """
 
     m: int
@@ -55,10 +57,12 @@ class Product:
     variant: str = "auto"
     backward_variant: str = "auto"
     keep_gathered: bool = False
+    activation: str | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Return what an op takes behind the tensors."""
-        return self.m, self.n, self.k, self.context, self.variant, self.backward_variant, self.keep_gathered
+        how = self.context, self.variant, self.backward_variant, self.keep_gathered, self.activation
+        return self.m, self.n, self.k, *how
 
     def backward(
         self, family: str, a: torch.Tensor, b: torch.Tensor, *sizes: int, keep_gathered: bool = False
@@ -79,7 +83,18 @@ Gradients = Callable[
 ]
 
 
-def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *, gathers: bool = False) -> None:
+def _all_columns(product: Product, grad: torch.Tensor) -> torch.Tensor:
+    return grad
+
+
+def define_op(
+    family: str,
+    problem_type: type[Problem],
+    gradients: Gradients,
+    *,
+    gathers: bool = False,
+    own_columns: Callable[[Product, torch.Tensor], torch.Tensor] = _all_columns,
+) -> None:
     """Define a family's op, with a fake implementation for any sizes, and with gradients.
 
     Args:
@@ -87,27 +102,30 @@ def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *,
         problem_type: the family's problems.
         gradients: returns A's and B's gradients.
         gathers: whether B's gradient is made of the gathered A.
+        own_columns: returns of C's gradient the columns that this rank's B gives.
     """
 
     def call_op(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
         with torch.no_grad():
-            return multiply(family, a, b, Product(*arguments))
+            return multiply(family, a, b, *_product_and_bias(arguments))
 
     def fake(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
-        product = Product(*arguments)
+        product, _ = _product_and_bias(arguments)
         ctx, problem = _problem_of(family, product, a.dtype)
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
         return [a.new_empty(shape) for shape in shapes]
 
     class Gradient(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, product: Product) -> tuple[torch.Tensor, ...]:
-            _, wants_b, _ = ctx.needs_input_grad
+        def forward(
+            ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, product: Product
+        ) -> tuple[torch.Tensor, ...]:
+            wants_b = ctx.needs_input_grad[1]
             kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = op(a, b, *kept.arguments())
+                outputs = op(a, b, *kept.arguments(), bias)
             whole = outputs[1] if gathers and wants_b else a
             ctx.save_for_backward(whole if wants_b else None, b)
             ctx.product = product
@@ -119,11 +137,16 @@ def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *,
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             a, b = ctx.saved_tensors
-            return *gradients(ctx.product, a, b, grads[0], ctx.needs_input_grad[:2]), None
+            wanted = ctx.needs_input_grad
+            of_bias = own_columns(ctx.product, grads[0]).sum(0) if wanted[2] else None
+            return *gradients(ctx.product, a, b, grads[0], wanted[:2]), of_bias, None
 
     def differentiable(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-            return list(Gradient.apply(a, b, Product(*arguments)))
+        product, bias = _product_and_bias(arguments)
+        if _want_gradients(a, b, bias):
+            # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
+            output, *others = Gradient.apply(a, b, bias, replace(product, activation=None))
+            return [finish_with_torch(output, epilogue_of(False, product.activation), {}), *others]
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
 
@@ -137,17 +160,29 @@ def define_op(family: str, problem_type: type[Problem], gradients: Gradients, *,
     _families[family] = problem_type, gathers
 
 
-def multiply(family: str, a: torch.Tensor, b: torch.Tensor, product: Product) -> list[torch.Tensor]:
+def _want_gradients(*operands: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
+
+
+def _product_and_bias(arguments: tuple[Any, ...]) -> tuple[Product, torch.Tensor | None]:
+    """Return what an op is given behind A and B."""
+    *product, bias = arguments if len(arguments) > len(fields(Product)) else (*arguments, None)
+    return Product(*product), bias
+
+
+def multiply(
+    family: str, a: torch.Tensor, b: torch.Tensor, product: Product, bias: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
 
     Raises:
         As `operator_for`, and as a call of an operator.
     """
-    operator = operator_for(family, a.dtype, product)
-    return owned(operator, operator.call(a, b, m=product.m))
+    operator = operator_for(family, a.dtype, product, has_bias=bias is not None)
+    return owned(operator, operator.call(a, b, m=product.m, **operands_of(bias)))
 
 
-def operator_for(family: str, dtype: torch.dtype, product: Product) -> Operator[Any]:
+def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias: bool = False) -> Operator[Any]:
     """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
 
     Raises:
@@ -155,6 +190,7 @@ def operator_for(family: str, dtype: torch.dtype, product: Product) -> Operator[
         As `operator_of`.
     """
     (ctx, problem), (_, gathers) = _problem_of(family, product, dtype), _families[family]
+    problem = replace(problem, epilogue=epilogue_of(has_bias, product.activation))
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
@@ -175,6 +211,8 @@ def call(
     config: GemmConfig | None = None,
     variant: str = "auto",
     options: Mapping[str, Any] | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
     **asked: Any,
 ) -> Sequence[torch.Tensor]:
     """Return the outputs of a call of a family's function: C, then the family's others.
@@ -185,21 +223,45 @@ def call(
         ctx, a, b, family, sizes, config, variant, asked: as `problem_for`'s. In a graph a size that is not given is
             taken as what all ranks have as much of as this one.
         options: the family's own, of the op's; None for none.
+        bias, activation: what is added to C, and then applied to it; None for nothing.
     """
     options = options or {}
+    finish: dict[str, Any] = {"activation": activation, "bias": bias}
     if in_graph():
         if config is not None:
-            return torch.compiler.disable(call)(
-                ctx, a, b, family=family, sizes=sizes, config=config, variant=variant, options=options, **asked
-            )
+            asked = {**asked, **finish, "family": family, "sizes": sizes, "config": config, "variant": variant}
+            return torch.compiler.disable(call)(ctx, a, b, options=options, **asked)
         whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
-        return op_of(family)(a, b, *whole.values(), ctx.name, variant, **options)
-    problem = problem_for(ctx, a, b, family=family, sizes=sizes, config=config, variant=variant, **asked)
-    if config is None and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return op_of(family)(a, b, problem.m, problem.n, problem.k, ctx.name, variant, **options)
-    return operator_of(ctx, family, problem, variant, config, **options).call(a, b, m=problem.m)
+        return op_of(family)(a, b, *whole.values(), ctx.name, variant, **options, **finish)
+    epilogue = epilogue_of(bias is not None, activation)
+    asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
+    problem = problem_for(ctx, a, b, epilogue=epilogue, **asked)
+    if (
+        config is None
+        and torch.is_grad_enabled()
+        and any(one is not None and one.requires_grad for one in (a, b, bias))
+    ):
+        return op_of(family)(a, b, problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
+    operator = operator_of(ctx, family, problem, variant, config, **options)
+    return operator.call(a, b, m=problem.m, **operands_of(bias))
+
+
+def epilogue_of(has_bias: bool, activation: str | None) -> tuple[str, ...]:
+    """Return the epilogue that adds a bias, if there is one, and applies an activation.
+
+    Raises:
+        ValueError: there is no such activation.
+    """
+    if not (activation is None or activation in ACTIVATIONS):
+        raise ValueError(f"activation is {activation!r}; it takes {', '.join(ACTIVATIONS)}, or None")
+    return (*(["bias"] if has_bias else []), *([activation] if activation else []))
+
+
+def operands_of(bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return what such an epilogue reads, as operators take it."""
+    return {} if bias is None else {"bias": bias}
 
 
 def in_graph() -> bool:

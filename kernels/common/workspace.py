@@ -11,7 +11,7 @@ import torch
 from iris_core import Context
 from iris_core.utils.torch_modes import lasting
 
-from .handshake import number_of_call
+from .device.handshake import number_of_call
 
 CallOf = Callable[[int, int], int]
 

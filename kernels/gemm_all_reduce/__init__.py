@@ -46,6 +46,8 @@ def gemm_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     k: int | None = None,
@@ -65,6 +67,9 @@ def gemm_all_reduce(
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
+        bias: added to the sum: (n,), the same on all ranks, of a's dtype; None for none.
+        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
+            required torch applies it, in a pass of its own.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -87,6 +92,8 @@ def gemm_all_reduce(
         family=FAMILY,
         problem_type=GemmAllReduceProblem,
         sizes={"k": k},
+        bias=bias,
+        activation=activation,
         variant=variant,
         config=config,
         accumulation_dtype=accumulation_dtype,

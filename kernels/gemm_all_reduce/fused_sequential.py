@@ -18,13 +18,20 @@ import triton.language as tl
 from iris_core import signal, translate, wait
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ..common.arguments import Block
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin
-from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.device.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.device.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
+from ..common.portable.gemm import (
+    matmul_tile,
+    num_tiles,
+    store_subtile,
+    store_tile,
+    subtile_offsets,
+    tile_origin,
+    unfinished_block,
+)
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter import host as reduce_scatter
@@ -43,7 +50,7 @@ def gemm_all_reduce_fused_sequential(
     pid, step = tl.program_id(0), tl.num_programs(0)
     tiles = num_tiles(out, TILE)
     partial_size = tl.cast(out.m, tl.int64) * out.n
-    mine = Block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
+    mine = unfinished_block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
     for tile in tl.range(pid, tiles, step, num_stages=1):
         row, col = tile_origin(tile, out, TILE)
         began = trace_time(peers)
@@ -70,7 +77,7 @@ def gemm_all_reduce_fused_sequential(
             for rank in tl.static_range(1, WORLD_SIZE):
                 partial_ptr = workspace_ptr + rank * partial_size
                 total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-            store_subtile(total, out, row + chunk * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+            store_subtile(total, out, row + chunk * ROWS, col, peers, 1, WORLD_SIZE, ROWS, TILE.BLOCK_N, TILE)
         trace_span(peers, SUM, tile, began)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 

@@ -1,8 +1,8 @@
 """GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs split tiles (../common/stream_k.py). The one that fixes a tile up stores its sum, a partial one, to every
-rank's workspace, signals all of them at once, waits for theirs, and adds all ranks', its own too, in the order of the
-ranks: every rank has the same bits, in every run.
+Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up stores its sum, a partial one, to
+every rank's workspace, signals all of them at once, waits for theirs, and adds all ranks', its own too, in the order of
+the ranks: every rank has the same bits, in every run.
 
 The workspace is doubled, and calls use its halves alternately: every rank has seen all peers' flags in a call that it
 has ended, so they are done with the half of the call before, and no rank waits for the peers to be ready. Flags hold
@@ -18,13 +18,12 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, wait_each
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ..common import stream_k_host
-from ..common.arguments import Block
-from ..common.gemm import store_subtile, store_tile, subtile_offsets
-from ..common.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.stream_k import Halves, buffer_of_call, compute_tiles
-from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
+from ..common.portable import stream_k_host
+from ..common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
+from ..common.portable.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter.fused_sequential_stream_k import plan
@@ -38,7 +37,7 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     """Send a partial tile to all ranks, and sum all ranks'."""
     out, workspace_ptr, flags_ptr = target
     partial_size = tl.cast(out.m, tl.int64) * out.n
-    mine = Block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
+    mine = unfinished_block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
     ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
     began = trace_time(peers)
     store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
@@ -51,12 +50,22 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     # Halves of a wide tile, one after the other: both in registers would be too many.
     COLS: tl.constexpr = TILE.BLOCK_N // TILE.SUBTILES
     for index in range(TILE.SUBTILES):
-        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
-def sum_subtile(out, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def sum_subtile(
+    out,
+    workspace_ptr,
+    peers,
+    row,
+    col,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Add all ranks' partials of a subtile, in the order of the ranks, and store the sum."""
     partial_size = tl.cast(out.m, tl.int64) * out.n
     offsets, mask = subtile_offsets(out, row, col, ROWS, COLS)
@@ -66,7 +75,7 @@ def sum_subtile(out, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, R
     for rank in range(1, WORLD_SIZE):
         partial_ptr = workspace_ptr + rank * partial_size
         total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS)
+    store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS, TILE)
 
 
 @triton.jit(launch_metadata=ONE_SHOT)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ..common.arguments import Block
-from ..common.launch_metadata import Arguments, launch_metadata, peers_of
+from ..common.device.arguments import Block
+from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.workspace import Buffer
 from ..gemm_reduce_scatter.host import ReduceCall
 
@@ -40,4 +40,4 @@ def block_of(call: ReduceCall) -> Block:
     """Return where C is stored."""
     room = call.memory["output"]
     m, width = room.shape
-    return Block(room, m, width, width)
+    return Block(room, m, width, width, call.epilogue())

@@ -18,7 +18,7 @@ from ..common.config import GemmConfig
 from ..common.hopper import host as hopper
 from ..common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us, tiles_of
 from ..common.implementation import Implementation
-from ..common.operands import padded
+from ..common.portable.operands import padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from ..gemm_reduce_scatter import warp_specialized_sm90
@@ -90,7 +90,8 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     def schedule() -> Shards:
         return warp_specialized_sm90.schedule(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
 
-    warp_specialized_sm90.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call))
+    first_row = 0 if is_cut_by_columns(call) else call.rank * shard[0]
+    warp_specialized_sm90.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call), first_row)
     return outputs(call)
 
 

@@ -21,14 +21,14 @@ from . import (
     workgroup_specialized,
 )
 from .former_names import FORMER_NAMES
-from .gradients import gradients
+from .gradients import gradients, own_columns
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .reference import reference
 
 Problem = GemmAllScatterProblem
 
-define_op(FAMILY, Problem, gradients)
+define_op(FAMILY, Problem, gradients, own_columns=own_columns)
 
 for _variant in (
     *library.VARIANTS,
@@ -50,6 +50,8 @@ def gemm_all_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     n: int | None = None,
@@ -65,6 +67,9 @@ def gemm_all_scatter(
         ctx: the context.
         a: (m, k), the same on every rank; bf16, fp16 or fp32, on the context's device.
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
+        bias: added to its columns before they are stored: (this rank's columns,), of a's dtype; None for none.
+        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
+            required torch applies it, in a pass of its own.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -87,6 +92,8 @@ def gemm_all_scatter(
         family=FAMILY,
         problem_type=GemmAllScatterProblem,
         sizes={"n": n},
+        bias=bias,
+        activation=activation,
         variant=variant,
         config=config,
     )[0]

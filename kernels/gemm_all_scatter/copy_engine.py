@@ -19,7 +19,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Call, Device
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig
-from ..common.handshake import begin_call, current_call, finish_call
+from ..common.device.handshake import begin_call, current_call, finish_call
 from ..common.implementation import Implementation
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags

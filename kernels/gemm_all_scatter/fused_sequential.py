@@ -16,7 +16,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
-from ..common.handshake import begin_call, finish_call
+from ..common.device.handshake import begin_call, finish_call
 from ..common.implementation import Implementation
 from ..common.variants import variant_of
 from . import host

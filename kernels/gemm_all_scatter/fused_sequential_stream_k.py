@@ -1,8 +1,8 @@
 """GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs split tiles (../common/stream_k.py); the one that fixes a tile up stores it to every rank. It waits for the
-peers to be ready just before, and counts the tile on every rank just after, all at once. The first program ends when
-every rank, its own too, has counted all its tiles here. Counts grow over all calls and are never reset.
+Programs split tiles (../common/portable/stream_k.py); the one that fixes a tile up stores it to every rank. It waits
+for the peers to be ready just before, and counts the tile on every rank just after, all at once. The first program ends
+when every rank, its own too, has counted all its tiles here. Counts grow over all calls and are never reset.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import triton.language as tl
 from iris_core import gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ..common import stream_k_host
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
-from ..common.gemm import store_tile
-from ..common.handshake import (
+from ..common.device.handshake import (
     COUNTS_OF_A_CALL,
     begin_own_call,
     count_of_chunk,
@@ -28,9 +26,11 @@ from ..common.handshake import (
     wait_all_chunks,
     wait_all_ready,
 )
+from ..common.device.trace import STORE, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.stream_k import compute_tiles, with_columns
-from ..common.trace import STORE, WAIT, trace_span, trace_time
+from ..common.portable import stream_k_host
+from ..common.portable.gemm import store_tile
+from ..common.portable.stream_k import compute_tiles, with_columns
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..common.arguments import Block
 from ..common.call import Call, Device
 from ..common.config import GemmConfig, default_config
+from ..common.device.arguments import Block
 from ..common.workspace import Buffer
 from .problem import GemmAllScatterProblem
 
@@ -42,7 +42,7 @@ def block_of(call: Call[GemmAllScatterProblem]) -> Block:
     (output,), (start, stop) = outputs(call), call.problem.columns(call.rank)
     # A rank without columns would have an empty tensor here, whose address torch gives as null.
     corner = output[:, start:stop] if stop > start else output
-    return Block(corner, call.problem.m, stop - start, call.problem.n)
+    return Block(corner, call.problem.m, stop - start, call.problem.n, call.epilogue())
 
 
 def compute_arguments(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:

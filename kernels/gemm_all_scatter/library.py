@@ -48,7 +48,9 @@ def list_workspace(call: AllScatterCall) -> dict[str, Buffer]:
 def multiply(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return this rank's block of C, padded."""
     own = call.memory["own"]
-    torch.mm(a, b, out=own if b.shape[1] == own.shape[1] else own[:, : b.shape[1]])
+    block = own if b.shape[1] == own.shape[1] else own[:, : b.shape[1]]
+    torch.mm(a, b, out=block)
+    call.finish(block)
     return own
 
 
@@ -92,6 +94,7 @@ VARIANTS = (
         workspace=blocks_workspace,
         outputs=lambda call: (call.memory["output"],),
         as_matrix=blocks_as_matrix,
+        has_epilogue=True,
         summary="torch.mm, then all_gather_into_tensor; C in blocks, a rank each",
     ),
     library_variant(
@@ -100,6 +103,7 @@ VARIANTS = (
         launch_layout,
         workspace=layout_workspace,
         outputs=matrix_of,
+        has_epilogue=True,
         summary="the same, then a copy into one matrix",
     ),
     library_variant(
@@ -108,6 +112,7 @@ VARIANTS = (
         launch_list,
         workspace=list_workspace,
         outputs=matrix_of,
+        has_epilogue=True,
         summary="torch.mm, then all_gather into column slices (the paper's baseline)",
     ),
 )

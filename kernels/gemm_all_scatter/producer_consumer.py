@@ -17,7 +17,7 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Call
-from ..common.handshake import begin_call, current_call, finish_call
+from ..common.device.handshake import begin_call, current_call, finish_call
 from ..common.implementation import Implementation
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags

@@ -11,10 +11,10 @@ import triton.language as tl
 
 from iris_core import signal, translate, wait
 
-from ..common.gemm import matmul_tile, num_tiles, store_tile, subtile_offsets, tile_origin
-from ..common.handshake import wait_ready
-from ..common.launch_metadata import Arguments, block_product, launch_metadata, peers_of
-from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, WAIT, trace_span, trace_time
+from ..common.device.handshake import wait_ready
+from ..common.device.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, WAIT, trace_span, trace_time
+from ..common.launch.launch_metadata import Arguments, block_product, launch_metadata, peers_of
+from ..common.portable.gemm import matmul_tile, num_tiles, store_tile, subtile_offsets, tile_origin
 
 # How a computed tile is signalled inside the rank.
 SIGNAL_NOTHING = tl.constexpr(0)

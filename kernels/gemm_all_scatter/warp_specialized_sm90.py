@@ -24,10 +24,10 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
-from ..common.gemm import num_tiles, tile_origin
-from ..common.handshake import begin_call, finish_call, wait_ready
+from ..common.device.handshake import begin_call, finish_call, wait_ready
+from ..common.device.trace import SEND_WAIT, trace_span, trace_time
 from ..common.hopper import host as hopper
-from ..common.hopper.arguments import PendingStore, Sizes
+from ..common.hopper.arguments import PendingStore, PlacedEpilogue, Sizes
 from ..common.hopper.epilogue_store import (
     load_and_send,
     load_prologue,
@@ -39,9 +39,9 @@ from ..common.hopper.pipeline import make_operand_pipeline
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, trace_number, whole_waves, work_tile
 from ..common.implementation import Implementation
-from ..common.launch_metadata import Arguments, launch_metadata, peers_of
-from ..common.operands import ROW_BYTES, padded
-from ..common.trace import SEND_WAIT, trace_span, trace_time
+from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
+from ..common.portable.gemm import num_tiles, tile_origin
+from ..common.portable.operands import ROW_BYTES, padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from .host import FAMILY
@@ -54,11 +54,12 @@ def _sent(args: Arguments) -> int:
 
 @gluon.jit(launch_metadata=launch_metadata(product=lambda args: args["sizes"], moved=_sent))
 def gemm_all_scatter_warp_specialized_sm90(
-    a, b, out, workspace, sizes, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a, b, out, workspace, sizes, epilogue, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Compute this rank's block of C into every rank's C."""
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
+    placed = PlacedEpilogue(epilogue, sizes)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     tiles = num_tiles(sizes, TILE)
@@ -67,13 +68,20 @@ def gemm_all_scatter_warp_specialized_sm90(
     split = split_waves(tiles, whole, num_steps, TILE)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, store, whole, num_steps, TILE)),
-            (multiply_tiles, (pipeline, store, workspace, tiles, whole, split, num_steps, peers, epoch, TILE)),
+            (multiply_second, (pipeline, store, placed, whole, num_steps, TILE)),
+            (multiply_tiles, (pipeline, store, placed, workspace, tiles, whole, split, num_steps, peers, epoch, TILE)),
             (_load_and_scatter, (a, b, out, pipeline, store, whole, split, sizes, peers, epoch, WORLD_SIZE, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(1, TILE.PINGPONG),
         worker_registers(1, TILE.PINGPONG),
     )
+
+
+@gluon.jit
+def _origin(wave, sizes, TILE: gl.constexpr):
+    tiles = num_tiles(sizes, TILE)
+    work = work_tile(wave, tiles, whole_waves(tiles, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
+    return tile_origin(work.index, sizes, TILE)
 
 
 @gluon.jit
@@ -164,10 +172,11 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
         call.config.num_sms,
         num_warps=hopper.num_warps(call.config),
         early=True,
-        **hopper.operands(call, a, b),
+        **hopper.operands(call, a, b, _origin),
         out=_everywhere(call),
         workspace=hopper.split_workspace(call),
         sizes=_sizes(call),
+        epilogue=call.epilogue(),
         peers=call.peers(),
         WORLD_SIZE=call.world_size,
     )

@@ -18,11 +18,11 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import store_subtile, store_tile, subtile_offsets, tile_origin
-from ..common.handshake import begin_call, finish_call, wait_ready
+from ..common.device.handshake import begin_call, finish_call, wait_ready
+from ..common.device.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.partials import COMPUTES_ALL, PULLS, largest_shard, own_partial, partial_tile, shard_tiles
-from ..common.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
+from ..common.portable.gemm import store_subtile, store_tile, subtile_offsets, tile_origin
+from ..common.portable.partials import COMPUTES_ALL, PULLS, largest_shard, own_partial, partial_tile, shard_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host
@@ -62,7 +62,7 @@ def gemm_reduce_scatter_bulk_synchronous_pull(
         for distance in tl.static_range(1, WORLD_SIZE):
             peer_ptr = translate(mine.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
             total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N)
+        store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N, TILE)
         began = trace_span(peers, PUSH, chunk, began)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 

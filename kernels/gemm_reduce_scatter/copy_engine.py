@@ -27,9 +27,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_another
-from ..common.handshake import begin_call, count_of_chunk, current_call, finish_after_arrivals, signal_chunk
+from ..common.device.handshake import begin_call, count_of_chunk, current_call, finish_after_arrivals, signal_chunk
 from ..common.implementation import Implementation
-from ..common.partials import COMPUTES_FOR_PEERS, SIGNAL_CHUNK, SUMS, compute_partial_tiles, sum_own_tiles
+from ..common.portable.partials import COMPUTES_FOR_PEERS, SIGNAL_CHUNK, SUMS, compute_partial_tiles, sum_own_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host

@@ -18,10 +18,11 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import store_tile
-from ..common.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.device.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.device.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.partials import (
+from ..common.portable.gemm import store_tile
+from ..common.portable.partials import (
     COMPUTES_AND_SUMS,
     WAIT_TILES,
     owner_of,
@@ -33,7 +34,6 @@ from ..common.partials import (
     sum_own_tiles,
     workspace_at_owner,
 )
-from ..common.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host

@@ -1,8 +1,8 @@
 """GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
-Programs split tiles (../common/stream_k.py). The one that fixes a tile up sends every owner of some of its rows these
-rows, with a flag a rank and tile; where rows are this rank's own, it waits for the peers' partials and adds them, as in
-../common/partials.py.
+Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up sends every owner of some of its
+rows these rows, with a flag a rank and tile; where rows are this rank's own, it waits for the peers' partials and adds
+them, as in ../common/portable/partials.py.
 
 The workspace is doubled, and calls use its halves alternately, so no rank waits for the peers: flags of the first tile
 go to every rank, which waits for all of them, owner or not. So a rank that has ended a call has seen all peers' flags
@@ -20,16 +20,17 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, translate, wait_each
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ..common import stream_k_host
-from ..common.arguments import Block
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import rounded, subtile
-from ..common.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.arguments import Block
+from ..common.device.epilogue import finish_tile
+from ..common.device.handshake import begin_own_call, end_own_call, on_every_rank
+from ..common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.partials import COMPUTES_AND_SUMS
-from ..common.stream_k import Halves, buffer_of_call, compute_tiles
-from ..common.trace import STORE, SUM, WAIT, trace_span, trace_time
+from ..common.portable import stream_k_host
+from ..common.portable.gemm import rounded, subtile
+from ..common.portable.partials import COMPUTES_AND_SUMS
+from ..common.portable.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from . import host
@@ -128,14 +129,24 @@ def sum_own_rows(
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
         sum_own_subtile(
-            half, out, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS
+            half, out, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE
         )
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
 def sum_own_subtile(
-    acc, out, staging, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+    acc,
+    out,
+    staging,
+    workspace_ptr,
+    peers,
+    row,
+    col,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Add the peers' partials of this rank's rows of a subtile to its own, and store them."""
     offsets, mask = rows_of_owner(staging, row, col, peers.rank, ROWS, COLS)
@@ -145,6 +156,7 @@ def sum_own_subtile(
         partial_ptr = workspace_ptr + (peers.rank + distance) % WORLD_SIZE * partial_size
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    acc = finish_tile(acc, out.epilogue, row - peers.rank * staging.shard_rows, col, ROWS, COLS, TILE)
     tl.store(out.c_ptr + offsets, rounded(acc, out.c_ptr.dtype.element_ty), mask=mask)
 
 
@@ -176,7 +188,7 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     TILE: tl.constexpr,
 ):
     """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
-    whole = Block(out.c_ptr, staging.m, staging.n, staging.n)
+    whole = Block(out.c_ptr, staging.m, staging.n, staging.n, out.epilogue)
     gdc_wait()
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)

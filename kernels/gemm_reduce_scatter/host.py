@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..common.arguments import Block
 from ..common.call import Call, Device
 from ..common.config import GemmConfig, default_config
-from ..common.partials import Staging
+from ..common.device.arguments import Block
+from ..common.portable.partials import Staging
 from ..common.workspace import Buffer, flags_by_source
 from .problem import GemmReduceScatterProblem
 
@@ -64,7 +64,7 @@ class Destination:
         width = room.shape[1]
         # A rank without rows stores nothing.
         corner = room[start:] if self.sends_to_all and stop > start else room
-        return Block(corner, stop - start, width, width)
+        return Block(corner, stop - start, width, width, call.epilogue(start if self.sends_to_all else 0))
 
 
 KEPT = Destination(sends_to_all=False)

@@ -23,9 +23,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.handshake import begin_call, current_call, finish_after_arrivals
+from ..common.device.handshake import begin_call, current_call, finish_after_arrivals
 from ..common.implementation import Implementation
-from ..common.partials import (
+from ..common.portable.partials import (
     COMPUTES_FOR_PEERS,
     PUSHES,
     SIGNAL_TILE,

@@ -8,35 +8,39 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..common.device.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from ..common.hopper.epilogue_load import add_partials, num_loads
-from ..common.hopper.epilogue_store import acquire_store, stage_tile, wait_store
+from ..common.hopper.epilogue_store import acquire_store, apply_epilogue, stage_tile, wait_store
 from ..common.hopper.pipeline import multiply_tile, trace_first_step
 from ..common.hopper.roles import wait_in_sequence
 from ..common.hopper.tile_scheduler import trace_number
-from ..common.trace import MULTIPLY, SUM, WAIT, trace_time, trace_until
 from .tile_scheduler import work_tile
 
 
 @gluon.jit
-def sum_tiles(pipeline, store, load, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def sum_tiles(
+    pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
     """Multiply `waves` tiles, add the peers' partials to this rank's own, and stage each for the epilogue store.
 
     With PINGPONG the first, the third, …: the others are `sum_second`'s.
     """
     if TILE.PINGPONG:
-        _sum_every_other(0, pipeline, store, load, waves, shards, num_steps, WORLD_SIZE, TILE)
+        _sum_every_other(0, pipeline, store, load, placed, waves, shards, num_steps, WORLD_SIZE, TILE)
     else:
-        _sum_together(pipeline, store, load, waves, shards, num_steps, peers, WORLD_SIZE, TILE)
+        _sum_together(pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE, TILE)
 
 
 @gluon.jit
-def sum_second(pipeline, store, load, waves, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def sum_second(pipeline, store, load, placed, waves, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """As `sum_tiles`, the second tile, the fourth, …."""
-    _sum_every_other(1, pipeline, store, load, waves, shards, num_steps, WORLD_SIZE, TILE)
+    _sum_every_other(1, pipeline, store, load, placed, waves, shards, num_steps, WORLD_SIZE, TILE)
 
 
 @gluon.jit
-def _sum_together(pipeline, store, load, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _sum_together(
+    pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
     number = 0
     for wave in range(waves):
         is_own = work_tile(wave, shards, WORLD_SIZE).distance == 0
@@ -46,6 +50,7 @@ def _sum_together(pipeline, store, load, waves, shards, num_steps, peers, WORLD_
         multiplied = trace_time(peers)
         if is_own:
             acc, number = add_partials(acc, load, number, WORLD_SIZE, TILE)
+            acc = apply_epilogue(acc, placed, wave, TILE)
         summed = trace_time(peers)
         acquire_store(store, wave)
         acquired = trace_time(peers)
@@ -58,7 +63,7 @@ def _sum_together(pipeline, store, load, waves, shards, num_steps, peers, WORLD_
 
 @gluon.jit
 def _sum_every_other(
-    first, pipeline, store, load, waves, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    first, pipeline, store, load, placed, waves, shards, num_steps, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Every other wave's tile, from the `first` on; they are staged in order."""
     number = 0
@@ -71,6 +76,7 @@ def _sum_every_other(
                 wait_store(store, wave)  # the other group's partials have been added, too
             if is_own:
                 acc, number = add_partials(acc, load, number, WORLD_SIZE, TILE)
+                acc = apply_epilogue(acc, placed, wave, TILE)
             acquire_store(store, wave)
             stage_tile(acc, store, TILE)
         elif is_own:

@@ -28,10 +28,10 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.gemm import DESCRIPTORS_B_NK, tile_origin
-from ..common.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
+from ..common.device.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
+from ..common.device.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from ..common.hopper import host as hopper
-from ..common.hopper.arguments import PendingStore
+from ..common.hopper.arguments import PendingStore, PlacedEpilogue
 from ..common.hopper.epilogue_load import load_partials, make_epilogue_load
 from ..common.hopper.epilogue_store import (
     load_and_send,
@@ -55,10 +55,10 @@ from ..common.hopper.roles import first_role, worker_registers, worker_warps
 from ..common.hopper.signal_pipeline import commit_signal
 from ..common.hopper.tile_scheduler import num_waves, trace_number
 from ..common.implementation import Implementation
-from ..common.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
-from ..common.operands import padded
-from ..common.partials import signal_partial
-from ..common.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
+from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
+from ..common.portable.gemm import DESCRIPTORS_B_NK, tile_origin
+from ..common.portable.operands import padded
+from ..common.portable.partials import signal_partial
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from .host import FAMILY, ReduceCall
@@ -83,11 +83,12 @@ def _moved(args: Arguments) -> int:
 
 @gluon.jit(launch_metadata=launch_metadata(product=_product, moved=_moved))
 def gemm_reduce_scatter_warp_specialized_sm90(
-    a, b, out, reduced, partials, shards, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a, b, out, reduced, partials, shards, epilogue, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
+    placed = PlacedEpilogue(epilogue, (shards, peers.rank, WORLD_SIZE))
     load = make_epilogue_load(store, partials, TILE)
     signals = make_pipeline(1)
     gdc_wait()
@@ -96,8 +97,8 @@ def gemm_reduce_scatter_warp_specialized_sm90(
     num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
     gl.warp_specialize(
         [
-            (sum_second, (pipeline, store, load, waves, shards, num_steps, WORLD_SIZE, TILE)),
-            (sum_tiles, (pipeline, store, load, waves, shards, num_steps, peers, WORLD_SIZE, TILE)),
+            (sum_second, (pipeline, store, load, placed, waves, shards, num_steps, WORLD_SIZE, TILE)),
+            (sum_tiles, (pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE, TILE)),
             (
                 _load_and_send_partials,
                 (a, b, out, reduced, pipeline, store, load, signals, waves, shards, peers, epoch, WORLD_SIZE, TILE),
@@ -108,6 +109,13 @@ def gemm_reduce_scatter_warp_specialized_sm90(
         worker_warps(3, TILE.PINGPONG),
         worker_registers(3, TILE.PINGPONG),
     )
+
+
+@gluon.jit
+def _origin(wave, place, TILE: gl.constexpr):
+    shards, rank, WORLD_SIZE = place
+    row, col = tile_origin(work_tile(wave, shards, WORLD_SIZE).tile, shards, TILE)
+    return row, col + rank * shards.cols_apart
 
 
 @gluon.jit
@@ -320,7 +328,13 @@ def schedule(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, send
 
 
 def queue(
-    call: ReduceCall, a: torch.Tensor, b: torch.Tensor, n: int, shards: Shards, reduced: TensorDescriptor | None
+    call: ReduceCall,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    n: int,
+    shards: Shards,
+    reduced: TensorDescriptor | None,
+    first_row: int = 0,
 ) -> None:
     """Queue the kernel.
 
@@ -329,6 +343,7 @@ def queue(
         n: columns of the largest shard.
         shards: the order of the tiles.
         reduced: where sums are sent; None: into this rank's own place among the partials.
+        first_row: of C, that this rank sums.
     """
     config, staging = call.config, call.memory["staging"]
     call.run(
@@ -336,11 +351,12 @@ def queue(
         config.num_sms,
         num_warps=hopper.num_warps(config),
         early=True,
-        **hopper.operands(call, a, b),
+        **hopper.operands(call, a, b, _origin),
         out=hopper.subtiles_of(call, call.peer_view(staging)[:, call.rank, :, :n]),
         reduced=reduced,
         partials=hopper.tile_columns_of(call, staging[:, :, :n]),
         shards=shards,
+        epilogue=call.epilogue(first_row),
         peers=call.peers(),
         WORLD_SIZE=call.world_size,
     )

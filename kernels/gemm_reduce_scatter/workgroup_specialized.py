@@ -19,9 +19,9 @@ import triton.language as tl
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ..common.handshake import begin_call, finish_after_arrivals, finish_call
+from ..common.device.handshake import begin_call, finish_after_arrivals, finish_call
 from ..common.implementation import Implementation
-from ..common.partials import (
+from ..common.portable.partials import (
     COMPUTES_AND_SUMS,
     SIGNAL_TILE,
     WAIT_TILES,

@@ -23,7 +23,7 @@ from iris_core import iris
 from iris_core.checker import check
 from iris_core.checker.replacing import replaced
 from iris_kernels.all_gather_gemm import copies
-from iris_kernels.common import handshake
+from iris_kernels.common.device import handshake
 from overlap_taxonomy import Variant, get_variant
 
 

@@ -22,7 +22,7 @@ from families import make_problem
 from ranks import Ranks, context, raised
 
 from iris_bench.baselines import kraken
-from iris_kernels.common import auto
+from iris_kernels.common.choice import auto
 from overlap_taxonomy import get_variant
 
 cpu_alone = pytest.mark.parametrize("device", ["cpu"])

@@ -22,11 +22,11 @@ from iris_bench.measure.shapes import Shape
 from iris_bench.tune import candidates
 from iris_bench.tune.candidates import Tuned, neighbours
 from iris_core.rendezvous import rank_info
+from iris_kernels.common.choice.measured import Key
+from iris_kernels.common.choice.tuning_cache import read_cache
 from iris_kernels.common.config import GemmConfig, default_config
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.measured import Key
-from iris_kernels.common.stream_k_host import default_stream_k_config
-from iris_kernels.common.tuning_cache import read_cache
+from iris_kernels.common.portable.stream_k_host import default_stream_k_config
 from overlap_taxonomy import Variant, get_variant, list_families, list_variants
 
 RESULTS = Path(__file__).parents[2] / "results"

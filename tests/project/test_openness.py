@@ -35,8 +35,8 @@ register(
 )
 """
 CHOICE = """
-from iris_kernels.common.auto import choose
-from iris_kernels.common.measured import Measured, key_of
+from iris_kernels.common.choice.auto import choose
+from iris_kernels.common.choice.measured import Measured, key_of
 from iris_kernels.gemm_all_scatter import Problem
 import torch
 

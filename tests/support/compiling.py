@@ -88,6 +88,7 @@ class Case:
     k_chunks: int = 1
     splits: int = 1
     pingpong: bool = False
+    epilogue: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
@@ -95,6 +96,7 @@ class Case:
         parts += (
             ["chunks"] * (self.k_chunks > 1) + [f"team{self.splits}"] * (self.splits > 1) + ["pingpong"] * self.pingpong
         )
+        parts += self.epilogue
         return "-".join(parts)
 
     @property
@@ -178,8 +180,9 @@ def _width(vector: str | None, bits: str | None, amd: str | None) -> int:
 class StubContext(TensorFactories):
     """As much of a context as making and calling an operator takes: no peers, no GPU, memory that nobody touches."""
 
-    def __init__(self, case: Case, heap_size: int = HEAP_SIZE) -> None:
+    def __init__(self, case: Case, heap_size: int = HEAP_SIZE, reserve_sms: int = 0) -> None:
         self._case = case
+        self.reserve_sms = reserve_sms
         self.control_plane = mock.Mock(rank=case.rank, world_size=case.world_size)
         self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
         self.note_call = mock.Mock()
@@ -224,7 +227,7 @@ class StubContext(TensorFactories):
         return self.backend.device
 
     def get_cu_count(self) -> int:
-        return TARGETS[self._case.target].num_sms
+        return TARGETS[self._case.target].num_sms - self.reserve_sms
 
     def get_arch(self) -> str:
         return self._case.target
@@ -284,7 +287,7 @@ def compile_case(case: Case) -> list[Compiled]:
                 config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], splits=1)
             ctx = StubContext(case)
             operator = build(ctx, make_problem(case), config)
-        operator(*_operands(operator.problem, case))
+        operator(*_operands(operator.problem, case), **_epilogue_operands(operator.problem, case))
     return [
         replace(
             compile_kernel(kernel, arguments, case.target, config=operator.ran_config),
@@ -303,7 +306,7 @@ def _descriptors_on(heap: SymmetricHeap, arguments: dict[str, Any]) -> frozenset
 def make_problem(case: Case) -> Any:
     """Return the problem that a case's operator is made for."""
     family = importlib.import_module(f"iris_kernels.{case.family}")
-    return family.Problem(case.size, case.size, case.size, case.world_size, case.dtype)
+    return family.Problem(case.size, case.size, case.size, case.world_size, case.dtype, case.epilogue)
 
 
 def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -312,6 +315,10 @@ def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     if case.layout == "nk":
         return a, torch.empty(n, k, dtype=case.dtype).t()
     return a, torch.empty(k, n, dtype=case.dtype)
+
+
+def _epilogue_operands(problem: Any, case: Case) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(shape, dtype=case.dtype) for name, shape in problem.operand_shapes(case.rank).items()}
 
 
 def check_system_edges(kernel: Compiled, target: str) -> None:

@@ -19,7 +19,7 @@ from iris_core import Context, iris
 from iris_core.backends.shm import _ImmediateStream
 from iris_core.checker.replacing import replaced
 from iris_core.device.sync import signal
-from iris_kernels.common.handshake import signal_chunk
+from iris_kernels.common.device.handshake import signal_chunk
 
 
 @contextlib.contextmanager

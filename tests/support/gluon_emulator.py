@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +178,12 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         awaited = len(stores) - int(pendings)
         machine.wait(lambda: all(state == "arrived" for state in stores[:awaited]))
 
+    def apply_ops(acc: Register, epilogue: Any, rows: torch.Tensor, cols: torch.Tensor, tile: Any) -> Register:
+        value = acc.value
+        for op, operand in zip(tile.EPILOGUE, epilogue.operands, strict=True):
+            value = op(value, epilogue.first_row + rows, cols, operand)
+        return Register(value)
+
     def load_block(pointers: Pointer, mask: torch.Tensor, other: float, cache_modifier: str) -> Register:
         found = pointers.memory[torch.where(mask, pointers.offsets, 0)]
         return Register(torch.where(mask, found, torch.tensor(other)))
@@ -214,6 +220,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     )
     return {
         "gl": gl,
+        "apply_ops": apply_ops,
         "thread_barrier": lambda: machine.wait(lambda: True),
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
@@ -237,10 +244,27 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     }
 
 
+def _load_elements(pointers: Pointer, mask: torch.Tensor, other: float) -> torch.Tensor:
+    return torch.where(mask, pointers.memory[torch.where(mask, pointers.offsets, 0)], torch.tensor(other))
+
+
+# What stands for `triton.language` in the ops of epilogues, which compute with torch's tensors.
+_OPS_LANGUAGE = SimpleNamespace(load=_load_elements, where=torch.where, float32=torch.float32, int64=torch.int64)
+
+
 @contextlib.contextmanager
-def emulated(machine: Machine, modules: list[Any], **further: Any) -> Iterator[None]:
-    """Let the kernels in these modules run as Python on a machine; `further` are names to replace as well."""
+def emulated(machine: Machine, modules: list[Any], ops: Sequence[Any] = (), **further: Any) -> Iterator[None]:
+    """Let the kernels in these modules run as Python on a machine.
+
+    Args:
+        machine: that.
+        modules: of the kernels.
+        ops: modules of ops of epilogues.
+        further: names to replace in the kernels' modules as well.
+    """
     with contextlib.ExitStack() as stack:
+        for module in ops:
+            stack.enter_context(mock.patch.object(module, "tl", _OPS_LANGUAGE))
         stack.enter_context(
             mock.patch.object(JITFunction, "__call__", lambda self, *args, **kwargs: self.fn(*args, **kwargs))
         )

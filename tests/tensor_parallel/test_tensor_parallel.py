@@ -10,7 +10,7 @@ import torch
 from layers import SIZES, cut_pair, draw, far, gradients, own_gradients, own_rows, parameters, released, whole_pair
 from ranks import Ranks, context, raised
 
-from iris_tensor_parallel import ColumnParallelLinear
+from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 on_the_cpu = pytest.mark.parametrize("device", ["cpu"])
 
@@ -91,6 +91,42 @@ def gather_output(rank: int, world_size: int) -> Any:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_all_ranks_may_get_all_features(ranks: Callable[[int], Ranks], world_size: int) -> None:
     assert ranks(world_size).call(gather_output) == [[]] * world_size
+
+
+@released
+def activate(rank: int, world_size: int, kind: str) -> Any:
+    """Return what differs of a layer with an activation: without gradients, in training, and in a graph."""
+    ctx, tokens = context(), 12
+    first, second = whole_pair()
+    whole, layer_type = (second, RowParallelLinear) if kind.startswith("row") else (first, ColumnParallelLinear)
+    options = {"sequence_parallel": "sequence" in kind, "gather_output": "gathered" in kind}
+    options = {name: value for name, value in options.items() if value}
+    layer: Any = layer_type.from_linear(ctx, whole, activation="gelu_tanh", **options)
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        """Return a rank's part of the layer's input or output."""
+        is_input = x.shape[1] == whole.in_features
+        if "sequence" in kind and is_input != kind.startswith("row"):
+            return own_rows(x, rank, world_size)
+        is_cut = is_input if kind.startswith("row") else not is_input and "gathered" not in kind
+        return x[:, layer.cut.shard(x.shape[1])] if is_cut else x
+
+    x, grad = draw(0, tokens, whole.in_features), draw(1, tokens, whole.out_features)
+    leaves = [x.clone().requires_grad_(), own(x).clone().requires_grad_()]
+    expected = torch.nn.functional.gelu(whole(leaves[0]), approximate="tanh")
+    with torch.no_grad():
+        wrong = far([layer(own(x))], [own(expected)])
+        torch._dynamo.reset()
+        wrong += far([torch.compile(layer, backend="aot_eager", fullgraph=True)(own(x))], [own(expected)])
+    output = layer(leaves[1])
+    torch.autograd.backward([expected, output], [grad, own(grad)])
+    wrong += far([output, leaves[1].grad], [own(expected), own(leaves[0].grad)])
+    return wrong + far([layer.weight.grad], own_gradients((whole,), (layer,))[:1])
+
+
+@pytest.mark.parametrize("kind", ["column", "column sequence", "column gathered", "row", "row sequence"])
+def test_a_layer_applies_an_activation(ranks: Callable[[int], Ranks], kind: str) -> None:
+    assert ranks(2).call(activate, kind) == [[]] * 2
 
 
 @released

@@ -1,10 +1,12 @@
-"""What the warp-specialised kernels take, in bundles (see ../arguments.py)."""
+"""What the warp-specialised kernels take, in bundles (see ../device/arguments.py)."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from iris_core.device.cache_key import in_cache_key
+
+from ..device.arguments import cache_key_of
 
 
 class Sizes(NamedTuple):
@@ -16,13 +18,16 @@ class Sizes(NamedTuple):
 
 
 class WarpTile(NamedTuple):
-    """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../gemm.py).
+    """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../portable/gemm.py).
 
     STAGES: of the operand pipeline.
     SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and `SUBTILE_COLS` columns.
     SPLITS: so many programs, or more, split each tile of the last wave along k (tile_scheduler.py).
     GATED: operands are still on their way to this rank, so the loads of a tile pass a load gate.
     PINGPONG: two warp groups multiply a tile each, in turns.
+    EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
+    ORIGIN: a jit function, called as ``ORIGIN(wave, place, TILE)``, that returns the first row and column, in this
+        rank's C, of the tile that this program finishes in a `wave`.
     """
 
     BLOCK_M: int
@@ -36,6 +41,13 @@ class WarpTile(NamedTuple):
     SPLITS: int
     GATED: bool
     PINGPONG: bool
+    EPILOGUE: tuple[Any, ...]
+    ORIGIN: Any
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton puts into a kernel's cache key for this."""
+        return f"{cache_key_of(self)} {self.ORIGIN.cache_key}"
 
 
 @in_cache_key
@@ -101,6 +113,14 @@ class GatedPipeline(NamedTuple):
 
 
 @in_cache_key
+class PlacedEpilogue(NamedTuple):
+    """What the ops of an epilogue read, and what `WarpTile.ORIGIN` takes to say where in this rank's C a tile is."""
+
+    epilogue: Any
+    place: Any
+
+
+@in_cache_key
 class EpilogueStore(NamedTuple):
     """One finished tile in shared memory, by subtiles, and the pipeline of its barriers, of one stage."""
 
@@ -127,7 +147,7 @@ class PendingStore(NamedTuple):
     """Where the tile in the epilogue store goes: a first rank, a row and a column of the matrix there.
 
     Its subtiles from `subtile` on are stored, `num_subtiles` of them. `trace_ptr` is where the warp that stores it
-    writes down when (../trace.py); None for nowhere.
+    writes down when (../device/trace.py); None for nowhere.
     """
 
     rank: Any

@@ -15,7 +15,8 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ..trace import SEND, trace_span, trace_time, trace_until
+from ..device.epilogue import apply_ops
+from ..device.trace import SEND, trace_span, trace_time, trace_until
 from .arguments import EpilogueStore
 from .barrier import thread_barrier
 from .pipeline import (
@@ -36,6 +37,33 @@ def make_epilogue_store(out, TILE: gl.constexpr):
     """Return an empty epilogue store for subtiles of the descriptor `out`."""
     subtiles = gl.allocate_shared_memory(out.dtype, [TILE.SUBTILES, 1, TILE.SUBTILE_ROWS, SUBTILE_COLS], out.layout)
     return EpilogueStore(subtiles, make_pipeline(1))
+
+
+@gluon.jit
+def apply_epilogue(acc, placed, wave, TILE: gl.constexpr):
+    """Return the tile of a `wave` as its epilogue leaves it; by the multiply warps."""
+    if len(placed.epilogue.operands) > 0:
+        row, col = TILE.ORIGIN(wave, placed.place, TILE)
+        acc = _apply_by_columns(acc, placed.epilogue, row, col, TILE)
+    return acc
+
+
+@gluon.jit
+def _apply_by_columns(acc, epilogue, row, col, TILE: gl.constexpr):
+    """As `apply_ops`, on so few columns at a time that what it reads for them fits the registers."""
+    COLS: gl.constexpr = acc.shape[1]
+    LAYOUT: gl.constexpr = acc.type.layout
+    if COLS > SUBTILE_COLS:
+        ROWS: gl.constexpr = acc.shape[0]
+        left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
+        left = _apply_by_columns(left, epilogue, row, col, TILE)
+        right = _apply_by_columns(right, epilogue, row, col + COLS // 2, TILE)
+        acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
+        return gl.convert_layout(acc, LAYOUT)
+    else:
+        rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
+        cols = col + gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
+        return apply_ops(acc, epilogue, rows, cols, TILE)
 
 
 @gluon.jit
@@ -61,8 +89,19 @@ def stage_tile(acc, store, TILE: gl.constexpr):
 
 
 @gluon.jit
-def stage_subtile(acc, store, index, TILE: gl.constexpr):
-    """Round one subtile into the acquired store; by the multiply warps."""
+def origin_of_subtile(row, col, index, TILE: gl.constexpr):
+    """Return the first row and column of a tile's subtile."""
+    ROWS: gl.constexpr = TILE.BLOCK_M // TILE.SUBTILE_ROWS
+    return row + (index % ROWS) * TILE.SUBTILE_ROWS, col + (index // ROWS) * SUBTILE_COLS
+
+
+@gluon.jit
+def stage_subtile(acc, store, index, placed, wave, TILE: gl.constexpr):
+    """Finish a subtile of the tile of a `wave`, and round it into the acquired store; by the multiply warps."""
+    if len(placed.epilogue.operands) > 0:
+        row, col = TILE.ORIGIN(wave, placed.place, TILE)
+        row, col = origin_of_subtile(row, col, index, TILE)
+        acc = _apply_by_columns(acc, placed.epilogue, row, col, TILE)
     SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, SUBTILE_COLS]
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, store.subtiles.dtype)
     store.subtiles.index(index)._reinterpret(store.subtiles.dtype, SHAPE, LAYOUT).store(acc.to(store.subtiles.dtype))
@@ -164,11 +203,9 @@ def _send_subtile(
     out, store, pending, number, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Make a tile's `number`-th store: a subtile to each of DESTINATIONS ranks from the first on, then the next."""
-    ROWS: gl.constexpr = TILE.BLOCK_M // TILE.SUBTILE_ROWS
     rank = (pending.rank + number % DESTINATIONS) % WORLD_SIZE
     subtile = pending.subtile + number // DESTINATIONS
-    row = pending.row + (subtile % ROWS) * TILE.SUBTILE_ROWS
-    col = pending.col + (subtile // ROWS) * SUBTILE_COLS
+    row, col = origin_of_subtile(pending.row, pending.col, subtile, TILE)
     tma.async_copy_shared_to_global(out, [rank, row, col], store.subtiles.index(subtile))
 
 

@@ -39,15 +39,15 @@ def exchange_partials(acc, workspace, work, epoch, watchdog_ptr, TILE: gl.conste
 
 
 @gluon.jit
-def stage_reduced(store, workspace, work, TILE: gl.constexpr):
-    """Stage the subtiles that this program keeps, summed over the group, in the acquired store, and commit them."""
+def stage_reduced(store, workspace, work, placed, wave, TILE: gl.constexpr):
+    """Sum the subtiles that this program keeps over the group, finish them, and stage and commit them."""
     first_index = work.split_wave * gl.num_programs(0) + work.first_program
     stop = work.subtile + work.num_subtiles
     for subtile in range(work.subtile, stop, 2):
         left, right = reduce_two_subtiles(workspace.tiles_ptr, first_index, work.splits, subtile, stop, TILE)
-        stage_subtile(left, store, subtile, TILE)
+        stage_subtile(left, store, subtile, placed, wave, TILE)
         if subtile + 1 < stop:
-            stage_subtile(right, store, subtile + 1, TILE)
+            stage_subtile(right, store, subtile + 1, placed, wave, TILE)
     commit_store(store)
 
 

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime.jit import JITFunction
 
 from iris_core.device import interpretation
 
 from ..call import Call, Device
 from ..config import GemmConfig
-from ..gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..implementation import valid_config
-from ..operands import describable, padded
+from ..portable.gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
+from ..portable.operands import describable, padded
 from ..problem import Problem
 from ..workspace import Buffer, local_flags
 from .arguments import Sizes, SplitWorkspace, WarpTile
@@ -205,12 +206,15 @@ def split_workspace(call: Call[Any]) -> SplitWorkspace | None:
     return SplitWorkspace(call.memory["partial_tiles"], call.memory["partial_flags"])
 
 
-def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, *, are_gated: bool = False) -> dict[str, Any]:
+def operands(
+    call: Call[Any], a: torch.Tensor, b: torch.Tensor, origin: JITFunction[Any], *, are_gated: bool = False
+) -> dict[str, Any]:
     """Return the operands' descriptors, and the compile-time shape of the work.
 
     Args:
         call: the call.
         a, b: its operands.
+        origin: the kernel's `WarpTile.ORIGIN`.
         are_gated: whether steps of a tile are loaded while operands of later ones are on their way to this rank.
     """
     a, b = call.readable(a, b)
@@ -233,6 +237,8 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, *, are_gated: bo
         config.splits,
         are_gated,
         config.pingpong,
+        EPILOGUE=call.ops,
+        ORIGIN=origin,
     )
     return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}
 

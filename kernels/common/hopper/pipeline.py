@@ -25,8 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from iris_core import fence_before_descriptor_loads, wait
 
-from ..gemm import DESCRIPTORS_B_NK
-from ..trace import WAIT, trace_span, trace_time
+from ..device.trace import WAIT, trace_span, trace_time
+from ..portable.gemm import DESCRIPTORS_B_NK
 from .arguments import GatedPipeline, OneWayPipeline, OperandPipeline, Pipeline, PipelineState
 from .barrier import thread_barrier
 

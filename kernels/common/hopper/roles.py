@@ -20,8 +20,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 
-from ..trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
-from .epilogue_store import acquire_store, stage_tile
+from ..device.trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
+from .epilogue_store import acquire_store, apply_epilogue, stage_tile
 from .fixup import exchange_partials, stage_reduced
 from .pipeline import consumer_wait, multiply_tile, pipeline_state, trace_first_step
 from .tile_scheduler import trace_number, work_tile
@@ -59,13 +59,13 @@ def wait_in_sequence(pipeline, wave):
 
 
 @gluon.jit
-def multiply_second(pipeline, store, waves, num_steps, TILE: gl.constexpr):
+def multiply_second(pipeline, store, placed, waves, num_steps, TILE: gl.constexpr):
     """Multiply the second of `waves` tiles, the fourth, …, and stage each for the epilogue store."""
-    _multiply_every_other(1, pipeline, store, waves, num_steps, TILE)
+    _multiply_every_other(1, pipeline, store, placed, waves, num_steps, TILE)
 
 
 @gluon.jit
-def _multiply_every_other(first, pipeline, store, waves, num_steps, TILE: gl.constexpr):
+def _multiply_every_other(first, pipeline, store, placed, waves, num_steps, TILE: gl.constexpr):
     """Multiply every other tile from the `first` on.
 
     A tile's last operands are loaded when the tile before the last one has left shared memory, so a group that waits
@@ -75,24 +75,26 @@ def _multiply_every_other(first, pipeline, store, waves, num_steps, TILE: gl.con
         wait_in_sequence(pipeline, wave)
         acc, _ = multiply_tile(pipeline, wave * num_steps, num_steps, TILE, wave)
         acquire_store(store, wave)
-        stage_tile(acc, store, TILE)
+        stage_tile(apply_epilogue(acc, placed, wave, TILE), store, TILE)
 
 
 @gluon.jit
-def multiply_tiles(pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE: gl.constexpr):
+def multiply_tiles(
+    pipeline, store, placed, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE: gl.constexpr
+):
     """Multiply tiles in `whole` waves, then parts of tiles in `split` ones, and stage what this program keeps of each.
 
     With PINGPONG the first of the whole ones, the third, …: the others are `multiply_second`'s.
     """
     if TILE.PINGPONG:
-        _multiply_every_other(0, pipeline, store, whole, num_steps, TILE)
+        _multiply_every_other(0, pipeline, store, placed, whole, num_steps, TILE)
     else:
-        _multiply_together(pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE)
+        _multiply_together(pipeline, store, placed, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE)
 
 
 @gluon.jit
 def _multiply_together(
-    pipeline, store, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE: gl.constexpr
+    pipeline, store, placed, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE: gl.constexpr
 ):
     step = 0
     for wave in range(whole):
@@ -101,7 +103,7 @@ def _multiply_together(
         multiplied = trace_time(peers)
         acquire_store(store, wave)
         acquired = trace_time(peers)
-        stage_tile(acc, store, TILE)
+        stage_tile(apply_epilogue(acc, placed, wave, TILE), store, TILE)
         trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
         trace_until(peers, WAIT, trace_number(wave), multiplied, acquired)
     if TILE.SPLITS > 1:
@@ -114,7 +116,7 @@ def _multiply_together(
             exchanged = trace_time(peers)
             acquire_store(store, wave)
             acquired = trace_time(peers)
-            stage_reduced(store, workspace, work, TILE)
+            stage_reduced(store, workspace, work, placed, wave, TILE)
             trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
             trace_until(peers, SUM, trace_number(wave), multiplied, exchanged)
             trace_until(peers, WAIT, trace_number(wave), exchanged, acquired)

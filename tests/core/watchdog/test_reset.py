@@ -22,7 +22,7 @@ from ranks import Ranks, context, raised
 
 import iris_core
 from iris_core import RankPool
-from iris_kernels.common import handshake
+from iris_kernels.common.device import handshake
 from overlap_taxonomy import Sync, Variant, get_variant
 
 DTYPE = torch.bfloat16

@@ -16,7 +16,7 @@ from iris_bench.records.csv_rows import append_records
 from iris_bench.records.record import Record, read_records
 from iris_bench.tune import cli as tune_cli
 from iris_bench.tune.measured import tables
-from iris_kernels.common.measured import Key, file_name, shipped_table
+from iris_kernels.common.choice.measured import Key, file_name, shipped_table
 from overlap_taxonomy import current_name
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -83,12 +83,12 @@ def test_the_shipped_times_of_an_installed_package_are_written_where_it_looks(tm
 from importlib import resources
 from pathlib import Path
 from iris_bench.tune import cli
-print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels.common") / "measured_times")
+print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels.common.choice") / "measured_times")
 """
     said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     place, written, read = said.stdout.split()
     assert place == str(tmp_path)
-    assert written == read == str(tmp_path / "iris_kernels" / "common" / "measured_times")
+    assert written == read == str(tmp_path / "iris_kernels" / "common" / "choice" / "measured_times")
 
 
 def test_times_of_kernels_that_are_no_more_are_left_out() -> None:

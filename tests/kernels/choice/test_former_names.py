@@ -11,8 +11,8 @@ import pytest
 
 from iris_bench.records.csv_rows import append_records
 from iris_bench.records.record import YARDSTICKS, read_records
+from iris_kernels.common.choice.measured import from_json
 from iris_kernels.common.config import GemmConfig, current_fields, parse_config
-from iris_kernels.common.measured import from_json
 from overlap_taxonomy import list_variants
 
 RESULTS = Path(__file__).parents[3] / "results"

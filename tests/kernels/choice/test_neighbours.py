@@ -9,11 +9,11 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.common import neighbours
-from iris_kernels.common.auto import choose
+from iris_kernels.common.choice import neighbours
+from iris_kernels.common.choice.auto import choose
+from iris_kernels.common.choice.measured import Key, Measured, key_of
+from iris_kernels.common.choice.neighbours import estimate, is_narrow
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.measured import Key, Measured, key_of
-from iris_kernels.common.neighbours import estimate, is_narrow
 from overlap_taxonomy import MACHINES, Choice, Work, list_families, list_variants, predict_us
 
 MACHINE = MACHINES["h200x4"]

@@ -15,9 +15,9 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.common.auto import choose
+from iris_kernels.common.choice.auto import choose
+from iris_kernels.common.choice.measured import shipped_table
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.measured import shipped_table
 from overlap_taxonomy import current_name, list_families, list_variants
 
 with Path(__file__).with_name("choices.csv").open(newline="") as _file:

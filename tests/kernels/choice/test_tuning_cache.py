@@ -17,10 +17,10 @@ from unittest import mock
 import pytest
 import torch
 
-from iris_kernels.common import measured, tuning_cache
+from iris_kernels.common.choice import measured, tuning_cache
+from iris_kernels.common.choice.measured import Key, Measured, from_json, setup_of, shipped_table, to_json
+from iris_kernels.common.choice.tuning_cache import cache_path, read_cache, write_cache
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.measured import Key, Measured, from_json, setup_of, shipped_table, to_json
-from iris_kernels.common.tuning_cache import cache_path, read_cache, write_cache
 
 GPU = "NVIDIA H200"
 KEY = Key("gemm_all_scatter", 8192, 4096, 1024, 4, "bfloat16")

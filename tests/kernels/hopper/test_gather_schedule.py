@@ -22,10 +22,10 @@ from families import make_problem
 from iris_kernels.all_gather_gemm import schedule as module
 from iris_kernels.all_gather_gemm.copies import begins_with_barrier, num_programs, shard_chunks
 from iris_kernels.all_gather_gemm.schedule import LEAST_CHUNK_BYTES, Gathering, Schedule
-from iris_kernels.common import gemm
 from iris_kernels.common.config import parse_config
 from iris_kernels.common.hopper import host as operator_module
 from iris_kernels.common.hopper.plan import Tiling
+from iris_kernels.common.portable import gemm
 from overlap_taxonomy import get_variant
 
 MEASURED = Path(__file__).parents[3] / "results" / "configurations-h200x2-bf16.csv"

@@ -8,12 +8,13 @@ a stage that is freed early or a tile that is signalled before it has arrived sh
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import compiling
+import epilogues
 import pytest
 import torch
 from checking import fault, make_data, poison
@@ -23,13 +24,13 @@ from families import make_problem, stem
 from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from iris_core.tracing import Span, make_spans
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import comm_programs, schedule
 from iris_kernels.all_gather_gemm import copies as copies_module
 from iris_kernels.all_gather_gemm.host import keeps_gathered
-from iris_kernels.common import gemm
-from iris_kernels.common import trace as spans
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.device import epilogue as epilogue_ops
 from iris_kernels.common.hopper import (
     epilogue_load,
     epilogue_store,
@@ -40,6 +41,7 @@ from iris_kernels.common.hopper import (
     tile_scheduler,
 )
 from iris_kernels.common.hopper import host as hopper
+from iris_kernels.common.portable import gemm
 from iris_kernels.gemm_reduce_scatter import roles as reduce_scatter_roles
 from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
@@ -141,6 +143,18 @@ CHUNKED = [  # the last shard of all-gather's copies
     Case(1000, 512, 1040, "groups in turns", block_n=128, programs=2, row_chunks=2, k_chunks=2, pingpong=True),
     Case(200, 100, 136, "alone", world_size=1, programs=2, k_chunks=2),
 ]
+FINISHED = [
+    CASES[0],  # divides nothing
+    CASES[3],  # the widest tile
+    CASES[5],  # several row chunks
+    CASES[6],  # ranks without rows and columns
+    CASES[9],  # split tiles
+    CASES[10],
+    CASES[13],  # many small subtiles
+    *IN_TURNS[:1],
+    IN_TURNS[-2],
+    *BY_COLUMNS[:3],  # of all-reduce
+]
 LATE_STORES = Case(600, 64, 520, "many tiles a chunk, signalled one after the other", row_chunks=3, world_size=2)
 WITHOUT_COLUMNS = Case(300, 3, 200, "a rank without columns")
 
@@ -159,8 +173,12 @@ class Context(compiling.StubContext):
 def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     """Make one call of one rank and wait for its end."""
     rank = operator.rank
+    operands = {
+        name: epilogues.own_vector(name, operator.family, operator.problem, rank)
+        for name in operator.problem.operand_shapes(rank)
+    }
     with compiling.recorded_launches() as launches:
-        operator(data.a, data.b)
+        operator(data.a, data.b, **operands)
     named = {kernel.fn.__name__: (kernel, arguments) for kernel, arguments in launches}
     (kernel, arguments) = next(one for name, one in named.items() if name.endswith(f"_{stem(operator.variant)}"))
     _, copies = named.get("copy_operands_kernel", (None, {}))
@@ -178,6 +196,9 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     for name, value in arguments.items():
         if isinstance(value, TensorDescriptor):
             arguments[name] = Descriptor(value)
+    epilogue = arguments["epilogue"]
+    vectors = tuple(one and one._replace(ptr=Pointer(one.ptr)) for one in epilogue.operands)
+    arguments["epilogue"] = epilogue._replace(operands=vectors)
     if "flags_ptr" in arguments:
         arguments["flags_ptr"] = 0
     if "shards" in arguments:
@@ -229,12 +250,13 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
     problem, rank = operator.problem, operator.rank
     for number in range(CALLS):
         if is_traced:
-            operator.trace_to(spans.make_trace(1, torch.device("cpu")) if number == 1 else None)
+            operator.trace_to(make_spans(1, torch.device("cpu")) if number == 1 else None)
         data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
         if number == 0:
             poison(operator)
         call(machine, world, operator, data)
-        if wrong := fault(operator.output, data, problem.dtype):
+        finished = epilogues.finished_data(data, operator.family, problem, rank)
+        if wrong := fault(operator.output, finished, problem.dtype):
             faults.append(f"rank {rank}, call {number}: {wrong}")
         if operator.last_call.options.get("keep_gathered"):
             for peer in set(range(problem.world_size)) - {rank}:
@@ -317,11 +339,27 @@ def test_output_is_right_where_the_last_shard_comes_in_chunks(
     run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
 
 
+@pytest.mark.parametrize("case", FINISHED, ids=lambda case: f"{case.why}-w{case.world_size}")
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_an_epilogue_is_applied_to_each_element_once(family: str, name: str, case: Case) -> None:
+    epilogues.register_marks()
+    run_case(family, name, case, 0, epilogue=("bias", "relu", "marks"))
+
+
 def run_case(
-    family: str, name: str, case: Case, seed: int, *, is_traced: bool = False, late: str = "", **options: bool
-) -> dict[int, list[spans.Span]]:
+    family: str,
+    name: str,
+    case: Case,
+    seed: int,
+    *,
+    is_traced: bool = False,
+    late: str = "",
+    epilogue: tuple[str, ...] = (),
+    **options: bool,
+) -> dict[int, list[Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
+    problem = replace(problem, epilogue=epilogue)
     config = GemmConfig(
         128,
         case.block_n,
@@ -369,7 +407,7 @@ def run_case(
             reduce_scatter_roles,
             KERNELS[family, name],
         ]
-        with emulated(machine, modules, **world.names):
+        with emulated(machine, modules, [epilogue_ops, epilogues], **world.names):
             machine.run()
     assert not faults
     assert machine.has_late_tasks == bool(late)  # else this is the run without

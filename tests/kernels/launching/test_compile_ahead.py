@@ -16,7 +16,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from iris_kernels.common.compile_ahead import compile_ahead
+from iris_kernels.common.launch.compile_ahead import compile_ahead
 from overlap_taxonomy import Variant, get_variant
 
 # Kernels alone, on a side stream, behind copies of a side stream, behind a copy of A, and in Gluon.

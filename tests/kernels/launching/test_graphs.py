@@ -8,7 +8,7 @@ import pytest
 from driving import SIDE_STREAM, build, case_of, driven, operands, through_triton
 from families import name
 
-from iris_kernels.common import graphs, launching
+from iris_kernels.common.launch import graphs, launching
 from overlap_taxonomy import Variant, get_variant
 
 COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine:portable")

@@ -119,7 +119,7 @@ def test_a_kernel_that_only_moves_has_bytes_and_no_flops(family: str, variant: s
 
 def test_a_prepared_launch_asks_for_nothing() -> None:
     case = case_of(get_variant("gemm_all_scatter", "fused_sequential:portable"))
-    with driven(case) as (ctx, log, _), mock.patch("iris_kernels.common.launch_metadata._itemsize") as asked:
+    with driven(case) as (ctx, log, _), mock.patch("iris_kernels.common.launch.launch_metadata._itemsize") as asked:
         operator = build(case, ctx)
         for _ in range(3):
             operator(*operands(case))

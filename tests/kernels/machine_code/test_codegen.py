@@ -17,7 +17,7 @@ from compiling import LOADS_OF_A_WAIT, MORE_LATER, NVIDIA_ACQUIRE, TARGETS, Case
 from families import FUSED
 from proxies import follow
 
-from iris_kernels.common.stream_k import NONE
+from iris_kernels.common.portable.stream_k import NONE
 from overlap_taxonomy import Agent, Sync, Variant, get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 

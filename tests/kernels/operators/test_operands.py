@@ -18,7 +18,7 @@ from ranks import Ranks, context
 
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.operand_checks import overlap
-from iris_kernels.common.operands import (
+from iris_kernels.common.portable.operands import (
     COPY_WARPS,
     OperandCopies,
     copied_to,

@@ -25,11 +25,11 @@ from iris_bench.check.cases import run_case
 from iris_bench.check.planted import always_the_first
 from iris_bench.measure.shapes import Shape
 from iris_core.checker.replacing import replaced
-from iris_kernels.common import stream_k
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig
-from iris_kernels.common.stream_k import UNEVEN
-from iris_kernels.common.stream_k_host import default_stream_k_config
-from iris_kernels.common.stream_k_plan import GROUP_M, Tiling, fastest_tiling, plan_stream_k, tiling_us
+from iris_kernels.common.portable import stream_k
+from iris_kernels.common.portable.stream_k import UNEVEN
+from iris_kernels.common.portable.stream_k_host import default_stream_k_config
+from iris_kernels.common.portable.stream_k_plan import GROUP_M, Tiling, fastest_tiling, plan_stream_k, tiling_us
 from overlap_taxonomy import Variant, get_variant
 
 STREAM_K = [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"]

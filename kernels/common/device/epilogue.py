@@ -1,0 +1,168 @@
+"""The epilogue: what is done to a finished tile of C in fp32, before it is rounded and stored. A list of ops.
+
+An op is a jit function ``op(acc, rows, cols, operand)`` that returns the tile anew: `acc` is fp32 (ROWS, COLS), `rows`
+and `cols` say which rows and columns of this rank's C they are, and some lie past its end, `operand` is what the op
+reads, a bundle, or (). The same function runs in Triton and in Gluon, so it makes no tensors of its own but from its
+arguments: of what layout they would be, it cannot know.
+
+Partial sums have no epilogue. Where ranks sum, the one that adds the last partial applies it, to each element once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from .arguments import Epilogue
+
+
+class Vector(NamedTuple):
+    """An operand with an element a column of this rank's C."""
+
+    ptr: Any
+    size: int
+    stride: int
+
+
+@triton.jit
+def finish_tile(acc, epilogue, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr):
+    """Return a tile or subtile whose first element is at (row, col), as its epilogue leaves it."""
+    if len(epilogue.operands) > 0:
+        acc = apply_ops(acc, epilogue, row + tl.arange(0, ROWS), col + tl.arange(0, COLS), TILE)
+    return acc
+
+
+@triton.jit
+def apply_ops(acc, epilogue, rows, cols, TILE: tl.constexpr):
+    """Return what the ops make of a tile; `rows` and `cols` in the layouts of its dimensions."""
+    for index in tl.static_range(len(epilogue.operands)):
+        acc = TILE.EPILOGUE[index](acc, epilogue.first_row + rows, cols, epilogue.operands[index])
+    return acc
+
+
+@triton.jit
+def from_row(epilogue, start):
+    """Return the epilogue of the rows from `start` on."""
+    if len(epilogue.operands) > 0:
+        return Epilogue(epilogue.operands, epilogue.first_row + start)
+    else:
+        return epilogue
+
+
+@triton.jit
+def add_bias(acc, rows, cols, bias):
+    """Add to each column its element of a vector."""
+    value = tl.load(bias.ptr + cols.to(tl.int64) * bias.stride, mask=cols < bias.size, other=0.0)
+    return acc + value.to(tl.float32)[None, :]
+
+
+@triton.jit
+def relu(acc, rows, cols, operand):
+    """max(x, 0); not a number stays so."""
+    return tl.where(acc < 0.0, 0.0, acc)
+
+
+@triton.jit
+def gelu(acc, rows, cols, operand):
+    """x Φ(x), by the error function."""
+    return 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476))
+
+
+@triton.jit
+def gelu_tanh(acc, rows, cols, operand):
+    """x Φ(x), with tanh in place of the error function, as torch approximates it."""
+    return acc * tl.sigmoid(1.5957691216057308 * (acc + 0.044715 * acc * acc * acc))
+
+
+@triton.jit
+def silu(acc, rows, cols, operand):
+    """x sigmoid(x)."""
+    return acc * tl.sigmoid(acc)
+
+
+@dataclass(frozen=True)
+class EpilogueOp:
+    """An op that problems name.
+
+    Args:
+        name: in `Problem.epilogue`.
+        apply: the jit function.
+        reference: the same in torch, of C (rows, columns), fp32 or wider, and the operand, if there is one.
+        operand: the name of the vector that it reads, of an element a column of this rank's product; "" for none.
+        slope: by how much it makes an error in C larger, at most.
+    """
+
+    name: str
+    apply: Any
+    reference: Callable[..., torch.Tensor]
+    operand: str = ""
+    slope: float = 1.0
+
+
+_ops: dict[str, EpilogueOp] = {}
+
+
+def register_epilogue_op(op: EpilogueOp) -> None:
+    """Let problems name an op.
+
+    Raises:
+        ValueError: another has that name.
+    """
+    if _ops.setdefault(op.name, op) is not op:
+        raise ValueError(f"there is an epilogue op {op.name!r} already")
+
+
+def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
+    """Return the ops of these names.
+
+    Raises:
+        ValueError: there is none of a name, or two read the same operand.
+    """
+    for name in names:
+        if name not in _ops:
+            raise ValueError(f"there is no epilogue op {name!r}; there are {', '.join(_ops)}")
+    found = tuple(_ops[name] for name in names)
+    operands = [op.operand for op in found if op.operand]
+    if len(set(operands)) < len(operands):
+        raise ValueError(f"two ops of the epilogue {', '.join(names)} read the same operand")
+    return found
+
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+
+for _op in (
+    EpilogueOp("bias", add_bias, lambda c, bias: c + bias.to(c.dtype), operand="bias"),
+    EpilogueOp("relu", relu, torch.relu),
+    EpilogueOp("gelu", gelu, torch.nn.functional.gelu, slope=1.13),
+    EpilogueOp("gelu_tanh", gelu_tanh, lambda c: torch.nn.functional.gelu(c, approximate="tanh"), slope=1.13),
+    EpilogueOp("silu", silu, torch.nn.functional.silu, slope=1.1),
+):
+    register_epilogue_op(_op)
+
+
+def epilogue_arguments(names: Sequence[str], operands: dict[str, torch.Tensor], first_row: int = 0) -> Epilogue:
+    """Return what kernels take for the ops of these names.
+
+    Args:
+        names: of the ops, in order.
+        operands: what they read, by name.
+        first_row: of this rank's C, that a kernel's row 0 is.
+    """
+    ops = epilogue_ops(names)
+    return Epilogue(tuple(_vector(operands[op.operand]) if op.operand else () for op in ops), first_row if ops else ())
+
+
+def _vector(tensor: torch.Tensor) -> Vector:
+    return Vector(tensor, tensor.shape[0], tensor.stride(0))
+
+
+def finish_with_torch(c: torch.Tensor, names: Sequence[str], operands: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return C as these ops leave it, computed by torch in C's dtype."""
+    for op in epilogue_ops(names):
+        c = op.reference(c, operands[op.operand]) if op.operand else op.reference(c)
+    return c

@@ -1,0 +1,290 @@
+"""Calls that cost the host little: what a call queues is prepared once, and from then on only queued.
+
+A launch through Triton binds, specialises and looks up its arguments, and encodes its tensor descriptors, every time.
+An operator's calls differ in where A and B lie, and in how many rows there are:
+
+| A and B | the host |
+|---|---|
+| lie where they lay in an earlier call, with as many rows | queues the steps of that call |
+| lie elsewhere, or have other rows, and Triton would take kernels of earlier calls | makes steps for these |
+| otherwise | first asks Triton for the kernels, which specialises them as for any launch |
+
+A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then
+it costs the host one launch. No graph is made of a call in which a stream waits for a word that a kernel counts:
+streams take work in the order in which it was queued, the kernel first, and a graph's branches in any order. There what
+the stream does, which is the same in every call, is a graph of its own, queued behind the kernel (`SideStream.in_one`).
+
+A step hands a compiled kernel's launcher what Triton would hand it: Triton's own code expands the descriptors, and
+addresses are passed as numbers. No step keeps an operand. All kernels of a call are loaded before the first is queued.
+
+Only on NVIDIA GPUs. Elsewhere, in debug mode, and while Triton has launch hooks (a profiler's), launches go through
+Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime.jit import JITCallable, KernelParam
+
+from iris_core.backends.base import Backend, PreparedStream, Stream
+from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
+
+from ..config import GemmConfig
+from .graphs import Graphs, Sequence
+
+_MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
+_STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
+_STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
+_ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
+
+
+@dataclass
+class PreparedCall:
+    """What a call queues: copies of A to `copies`, then `sequence`; and what it runs with."""
+
+    sequence: Sequence
+    copies: list[torch.Tensor] = field(default_factory=list)
+    config: GemmConfig | None = None
+    copied: tuple[str, ...] = ()
+
+
+class Calls:
+    """An operator's prepared calls, and the one that is being prepared.
+
+    Args:
+        backend: whose kernels are launched.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend: Any = backend
+        self._can_prepare = backend.name == "cuda"
+        self._calls: dict[Any, PreparedCall] = {}
+        self._graphs = Graphs(backend)
+        self._kernels: dict[Any, LoadedKernel] = {}  # by what Triton specialises them for
+        self._sequences: dict[Any, Sequence] = {}  # the same in every call of so many rows, by the place in the call
+        self._rows = 0  # of the call that is being prepared
+        self._call: PreparedCall | None = None  # that one
+        self.recording: Sequence | None = None  # what its operations are added to
+        self._only_compiles = False  # whether none of that is kept
+        self.stream: PreparedStream | None = None  # that launches are being prepared for; None: the current one
+
+    @property
+    def are_prepared(self) -> bool:
+        """Whether calls are prepared rather than launched through Triton."""
+        return self._can_prepare and not _has_hooks()
+
+    def find(self, place: Hashable) -> PreparedCall | None:
+        """Return the call that was prepared for rows, operands and an output that lie where these lie."""
+        return self._calls.get(place)
+
+    @contextlib.contextmanager
+    def preparing(self, place: Hashable, rows: int) -> Iterator[PreparedCall]:
+        """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps.
+
+        Args:
+            place: what it is found by.
+            rows: of the call.
+        """
+        if len(self._calls) == _MOST_CALLS:
+            self._forget_calls()
+        self._rows = rows
+        with self._recorded() as call:
+            yield call
+        self._calls[place] = call
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within the block, `launch` asks Triton for the kernel, the rest does nothing, and nothing is kept."""
+        kept, self._sequences = self._sequences, {}
+        self._only_compiles = True
+        try:
+            with self._recorded():
+                yield
+        finally:
+            self._only_compiles, self._sequences = False, kept
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[PreparedCall]:
+        self.recording = Sequence(self._graphs, _STEPS_OF_A_GRAPH)
+        self._call = call = PreparedCall(self.recording)
+        try:
+            yield call
+        finally:
+            self._call = self.recording = self.stream = None
+
+    @contextlib.contextmanager
+    def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
+        """Within the block, what is added is all on one stream, and the same in calls of so many rows; it is a step."""
+        around = self.recording
+        assert around is not None
+        around.may_be_graph = False
+        self.recording = Sequence(self._graphs, _STEPS_OF_ONE_STREAM, stream.handle)
+        try:
+            yield
+            place = (self._rows, stream.handle, len(around.steps))
+            around.steps.append(self._sequences.setdefault(place, self.recording))
+        finally:
+            self.recording = around
+
+    def queue(self, call: PreparedCall, a: torch.Tensor) -> None:
+        """Queue a call on the current stream; `a` lies where it lay when the call was prepared."""
+        for destination in call.copies:
+            destination.copy_(a)
+        call.sequence()
+
+    def launch(self, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
+        """Launch a kernel, through Triton or as a step of the call that is being prepared."""
+        if self.recording is None:
+            kernel[(num_programs,)](**arguments, **options)
+            return
+        if self._only_compiles:
+            kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
+            return
+        in_order = [arguments[name] for name in kernel.arg_names]
+        key = (kernel, *options.values(), *map(_specialised, in_order, kernel.params))
+        if key not in self._kernels:
+            self._kernels[key] = LoadedKernel(compiled_kernel(kernel, num_programs, arguments, options))
+        stream = self._backend.current_stream if self.stream is None else self.stream.handle
+        self.recording.steps.append(self._kernels[key].launching(num_programs, stream, in_order))
+
+    def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
+        """Copy A, before anything else that the call queues."""
+        if self._call is None:
+            destination.copy_(a)
+        else:
+            assert not self._call.sequence.steps, "copies of A come first"
+            self._call.copies.append(destination)
+
+    def clear(self) -> None:
+        """Forget the prepared calls."""
+        self._forget_calls()
+        self._kernels.clear()
+
+    def _forget_calls(self) -> None:
+        self._calls.clear()
+        self._sequences.clear()
+        self._graphs.close()
+
+
+class SideStream(Stream):
+    """A stream beside the current one; while a call is prepared, its operations become steps.
+
+    Args:
+        calls: which say whether one is prepared.
+        stream: the backend's.
+    """
+
+    def __init__(self, calls: Calls, stream: Any) -> None:
+        self._calls = calls
+        self._stream = stream
+
+    @property
+    def _target(self) -> Stream:
+        recording = self._calls.recording
+        return self._stream if recording is None else _RecordedStream(self._calls, recording, self._stream)
+
+    def wait_for_current(self) -> None:
+        self._target.wait_for_current()
+
+    def current_waits(self) -> None:
+        self._target.current_waits()
+
+    def as_current(self) -> AbstractContextManager[None]:
+        return self._target.as_current()
+
+    @contextlib.contextmanager
+    def in_one(self) -> Iterator[None]:
+        """Within the block, all is queued on this stream, and is the same in every call: the host queues it as one.
+
+        Waits for what the call's kernels count are allowed, of those queued before: this comes behind them.
+        """
+        with contextlib.nullcontext() if self._calls.recording is None else self._calls.preparing_once(self._stream):
+            yield
+
+    def wait_value(self, flag: torch.Tensor, value: int) -> None:
+        self._target.wait_value(flag, value)
+
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        self._target.write_value(flag, value)
+
+    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._target.copy_2d(dst, src)
+
+
+class _RecordedStream(Stream):
+    """Adds a stream's operations to a sequence, in place of queueing them."""
+
+    def __init__(self, calls: Calls, recording: Sequence, stream: PreparedStream) -> None:
+        self._calls = calls
+        self._recording = recording
+        self._stream = stream
+
+    def wait_for_current(self) -> None:
+        self._recording.steps.append(self._stream.waiting_for_current())
+
+    def current_waits(self) -> None:
+        self._recording.steps.append(self._stream.current_waiting())
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        self._calls.stream = self._stream
+        yield
+        self._calls.stream = None
+
+    def wait_value(self, flag: torch.Tensor, value: int) -> None:
+        self._recording.may_be_graph &= self._recording.is_of_one_stream
+        self._recording.steps.append(self._stream.waiting_for_value(flag, value))
+
+    def write_value(self, flag: torch.Tensor, value: int) -> None:
+        self._recording.steps.append(self._stream.writing_value(flag, value))
+
+    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._recording.steps.append(self._stream.copying_2d(dst, src))
+
+
+def place_of(operands: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+    """Return all that matters of a call's operands but what is in them; the addresses of A and B first."""
+    a, b = operands["A"], operands["B"]
+    place: tuple[Any, ...] = (
+        *(a.data_ptr(), b.data_ptr(), a.stride(), b.stride()),
+        *(a.shape, b.shape, a.dtype, b.dtype, a.device, b.device),
+    )
+    if len(operands) > 2:
+        others = (one for name, one in operands.items() if name not in ("A", "B"))
+        place += tuple((one.data_ptr(), one.stride(), one.shape, one.dtype, one.device) for one in others)
+    return place
+
+
+def _specialised(argument: Any, param: KernelParam) -> Any:
+    """Return what a kernel is compiled for of an argument: what differs in this may be another kernel to Triton."""
+    return argument if param.is_constexpr else _kind(argument)
+
+
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, int):  # numbers past 32 bits have another type
+        return argument == 1, argument % _ALIGNMENT_BYTES == 0, -(1 << 31) <= argument < 1 << 31
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % _ALIGNMENT_BYTES == 0
+    if isinstance(argument, tuple):
+        return tuple(map(_kind, argument))
+    if argument is None:
+        return None
+    if isinstance(argument, JITCallable):  # an op of an epilogue
+        return argument
+    return type(argument), tuple(argument.block_shape), argument.base.dtype, getattr(argument, "layout", None)
+
+
+def _has_hooks() -> bool:
+    runtime = knobs.runtime
+    return bool(_called(runtime.launch_enter_hook) or _called(runtime.launch_exit_hook))
+
+
+def _called(hook: Any) -> Any:
+    return getattr(hook, "calls", hook)  # a chain of hooks, or one

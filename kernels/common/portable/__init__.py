@@ -1,0 +1,10 @@
+"""The portable main loop, in Triton, and what is built on it.
+
+| file | what |
+|---|---|
+| `gemm.py` | tile order, main loop, stores |
+| `operands.py` | how A and B are read |
+| `partials.py` | partial tiles that are sent to their owner and summed there |
+| `stream_k.py` | tiles that programs split along k |
+| `stream_k_host.py`, `stream_k_plan.py` | the host's part of that, and how tiles are split |
+"""

@@ -1,0 +1,163 @@
+"""The one GEMM of all families: tile order, main loop, epilogue stores.
+
+A tile is named by its first row and column; operands are read through tensor descriptors (TMA) or pointers. Sizes need
+not divide anything: descriptors fill with zeros past the end, pointers are masked.
+
+A loop over tiles says ``num_stages=1``. The main loop inside is what Triton should pipeline; where k is one constant
+step it vanishes, and the loop over tiles would be pipelined in its place, its loads moved above its waits (Triton 3.6).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from iris_core import interpreted, translate
+
+from ..device.arguments import Block, Epilogue
+from ..device.epilogue import finish_tile, from_row
+
+# How operands are read. B's contiguous dimension decides the shape of its descriptor's block.
+POINTERS = tl.constexpr(0)
+DESCRIPTORS_B_KN = tl.constexpr(1)  # B row-major: rows of k are contiguous in n
+DESCRIPTORS_B_NK = tl.constexpr(2)  # B column-major, the transpose of a Linear's weight: contiguous in k
+
+
+@triton.jit
+def num_tiles(block, TILE: tl.constexpr):
+    """Return the number of tiles of a block."""
+    return tl.cdiv(block.m, TILE.BLOCK_M) * tl.cdiv(block.n, TILE.BLOCK_N)
+
+
+@triton.jit
+def tile_origin(tile, block, TILE: tl.constexpr):
+    """Return the first row and column of a tile; consecutive tiles share GROUP_M rows of tiles, for the L2 cache."""
+    tiles_m = tl.cdiv(block.m, TILE.BLOCK_M)
+    tiles_n = tl.cdiv(block.n, TILE.BLOCK_N)
+    group_size = TILE.GROUP_M * tiles_n
+    first_m = (tile // group_size) * TILE.GROUP_M
+    rows = min(tiles_m - first_m, TILE.GROUP_M)
+    within = tile % group_size
+    return (first_m + within % rows) * TILE.BLOCK_M, (within // rows) * TILE.BLOCK_N
+
+
+@triton.jit
+def rows_of_block(block, start, stop):
+    """Return the rows from `start` and without `stop` of a block, as a block."""
+    c_ptr = block.c_ptr + tl.cast(start, tl.int64) * block.stride_cm
+    return Block(c_ptr, stop - start, block.n, block.stride_cm, from_row(block.epilogue, start))
+
+
+@triton.jit
+def unfinished_block(c_ptr, m, n, stride_cm):
+    """Return a block of what is not yet C, such as partial sums: nothing is done to its tiles."""
+    return Block(c_ptr, m, n, stride_cm, Epilogue((), ()))
+
+
+@triton.jit
+def matmul_tile(a, b, gemm, block, row, col, a_row, TILE: tl.constexpr):
+    """Return the tile of A @ B that starts at (row, col) of a block, fp32 (BLOCK_M, BLOCK_N), summed over all of k.
+
+    `a_row` is the row of A that belongs to the block's row `row`.
+    """
+    return matmul_steps(a, b, gemm, block, row, col, a_row, 0, gemm.k, TILE)
+
+
+@triton.jit
+def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.constexpr):
+    """Return the same summed over the steps of k that begin from `first_k`, a multiple of BLOCK_K, to `stop_k`."""
+    BLOCK_M: tl.constexpr = TILE.BLOCK_M
+    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+    BLOCK_K: tl.constexpr = TILE.BLOCK_K
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if TILE.LOADS == POINTERS:
+        rows = row + tl.arange(0, BLOCK_M)
+        cols = col + tl.arange(0, BLOCK_N)
+        ks = tl.arange(0, BLOCK_K)
+        first_ks = (first_k + ks).to(tl.int64)
+        a_ptrs = a + (a_row - row + rows).to(tl.int64)[:, None] * gemm.stride_am + first_ks[None, :] * gemm.stride_ak
+        b_ptrs = b + first_ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
+        for start in range(first_k, stop_k, BLOCK_K):
+            in_k = ks < gemm.k - start
+            a_tile = tl.load(a_ptrs, mask=(rows < block.m)[:, None] & in_k[None, :], other=0.0)
+            b_tile = tl.load(b_ptrs, mask=in_k[:, None] & (cols < block.n)[None, :], other=0.0)
+            acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
+            a_ptrs += tl.cast(gemm.stride_ak, tl.int64) * BLOCK_K
+            b_ptrs += tl.cast(gemm.stride_bk, tl.int64) * BLOCK_K
+    else:
+        for start in range(first_k, stop_k, BLOCK_K):
+            a_tile = a.load([a_row, start])
+            if TILE.LOADS == DESCRIPTORS_B_NK:
+                b_tile = b.load([col, start]).T
+            else:
+                b_tile = b.load([start, col])
+            acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def rounded(acc, dtype: tl.constexpr):
+    """Return a sum in the output's dtype, rounded to nearest even."""
+    if interpreted() and dtype == tl.bfloat16:  # the interpreter truncates; round to nearest even, as hardware does
+        bits = acc.to(tl.uint32, bitcast=True)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        return tl.where(acc == acc, nearest, acc.to(tl.bfloat16))
+    else:
+        return acc.to(dtype)
+
+
+@triton.jit
+def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Finish a tile, round it, store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, …."""
+    SUBTILES: tl.constexpr = TILE.SUBTILES
+    COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
+    for index in tl.static_range(SUBTILES):
+        half = subtile(acc, index, TILE)
+        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
+
+
+@triton.jit
+def subtile(acc, INDEX: tl.constexpr, TILE: tl.constexpr):
+    """Return a tile, or with two SUBTILES its left or right half; `acc` may be the two."""
+    if not isinstance(acc, tl.tensor):
+        return acc[INDEX]
+    elif TILE.SUBTILES == 1:
+        return acc
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(acc, (TILE.BLOCK_M, 2, TILE.BLOCK_N // 2)), (0, 2, 1)))
+        if INDEX == 0:
+            return left
+        else:
+            return right
+
+
+@triton.jit
+def store_subtile(
+    acc,
+    block,
+    row,
+    col,
+    peers,
+    DESTINATIONS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Finish and round a subtile of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
+    offsets, mask = subtile_offsets(block, row, col, ROWS, COLS)
+    value = rounded(finish_tile(acc, block.epilogue, row, col, ROWS, COLS, TILE), block.c_ptr.dtype.element_ty)
+    tl.store(block.c_ptr + offsets, value, mask=mask)
+    for distance in tl.static_range(1, DESTINATIONS):
+        # The scalar base is translated, once a peer: a block of translated pointers costs registers.
+        peer_ptr = translate(block.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
+        tl.store(peer_ptr + offsets, value, mask=mask)
+
+
+@triton.jit
+def subtile_offsets(block, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return the offsets of a subtile of a block that starts at (row, col), and the mask of what is in it."""
+    rows = row + tl.arange(0, ROWS)
+    cols = col + tl.arange(0, COLS)
+    offsets = rows.to(tl.int64)[:, None] * block.stride_cm + cols[None, :]
+    return offsets, (rows < block.m)[:, None] & (cols < block.n)[None, :]

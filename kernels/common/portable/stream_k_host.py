@@ -1,0 +1,156 @@
+"""What the variants with stream-K share on the host: their configuration, and the workspace of split tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..call import Call, Device
+from ..config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
+from ..device.handshake import OwnCalls
+from ..workspace import Buffer, local_flags
+from .stream_k import StreamK
+from .stream_k_plan import (
+    GROUP_M,
+    LOW_ROWS,
+    StreamKPlan,
+    Tiling,
+    fastest_tiling,
+    known_splits,
+    plan_of_tiling,
+    tiling_us,
+)
+
+# Weights on their way to all SMs, at most: 12288 x 12288 takes one row 73 us with 13 MB of them, 79 with 19 MB (H200).
+_FLIGHT_BYTES = 15e6
+LEAST_STAGES = 4
+_SHORT_US = 45.0  # worth an early launch
+
+
+def default_stream_k_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dtype: torch.dtype) -> GemmConfig:
+    """Return what to start from for an (m, n) output over k of one rank's GEMM; arguments as `default_config`'s."""
+    if arch == "cpu":
+        return GemmConfig(
+            32, 32, 32, group_m=2, num_warps=4, num_sms=num_sms, comm_sms=1, row_chunks=1, splits=2, descriptors=False
+        )
+    is_amd = arch.startswith("gfx")
+    is_exact = dtype == torch.float32
+    block_k = 16 if is_exact else 64
+    # Exact products run on the ordinary cores: small tiles, in registers.
+    largest = 64 if is_exact else widest_tile(arch)
+    low_block_k = block_k if is_amd or is_exact else 128
+    tiling = fastest_tiling(
+        m,
+        n,
+        k,
+        num_sms=num_sms,
+        block_k=block_k,
+        low_block_k=low_block_k,
+        element_bytes=dtype.itemsize,
+        largest=largest,
+        widest_split=256 if arch == "sm_90" else 128,  # on sm_100 two sums of 256 columns do not fit the registers
+    )
+    if tiling.block_m <= LOW_ROWS:
+        block_k = low_block_k
+    if is_amd:
+        stages = 2
+    elif is_exact:
+        stages = 4
+    else:  # as much on its way as shared memory takes, and the memory takes well: it is what hides the latency
+        stages = stages_within(operand_room(arch), (tiling.block_m + tiling.block_n) * block_k * dtype.itemsize)
+        plan = plan_of_tiling(tiling, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize)
+        in_flight = int(_FLIGHT_BYTES // (max(1, plan.programs) * tiling.block_n * block_k * dtype.itemsize))
+        stages = min(stages, max(LEAST_STAGES, in_flight))
+    return GemmConfig(
+        tiling.block_m,
+        tiling.block_n,
+        block_k,
+        group_m=GROUP_M,
+        num_warps=warps_of(tiling.block_m, tiling.block_n),
+        num_stages=stages,
+        epilogue_subtiles=2 if tiling.block_n == 256 else 1,
+        num_sms=num_sms,
+        comm_rows=4 if m > 16 else 1,  # a chunk of A is 8 KB, or what a program loads at once of a row
+        row_chunks=1,
+        splits=tiling.splits,
+        descriptors=not is_exact and is_hopper_or_later(arch),
+    )
+
+
+def stages_within(room: int, stage: int) -> int:
+    """Return how many stages of a size to have within some room, in whatever unit: at least two, no more than help."""
+    return max(2, min(6, room // stage))
+
+
+def plan(m: int, n: int, k: int, device: Device, dtype: torch.dtype) -> GemmConfig:
+    """Return what to start from for an (m, n) output over k of one rank's GEMM; as `default_stream_k_config`."""
+    return default_stream_k_config(device.arch, device.num_sms, m=m, n=n, k=k, dtype=dtype)
+
+
+def stream_k_plan(call: Call[Any]) -> StreamKPlan:
+    """Return how this rank's programs take its tiles; it may have fewer steps of k than others."""
+    return call.kept("stream-K plan", lambda: plan_of_tiling(_tiling(call), **_sizes(call)))
+
+
+def is_short(call: Call[Any]) -> bool:
+    """Return whether the kernel is worth an early launch: it saves 3 µs, and costs a long kernel up to 10.
+
+    Programs that come early get SMs as they fall free, not evenly. That slows what is bound by memory (measured; the
+    reason is a guess).
+    """
+    return call.kept("is short", lambda: tiling_us(_tiling(call), **_sizes(call)) < _SHORT_US)
+
+
+def columns(call: Call[Any]) -> int:
+    """Return the columns of the rank with the most."""
+    return int(call.problem.b_shape(0)[1])
+
+
+def all_tiles(call: Call[Any]) -> int:
+    """Return the tiles of that rank."""
+    return call.num_tiles(call.problem.m, columns(call))
+
+
+def workspace(call: Call[Any]) -> dict[str, Buffer]:
+    """Return the buffers of the partials of split tiles, and of the numbers of calls."""
+    config, split_programs = call.config, stream_k_plan(call).split_programs
+    return {
+        "partial_tiles": Buffer((split_programs * config.block_m * config.block_n,), torch.float32),
+        "partial_flags": local_flags(split_programs, "the partial of a split tile by program"),
+        # Of every program that a call may have.
+        "calls": local_flags(max(config.num_sms, call.device.num_sms), "the number of calls ended by program"),
+    }
+
+
+def arguments(call: Call[Any]) -> dict[str, Any]:
+    """Return what a kernel of `compute_tiles` takes beside its operands."""
+    plan, memory = stream_k_plan(call), call.memory
+    return {
+        "stream_k": StreamK(
+            memory["partial_tiles"], memory["partial_flags"], plan.split_programs, plan.height, plan.head
+        ),
+        "own": OwnCalls(memory["calls"], memory["calls"].numel()),
+        "peers": call.peers(),
+        "HAS_WHOLE": plan.whole > 0,
+        "SPLITS": known_splits(plan, call.config.block_m, call.config.block_n),
+        "WORLD_SIZE": call.world_size,
+    }
+
+
+def _tiling(call: Call[Any]) -> Tiling:
+    return Tiling(call.config.block_m, call.config.block_n, call.config.splits)
+
+
+def _sizes(call: Call[Any]) -> dict[str, int]:
+    """Return this rank's GEMM, and what else `tiling_us` takes."""
+    problem, config = call.problem, call.config
+    return {
+        "m": problem.m,
+        "n": columns(call),
+        "k": problem.a_shape(call.rank)[1],
+        "num_sms": config.num_sms,
+        "block_k": config.block_k,
+        "element_bytes": problem.dtype.itemsize,
+        "group_m": config.group_m,
+    }

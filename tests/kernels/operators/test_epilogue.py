@@ -1,0 +1,174 @@
+"""An epilogue's ops, one of them defined here, are applied once to each element of C, by every variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+from checking import fault, make_data, poison
+from epilogues import MARKS, finished_data, own_columns, own_vector, register_marks
+from families import FAMILIES, VARIANTS, make_problem, name
+from ranks import Ranks, context, raised
+from torch_compiling import FUNCTIONS, are_close, sizes_of
+
+from iris_kernels.common.device.arguments import Tile
+from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, register_epilogue_op
+from iris_kernels.common.launch.launching import place_of
+from overlap_taxonomy import Variant, get_variant
+
+SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks
+
+
+def run(rank: int, world_size: int, family: str, variant: str, epilogue: tuple[str, ...]) -> list[str]:
+    """Call an operator with an epilogue, twice; return what was wrong."""
+    register_marks()
+    ctx, faults = context(), []
+    for m, n, k in SIZES:
+        problem = replace(make_problem(family, m, n, k, world_size, torch.float32), epilogue=epilogue)
+        found = get_variant(family, variant)
+        if reason := found.unsupported_reason(problem, None):
+            if reason not in raised(found.build, ctx, problem)[1]:
+                faults.append(f"does not say {reason}")
+            continue
+        operator = found.build(ctx, problem)
+        for seed in range(2):
+            data = make_data(family, problem, rank, seed=seed, device=ctx.get_device())
+            operands = {op: own_vector(op, family, problem, rank) for op in problem.operand_shapes(rank)}
+            poison(operator)
+            ctx.barrier()
+            output = operator.as_matrix(operator(data.a, data.b, **operands))
+            if wrong := fault(output, finished_data(data, family, problem, rank), problem.dtype):
+                faults.append(f"{m}x{n}x{k}, rank {rank}: {wrong}")
+        operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("variant", [one for one in VARIANTS if not one.delegates], ids=name)
+def test_every_variant_applies_it(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    assert ranks(3).call(run, variant.family, variant.name, ("bias", "gelu", "marks")) == [[]] * 3
+
+
+def call_functions(rank: int, world_size: int, family: str, activation: str) -> list[str | None]:
+    """Return what is wrong with a function's output, with a bias and an activation, and with either."""
+    ctx, faults = context(), []
+    for m in (18, 7):
+        problem = make_problem(family, m, 34, 16, world_size, torch.float32)
+        data = make_data(family, problem, rank, m, ctx.get_device())
+        bias = own_vector("bias", family, problem, rank)
+        for options in ({"bias": bias, "activation": activation}, {"activation": activation}, {"bias": bias}):
+            epilogue = tuple(name for name in ("bias", activation) if name in (*options, options.get("activation")))
+            expected = finished_data(data, family, replace(problem, epilogue=epilogue), rank)
+            output = FUNCTIONS[family](ctx, data.a, data.b, **sizes_of(family, m, 34, 16), **options)
+            faults.append(fault(output, expected, problem.dtype))
+    return faults
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize(("family", "activation"), list(zip(FUNCTIONS, ACTIVATIONS, strict=True)))
+def test_functions_take_a_bias_and_an_activation(ranks: Callable[[int], Ranks], family: str, activation: str) -> None:
+    assert ranks(2).call(call_functions, family, activation) == [[None] * 6] * 2
+
+
+def differentiate(rank: int, world_size: int, family: str, backend: str | None) -> list[bool]:
+    """Return whether the output and all gradients are those of torch's own product of the whole."""
+    ctx = context()
+    problem = make_problem(family, 18, 34, 16, world_size, torch.float32)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    shards, draw = FAMILIES[family], torch.Generator().manual_seed(1)
+    whole_a, whole_b = (torch.randn(*shape, generator=draw) for shape in ((18, 16), (16, 34)))
+    whole_bias, grad = (torch.randn(*shape, generator=draw) for shape in ((34,), (18, 34)))
+    leaves = [one.clone().requires_grad_() for one in (whole_a, whole_b, whole_bias)]
+    torch.nn.functional.gelu(leaves[0] @ leaves[1] + leaves[2]).backward(grad)
+
+    def step(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        sizes = sizes_of(family, 18, 34, 16)
+        return FUNCTIONS[family](ctx, a, b, bias=bias, activation="gelu", **sizes)
+
+    own = [one.clone().requires_grad_() for one in (data.a, data.b, data.b[0])]
+    with torch.no_grad():
+        own[0].copy_(shards.own_a(problem, rank, whole_a))
+        own[1].copy_(shards.own_b(problem, rank, whole_b))
+        of_bias = own_columns(family, problem, rank)
+        own[2].copy_(whole_bias[of_bias])
+    torch._dynamo.reset()
+    output = (torch.compile(step, backend=backend, fullgraph=True) if backend else step)(*own)
+    output.backward(shards.own_output(problem, rank, grad))
+    rows = slice(None)  # whose gradient of the bias a rank has
+    if family == "gemm_reduce_scatter":
+        rows = slice(*problem.rows(rank))
+    pre = (whole_a @ whole_b + whole_bias).requires_grad_()
+    torch.nn.functional.gelu(pre).backward(grad)
+    assert pre.grad is not None
+    expected = [
+        shards.own_a(problem, rank, leaves[0].grad),
+        shards.own_b(problem, rank, leaves[1].grad),
+        pre.grad[rows].sum(0)[of_bias],
+    ]
+    return are_close([one.grad for one in own], expected)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("family", FUNCTIONS)
+def test_gradients_are_those_of_torch(ranks: Callable[[int], Ranks], family: str, backend: str | None) -> None:
+    assert ranks(2).call(differentiate, family, backend) == [[True] * 3] * 2
+
+
+def refuse(rank: int, world_size: int) -> list[str]:
+    ctx = context()
+    a, b = torch.ones(4, 6), torch.ones(6, 5)
+    problem = replace(make_problem("gemm_all_reduce", 4, 5, 6 * world_size, world_size, a.dtype), epilogue=("bias",))
+    operator = get_variant("gemm_all_reduce", "fused_sequential:portable").build(ctx, problem)
+    call, by_function = operator, FUNCTIONS["gemm_all_reduce"]
+    refused = [
+        raised(by_function, ctx, a, b, activation="tanh"),
+        raised(replace, problem, epilogue=("bias", "tanh")),
+        raised(replace, problem, epilogue=("bias", "relu", "bias")),
+        raised(call, a, b),
+        raised(call, a, b, bias=torch.ones(4)),
+        raised(call, a, b, bias=torch.ones(5, dtype=torch.float16)),
+        raised(call, a, b, bias=torch.ones(5), marks=torch.ones(5)),
+        raised(call, a, b, bias=[1.0] * 5),
+        raised(register_epilogue_op, EpilogueOp("relu", MARKS.apply, torch.relu)),
+    ]
+    operator.close()
+    return [message for _, message in refused]
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_what_makes_no_sense_is_named(ranks: Callable[[int], Ranks]) -> None:
+    expected = [
+        "activation is 'tanh'; it takes relu, gelu, gelu_tanh, silu, or None",
+        "there is no epilogue op 'tanh'; there are bias, relu, gelu, gelu_tanh, silu",
+        "two ops of the epilogue bias, relu, bias read the same operand",
+        "the operands are A, B; it takes A, B, bias",
+        "bias is (4,) on rank",
+        "bias is torch.float16; the operator was made for torch.float32",
+        "the operands are A, B, bias, marks; it takes A, B, bias",
+        "bias is a list; it must be a torch.Tensor",
+        "there is an epilogue op 'relu' already",
+    ]
+    for messages in ranks(2).call(refuse):
+        for message, part in zip(messages, expected, strict=True):
+            assert part in message
+
+
+def test_prepared_calls_are_told_apart_by_all_operands() -> None:
+    a, b, bias = torch.ones(2, 2), torch.ones(2, 2), torch.ones(4)
+    places = [place_of({"A": a, "B": b, **more}) for more in ({}, {"bias": bias[:2]}, {"bias": bias[2:]})]
+    assert len(set(places)) == 3
+
+
+def test_a_kernels_cache_key_has_the_source_of_its_ops() -> None:
+    @triton.jit
+    def op(acc, rows, cols, operand):
+        return acc
+
+    keys = {Tile(32, 32, 32, 2, 0, 1, ops).cache_key for ops in ((), (op,), (op, MARKS.apply))}
+    before = Tile(32, 32, 32, 2, 0, 1, (op,)).cache_key
+    op._unsafe_update_src(op.src.replace("return acc", "return acc + 1"))
+    assert len(keys | {before, Tile(32, 32, 32, 2, 0, 1, (op,)).cache_key}) == 4
