@@ -55,6 +55,9 @@ def patch_triton() -> None:
     tl.block_type.__init__ = cache.init_block_type
     triton_interpreter._get_np_dtype = cache.get_np_dtype
     triton_interpreter._convert_float = cache.convert_float
+    triton_interpreter.TensorHandle.__init__ = cache.init_handle
+    tl.core._unwrap_if_constexpr = cache.unwrap_if_constexpr
+    TritonSemantic.to_tensor = cache.to_tensor
     TritonSemantic.binary_op_type_checking_impl = cache.check_operands
     InterpreterBuilder.create_dot = _create_dot
     for name, operation in _checked.items():
@@ -137,7 +140,9 @@ _REPLACED: list[tuple[Any, ...]] = [
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
     (triton_interpreter, "_get_np_dtype", "_convert_float"),
-    (TritonSemantic, "binary_op_type_checking_impl"),
+    (triton_interpreter.TensorHandle, "__init__"),
+    (tl.core, "_unwrap_if_constexpr"),
+    (TritonSemantic, "to_tensor", "binary_op_type_checking_impl"),
     (InterpreterBuilder, "create_dot", *_checked),
 ]
 

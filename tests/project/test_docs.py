@@ -41,7 +41,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
     "race_test.py": [],
-    "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
+    "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "20", "36", "32"],
 }  # of an example; two ranks on the CPU where nothing is said
 FRESH = ("first_program.py", "find_races.py", "race_test.py")
 NEEDS_CPU = ("find_races.py", "race_test.py")

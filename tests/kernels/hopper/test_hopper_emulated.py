@@ -278,15 +278,24 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", IN_TURNS, ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case) -> None:
+    run_case(family, name, case, 0)
+
+
+@pytest.mark.parametrize("case", [IN_TURNS[0], IN_TURNS[4], IN_TURNS[7]], ids=lambda case: case.why)
 @pytest.mark.parametrize(
     ("family", "name", "late"),
     [
         (*kernel, late)
         for kernel in KERNELS
-        for late in ("", "_tiles", "_second", *["_collect"] * (kernel[0] in SUMMING_FAMILIES))
+        for late in ("_tiles", "_second", *["_collect"] * (kernel[0] in SUMMING_FAMILIES))
     ],
 )
-def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case, late: str) -> None:
+def test_output_is_right_where_a_role_is_late_beside_groups_in_turns(
+    family: str, name: str, case: Case, late: str
+) -> None:
+    """With what lets the others run furthest ahead: tiles of several steps, tiles of one, and no peers."""
     run_case(family, name, case, 0, late=late)
 
 
@@ -320,7 +329,7 @@ def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
 
 @pytest.mark.parametrize(
     ("keep_gathered", "late"),
-    [(False, ""), (False, "copies"), (False, "copies 0"), (True, ""), (True, "copies 0")],
+    [(False, ""), (False, "copies"), (False, "copies 0"), (True, "copies 0")],
 )
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
 def test_output_is_right_where_the_last_shard_comes_in_chunks(

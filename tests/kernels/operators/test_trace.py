@@ -38,7 +38,7 @@ from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Variant, get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 
-M, N, K = 40, 70, 33
+M, N, K = 40, 70, 20
 CONFIG = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, descriptors=False)
 
 
