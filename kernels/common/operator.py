@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -20,7 +21,8 @@ from .device.handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
 from .launch.launching import place_of
 from .operand_checks import check_kinds, check_operands, lies_within, overlap
-from .problem import Problem, doublings, plan_rows
+from .plans import Plans
+from .problem import Problem, doublings
 from .workspace import Buffer, Workspace
 
 P = TypeVar("P", bound=Problem)
@@ -51,8 +53,7 @@ class Operator(Generic[P]):
         options: the family's own.
 
     Attributes:
-        config: the configuration for the whole problem.
-        ran_config: what the last call ran with, where its operands did not allow for all of it.
+        ran_config: what the last call ran with, where its operands did not allow for all of `config`.
         chosen_by: the variant that was asked for, where that one chose this.
         keeps_outputs: whether calls return the same memory each time.
         keeps_gathered: whether they return the gathered A, too.
@@ -85,13 +86,12 @@ class Operator(Generic[P]):
         self.rank = ctx.get_rank()
         self.family, self.variant = implementation.family, implementation.variant
         self._implementation = implementation
-        self._given, self._config_of = config, config_of
         self._new_outputs = new_outputs
         self.keeps_gathered = bool(options.get("keep_gathered"))
         self._options = {**(implementation.options or {}), **options}
         self._expected = {"A": None, "B": None, **problem.operand_shapes(self.rank)}.keys()
         self._device = Device.of(ctx)
-        self._plans: dict[int, GemmConfig | None] = {}
+        self._plans_of = functools.partial(Plans, implementation, self._device, config, config_of)
         self._calls: dict[int, Call[P]] = {}
         self._was_captured = False
         with ctx.collective_section(f"make {self}"):
@@ -102,7 +102,6 @@ class Operator(Generic[P]):
             if unknown := self._options.keys() - (implementation.options or {}).keys():
                 raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
             self._size(problem)
-            self._check_config(self.config)
         asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
         sizes = {name: value for name, value in asked.items() if name != "m"}
         self._digest = zlib.crc32(f"{self.family} {self.variant} {sizes}".encode())
@@ -174,8 +173,7 @@ class Operator(Generic[P]):
             with self.ctx.collective_section(what):
                 self._check_not_capturing(m)
                 self._size(before.with_rows(m))
-                self._check_config(self.config)
-            self.ctx.agree("the rows that the ranks make room for", m)
+                self.ctx.agree("the rows that the ranks make room for", m)
             with self.ctx.collective_allocation(what), plain_tensors():
                 self._allocate(keep=self._was_captured)
         except BaseException:
@@ -270,32 +268,20 @@ class Operator(Generic[P]):
 
     # Plans and memory ------------------------------------------------------------------------------------------------
 
-    def _plan(self, m: int) -> GemmConfig | None:
-        """Return the configuration for so many rows."""
-        implementation, rows = self._implementation, plan_rows(m, self.problem.m)
-        if rows not in self._plans:
-            problem = self.problem.with_rows(rows)
-            self._plans[rows] = self._given or self._config_of(problem) or implementation.plan(problem, self._device)
-        config = self._plans[rows]
-        return implementation.fit(self.problem.with_rows(m), config) if implementation.fit and config else config
-
-    def _check_config(self, config: GemmConfig | None) -> None:
-        if reason := self._implementation.supports(self.problem, config):
-            raise ValueError(f"{self} cannot do this: {reason}")
-        most, reserved = self._device.num_sms, self._device.reserved_sms
-        is_limited = self._device.arch != "cpu" or reserved > 0
-        if config and config.num_sms > most and is_limited:
-            beside = f", beside the {reserved} that reserve_sms keeps free" if reserved else ""
-            raise ValueError(
-                f"{self}: num_sms is {config.num_sms}; programs wait for each other, and this GPU has room for "
-                f"{most} at once{beside}: num_sms={most}"
-            )
-
     def _size(self, problem: P) -> None:
-        """Be an operator for a problem, without memory for it yet."""
-        self.problem = problem
-        self._plans.clear()
-        self.config = self._plan(problem.m)
+        """Be an operator for a problem, without memory for it yet.
+
+        Raises:
+            ValueError: the variant cannot do so many rows.
+        """
+        self.problem, self._plans = problem, self._plans_of(problem)
+        if reason := self._plans.unsupported_reason():
+            raise ValueError(f"{self} cannot do this: {reason}")
+
+    @property
+    def config(self) -> GemmConfig | None:
+        """The configuration for the whole problem; None where there is nothing to configure."""
+        return self._plans.whole
 
     def _open(self) -> Channel:
         """Make what calls share beside memory."""
@@ -361,7 +347,7 @@ class Operator(Generic[P]):
         return call
 
     def _unbound(self, m: int) -> Call[P]:
-        config: Any = self._plan(m)
+        config: Any = self._plans.of(m)
         return Call(self.problem.with_rows(m), config, self.rank, self._device, self._options)
 
     def _bind(self, call: Call[P]) -> None:

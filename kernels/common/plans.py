@@ -1,0 +1,67 @@
+"""How an operator's calls are configured, by their number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from .call import Device
+from .config import GemmConfig
+from .implementation import Implementation
+from .problem import Problem, plan_rows
+
+P = TypeVar("P", bound=Problem)
+
+
+class Plans(Generic[P]):
+    """The configurations of calls of a problem with as many rows, or fewer.
+
+    Args:
+        implementation: the variant's.
+        device: that all ranks have.
+        given: the configuration of all calls; None to have them planned.
+        config_of: returns the configuration of a problem of another m where it is known to be the best; None for the
+            plan. The same on all ranks.
+        problem: its m is the most.
+
+    Attributes:
+        whole: the configuration for the whole problem.
+    """
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        device: Device,
+        given: GemmConfig | None,
+        config_of: Callable[[P], GemmConfig | None],
+        problem: P,
+    ) -> None:
+        self._implementation, self._device = implementation, device
+        self._given, self._config_of = given, config_of
+        self._problem = problem
+        self._configs: dict[int, GemmConfig | None] = {}
+        self.whole = self.of(problem.m)
+
+    def of(self, m: int) -> GemmConfig | None:
+        """Return the configuration for so many rows."""
+        implementation, rows = self._implementation, plan_rows(m, self._problem.m)
+        if rows not in self._configs:
+            problem = self._problem.with_rows(rows)
+            planned = self._given or self._config_of(problem) or implementation.plan(problem, self._device)
+            self._configs[rows] = planned
+        config = self._configs[rows]
+        return implementation.fit(self._problem.with_rows(m), config) if implementation.fit and config else config
+
+    def unsupported_reason(self) -> str | None:
+        """Return why the whole problem cannot be done here so, or None."""
+        config, device = self.whole, self._device
+        if reason := self._implementation.supports(self._problem, config):
+            return reason
+        is_limited = device.arch != "cpu" or device.reserved_sms > 0
+        if config and config.num_sms > device.num_sms and is_limited:
+            beside = f", beside the {device.reserved_sms} that reserve_sms keeps free" if device.reserved_sms else ""
+            return (
+                f"num_sms is {config.num_sms}; programs wait for each other, and this GPU has room for "
+                f"{device.num_sms} at once{beside}: num_sms={device.num_sms}"
+            )
+        return None
