@@ -11,8 +11,8 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .cut import Cut
-from .cuts import ColumnCut, RowCut
+from .sharding import Sharding
+from .shardings import ColumnSharding, RowSharding
 
 
 class ParallelLinear(nn.Linear):
@@ -20,12 +20,12 @@ class ParallelLinear(nn.Linear):
 
     Attributes:
         in_features, out_features: of all ranks.
-        cut: sizes and options.
+        sharding: sizes and options.
         weight, bias: this rank's shards, parameters; DTensors where torch's ``parallelize_module`` made the layer.
     """
 
-    cut_type: ClassVar[type[Cut]]
-    cut: Any
+    sharding_type: ClassVar[type[Sharding]]
+    sharding: Any
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class ParallelLinear(nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         device = ctx.get_device() if device is None else torch.device(device)
-        cut = self.cut_type(ctx, in_features, out_features, **options)
-        self._take(self._drawn(cut, bias, device, dtype), cut)
+        sharding = self.sharding_type(ctx, in_features, out_features, **options)
+        self._take(self._drawn(sharding, bias, device, dtype), sharding)
         self._agree_on_bias()
 
     @classmethod
@@ -60,38 +60,38 @@ class ParallelLinear(nn.Linear):
             raise ValueError(f"linear is a {type(linear).__name__}; it must be a torch.nn.Linear")
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        layer._take(linear, cls.cut_type(ctx, linear.in_features, linear.out_features, **options))
+        layer._take(linear, cls.sharding_type(ctx, linear.in_features, linear.out_features, **options))
         return layer.train(linear.training)
 
     @classmethod
-    def _drawn(cls, cut: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
-        """Return a whole layer of a cut's sizes, with new parameters."""
-        return nn.Linear(cut.in_features, cut.out_features, bias, device=device, dtype=dtype)
+    def _drawn(cls, sharding: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
+        """Return a whole layer of a sharding's sizes, with new parameters."""
+        return nn.Linear(sharding.in_features, sharding.out_features, bias, device=device, dtype=dtype)
 
-    def _take(self, whole: nn.Linear, cut: Cut) -> None:
+    def _take(self, whole: nn.Linear, sharding: Sharding) -> None:
         def part(own: torch.Tensor) -> nn.Parameter:
             return nn.Parameter(own.detach().clone(memory_format=torch.contiguous_format), own.requires_grad)
 
-        self.cut, self.in_features, self.out_features = cut, cut.in_features, cut.out_features
-        self.weight = part(cut.own_weight(whole.weight))
-        self.register_parameter("bias", None if whole.bias is None else part(cut.own_bias(whole.bias)))
+        self.sharding, self.in_features, self.out_features = sharding, sharding.in_features, sharding.out_features
+        self.weight = part(sharding.own_weight(whole.weight))
+        self.register_parameter("bias", None if whole.bias is None else part(sharding.own_bias(whole.bias)))
 
     def reset_parameters(self) -> None:
         """Draw new parameters, as `torch.nn.Linear` of the whole size does; collective."""
         weight, bias = self._parts()
-        whole = self._drawn(self.cut, bias is not None, weight.device, weight.dtype)
+        whole = self._drawn(self.sharding, bias is not None, weight.device, weight.dtype)
         with torch.no_grad():
-            weight.copy_(self.cut.own_weight(whole.weight))
+            weight.copy_(self.sharding.own_weight(whole.weight))
             if bias is not None:
-                bias.copy_(self.cut.own_bias(whole.bias))
+                bias.copy_(self.sharding.own_bias(whole.bias))
         self._agree_on_bias()
 
     def _agree_on_bias(self) -> None:
         """Give all ranks rank 0's bias, if each has the whole: of different seeds they drew different ones."""
         _, bias = self._parts()
-        if bias is not None and not self.cut.cuts_bias and not bias.is_meta:
+        if bias is not None and not self.sharding.shards_bias and not bias.is_meta:
             with torch.no_grad():
-                bias.copy_(self.cut.ctx.broadcast(bias, 0))
+                bias.copy_(self.sharding.ctx.broadcast(bias, 0))
 
     def _parts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         bias: torch.Tensor | None = self.bias
@@ -99,13 +99,15 @@ class ParallelLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         """As `torch.nn.Linear`'s, and how it is cut."""
-        cut = self.cut
-        options = [name for name in ("sequence_parallel", "gather_output") if getattr(cut, name, False)]
+        sharding = self.sharding
+        options = [name for name in ("sequence_parallel", "gather_output") if getattr(sharding, name, False)]
         return ", ".join(
             [
-                f"in_features={cut.in_features}, out_features={cut.out_features}, bias={self.bias is not None}",
+                f"in_features={sharding.in_features}",
+                f"out_features={sharding.out_features}",
+                f"bias={self.bias is not None}",
                 *(f"{name}=True" for name in options),
-                f"rank={cut.ctx.get_rank()} of {cut.ctx.get_num_ranks()}",
+                f"rank={sharding.ctx.get_rank()} of {sharding.ctx.get_num_ranks()}",
             ]
         )
 
@@ -120,21 +122,21 @@ class ColumnParallelLinear(ParallelLinear):
         in_features, out_features: of the whole layer.
         bias: whether it has one.
         device, dtype: of the parameters; None for the context's device, and torch's default dtype.
-        options: sequence_parallel, gather_output, sequence_dim, variant, backward_variant, activation, as `ColumnCut`
-            takes them.
+        options: sequence_parallel, gather_output, sequence_dim, variant, backward_variant, activation, as
+            `ColumnSharding` takes them.
 
     Raises:
         ValueError: options that make no sense.
     """
 
-    cut_type: ClassVar[type[Cut]] = ColumnCut
+    sharding_type: ClassVar[type[Sharding]] = ColumnSharding
     shared: Any = None  # with which other layers it gathers x: `shared.share_gathers`
 
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
         """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
         if self.shared is not None:
             return self.shared(self, x, tokens)
-        return self.cut(x, *self._parts(), tokens=tokens)
+        return self.sharding(x, *self._parts(), tokens=tokens)
 
 
 class RowParallelLinear(ParallelLinear):
@@ -145,17 +147,17 @@ class RowParallelLinear(ParallelLinear):
 
     Args:
         ctx, in_features, out_features, bias, device, dtype: as in `ColumnParallelLinear`.
-        options: sequence_parallel, sequence_dim, variant, backward_variant, activation; see `RowCut`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, activation; see `RowSharding`.
 
     Raises:
         ValueError: options that make no sense.
     """
 
-    cut_type = RowCut
+    sharding_type = RowSharding
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
-        return self.cut(x, *self._parts())
+        return self.sharding(x, *self._parts())
 
 
 def is_whole(linear: object) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from iris_core import Context
 
-from .cuts import ColumnCut, RowCut
+from .shardings import ColumnSharding, RowSharding
 
 
 def column_parallel_linear(
@@ -34,8 +34,8 @@ def column_parallel_linear(
         bias: (this rank's output features,); with `gather_output` (out_features,), the same on all ranks; or None.
         out_features: of all ranks together; None where all ranks have as many.
         tokens: of all ranks together, if each has a part; None where all ranks have as many.
-        options: the others of `ColumnCut`: sequence_parallel, gather_output, sequence_dim, variant, backward_variant
-            and activation.
+        options: the others of `ColumnSharding`: sequence_parallel, gather_output, sequence_dim, variant,
+            backward_variant and activation.
 
     Returns:
         (…, this rank's output features), of all tokens; with `gather_output` (…, out_features) on every rank.
@@ -46,7 +46,7 @@ def column_parallel_linear(
         HeapExhausted: the heap has no room for the operators' buffers.
     """
     features = weight.shape[0] * ctx.get_num_ranks() if out_features is None else out_features
-    return ColumnCut(ctx, weight.shape[1], features, **options)(x, weight, bias, tokens=tokens)
+    return ColumnSharding(ctx, weight.shape[1], features, **options)(x, weight, bias, tokens=tokens)
 
 
 def row_parallel_linear(
@@ -69,7 +69,7 @@ def row_parallel_linear(
             dimension. bf16, fp16 or fp32, on the context's device, as x.
         bias: (out_features,), the same on all ranks; None for none.
         in_features: of all ranks together; None where all ranks have as many.
-        options: the others of `RowCut`: sequence_parallel, sequence_dim, variant, backward_variant, activation.
+        options: the others of `RowSharding`: sequence_parallel, sequence_dim, variant, backward_variant, activation.
 
     Returns:
         (…, out_features) on every rank; with `sequence_parallel` of this rank's tokens.
@@ -78,4 +78,4 @@ def row_parallel_linear(
         As `column_parallel_linear`.
     """
     features = weight.shape[1] * ctx.get_num_ranks() if in_features is None else in_features
-    return RowCut(ctx, features, weight.shape[0], **options)(x, weight, bias)
+    return RowSharding(ctx, features, weight.shape[0], **options)(x, weight, bias)

@@ -50,9 +50,9 @@ def _own_part(key: str, layer: ParallelLinear, name: str, parameter: torch.Tenso
             f"{key} is a DTensor, made by parallelize_module; torch.distributed.checkpoint.state_dict loads it: "
             "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))"
         )
-    cut = layer.cut
-    sizes = (cut.out_features, cut.in_features) if name == "weight" else (cut.out_features,)
+    sharding = layer.sharding
+    sizes = (sharding.out_features, sharding.in_features) if name == "weight" else (sharding.out_features,)
     if tuple(whole.shape) != sizes:
         raise ValueError(f"{key} is {tuple(whole.shape)}; the whole layer's is {sizes}")
-    part = cut.own_weight(whole) if name == "weight" else cut.own_bias(whole)
+    part = sharding.own_weight(whole) if name == "weight" else sharding.own_bias(whole)
     return part.detach().clone(memory_format=torch.contiguous_format)  # not a view, which would keep the whole

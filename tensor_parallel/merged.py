@@ -12,20 +12,20 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .cuts import ColumnCut
 from .layers import ColumnParallelLinear, is_whole
+from .shardings import ColumnSharding
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MergedColumnCut(ColumnCut):
+class MergedColumnSharding(ColumnSharding):
     """Layers of one x, each cut by its output features; a rank's weight is its part of each, one above the other.
 
     Args:
         sizes: output features of each layer, of all ranks, multiples of their number; `out_features` is the sum.
-        others: those of `ColumnCut`, but gather_output.
+        others: those of `ColumnSharding`, but gather_output.
 
     Raises:
-        ValueError: as `ColumnCut`; or sizes that cannot be cut evenly; or `gather_output`.
+        ValueError: as `ColumnSharding`; or sizes that cannot be cut evenly; or `gather_output`.
     """
 
     sizes: tuple[int, ...]
@@ -62,16 +62,16 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         out_features: of each layer, multiples of the number of ranks.
         bias: whether they have one.
         device, dtype: of the parameters; None for the context's device, and torch's default dtype.
-        options: sequence_parallel, sequence_dim, variant, backward_variant, as in `ColumnCut`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, as in `ColumnSharding`.
 
     Attributes:
-        weight, bias: this rank's shard of each layer's, one above the other: `cut.own_weight` of whole ones so.
+        weight, bias: this rank's shard of each layer's, one above the other: `sharding.own_weight` of whole ones so.
 
     Raises:
         ValueError: options that make no sense, or features that cannot be cut evenly.
     """
 
-    cut_type = MergedColumnCut
+    sharding_type = MergedColumnSharding
 
     def __init__(
         self, ctx: Context, in_features: int, out_features: Sequence[int], bias: bool = True, **options: Any
@@ -99,16 +99,18 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         return super().from_linear(ctx, _merged(linears), sizes=sizes, **options)
 
     @classmethod
-    def _drawn(cls, cut: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
-        return _merged([nn.Linear(cut.in_features, size, bias, device=device, dtype=dtype) for size in cut.sizes])
+    def _drawn(cls, sharding: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
+        return _merged(
+            [nn.Linear(sharding.in_features, size, bias, device=device, dtype=dtype) for size in sharding.sizes]
+        )
 
     def split(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return each layer's part of what a call gave, views."""
-        return output.split([size // self.cut.ctx.get_num_ranks() for size in self.cut.sizes], -1)
+        return output.split([size // self.sharding.ctx.get_num_ranks() for size in self.sharding.sizes], -1)
 
     def extra_repr(self) -> str:
         """As `ColumnParallelLinear`'s, and the layers' sizes."""
-        return f"{super().extra_repr()}, sizes={list(self.cut.sizes)}"
+        return f"{super().extra_repr()}, sizes={list(self.sharding.sizes)}"
 
     @staticmethod
     def _checked(linears: Sequence[nn.Linear]) -> Sequence[nn.Linear]:

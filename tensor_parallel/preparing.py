@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .cut import NOTHING, Wanted
 from .layers import ParallelLinear, local
+from .sharding import NOTHING, Wanted
 
 
 def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = None, gradients: bool = False) -> None:
@@ -36,5 +36,5 @@ def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = No
         weight, bias = local(layer.weight), layer.bias
         wanted = Wanted(True, weight.requires_grad, bias is not None and bias.requires_grad) if gradients else NOTHING
         shared = getattr(layer, "shared", None)  # then calls multiply for all that share
-        cut = layer.cut if shared is None else shared.cut
-        cut.prepare(max_tokens, weight.dtype if dtype is None else dtype, wanted, has_bias=bias is not None)
+        sharding = layer.sharding if shared is None else shared.sharding
+        sharding.prepare(max_tokens, weight.dtype if dtype is None else dtype, wanted, has_bias=bias is not None)

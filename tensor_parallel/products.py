@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Multiplies(Protocol):
-    """What makes a step; see `Cut.multiply`."""
+    """What makes a step; see `Sharding.multiply`."""
 
     def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int, bias: torch.Tensor | None = None) -> Any:
         """Return the step's output plus bias, then the gathered operand if it is kept; the caller's memory."""
@@ -61,7 +61,7 @@ class Steps(NamedTuple):
 
 
 def multiply_columns(
-    cut: Multiplies,
+    sharding: Multiplies,
     steps: Steps,
     m: int,
     x: torch.Tensor,
@@ -73,7 +73,7 @@ def multiply_columns(
     Several weights, or biases, are taken as one, one above the other.
 
     Args:
-        cut: makes the steps.
+        sharding: makes the steps.
         steps: what to multiply.
         m: tokens of all ranks.
         x: (tokens, k), of all ranks or of this one; see `Steps.forward`.
@@ -84,23 +84,23 @@ def multiply_columns(
     if steps.forward is None:
         return F.linear(x, weight, bias), x
     own = bias if bias is None or steps.own is None else bias[steps.own]
-    product, *gathered = cut.multiply(steps.forward, x, weight.t(), m, own)
+    product, *gathered = sharding.multiply(steps.forward, x, weight.t(), m, own)
     return product, gathered[0] if gathered else x
 
 
 def multiply_rows(
-    cut: Multiplies, steps: Steps, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    sharding: Multiplies, steps: Steps, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the sum over ranks of x @ weight.t(), plus bias: all of its rows, or this rank's.
 
     Args:
-        cut, steps, m: as in `multiply_columns`.
+        sharding, steps, m: as in `multiply_columns`.
         x: (tokens of all ranks, this rank's shard of k).
         weight: (n, this rank's shard of k).
         bias: (n,), or None.
     """
     assert steps.forward is not None
-    product: torch.Tensor = cut.multiply(steps.forward, x, weight.t(), m, bias)[0]
+    product: torch.Tensor = sharding.multiply(steps.forward, x, weight.t(), m, bias)[0]
     return product
 
 
@@ -112,15 +112,15 @@ class Columns(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         m: int,
-        cut: Multiplies,
+        sharding: Multiplies,
         steps: Steps,
         count: int,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
         weights, biases = parameters[:count], parameters[count:]
-        product, whole = multiply_columns(cut, steps, m, x, weights, biases)
+        product, whole = multiply_columns(sharding, steps, m, x, weights, biases)
         ctx.save_for_backward(whole if steps.keeps_input else None, *weights)
-        ctx.m, ctx.cut, ctx.step, ctx.own = m, cut, steps.backward, steps.own
+        ctx.m, ctx.sharding, ctx.step, ctx.own = m, sharding, steps.backward, steps.own
         return product
 
     @staticmethod
@@ -128,7 +128,7 @@ class Columns(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (grad,), (whole, *weights) = grads, ctx.saved_tensors
         own = grad if ctx.own is None else grad[:, ctx.own]
-        of_x = ctx.cut.multiply(ctx.step, own, joined(weights), ctx.m)[0] if ctx.needs_input_grad[0] else None
+        of_x = ctx.sharding.multiply(ctx.step, own, joined(weights), ctx.m)[0] if ctx.needs_input_grad[0] else None
         wanted, widths = ctx.needs_input_grad[5:], [len(weight) for weight in weights]
         of_weights, of_biases = wanted[: len(weights)], wanted[len(weights) :]
         parts = zip(own.split(widths, 1), of_weights, strict=True)
@@ -154,12 +154,12 @@ class Rows(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         m: int,
-        cut: Multiplies,
+        sharding: Multiplies,
         steps: Steps,
     ) -> torch.Tensor:
         ctx.save_for_backward(x if steps.keeps_input else None, weight)
-        ctx.m, ctx.cut, ctx.step = m, cut, steps.backward
-        return multiply_rows(cut, steps, m, x, weight, bias)
+        ctx.m, ctx.sharding, ctx.step = m, sharding, steps.backward
+        return multiply_rows(sharding, steps, m, x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -167,7 +167,7 @@ class Rows(torch.autograd.Function):
         (whole,), (x, weight) = grads, ctx.saved_tensors
         of_x = None
         if ctx.step is not None:  # the ranks have a part of the rows each
-            of_x, *gathered = ctx.cut.multiply(ctx.step, whole, weight, ctx.m)
+            of_x, *gathered = ctx.sharding.multiply(ctx.step, whole, weight, ctx.m)
             whole = gathered[0] if gathered else whole
         elif ctx.needs_input_grad[0]:
             of_x = whole @ weight

@@ -12,7 +12,7 @@ from torch import nn
 from iris_kernels.common.torch_op import in_graph
 
 from .layers import ColumnParallelLinear
-from .merged import MergedColumnCut
+from .merged import MergedColumnSharding
 
 
 def share_gathers(model: nn.Module) -> int:
@@ -44,14 +44,15 @@ def share_gathers(model: nn.Module) -> int:
 
 
 def _may_share(layer: ColumnParallelLinear) -> bool:
-    cut = layer.cut
-    return cut.sequence_parallel and cut.out_features % cut.ctx.get_num_ranks() == 0
+    sharding = layer.sharding
+    return sharding.sequence_parallel and sharding.out_features % sharding.ctx.get_num_ranks() == 0
 
 
 def _kind(layer: ColumnParallelLinear) -> tuple[Any, ...]:
-    cut = layer.cut
-    options = cut.sequence_dim, cut.variant, cut.backward_variant, cut.activation
-    return cut.ctx.name, cut.in_features, *options, layer.bias is None, layer.weight.dtype, layer.weight.device
+    sharding = layer.sharding
+    options = sharding.sequence_dim, sharding.variant, sharding.backward_variant, sharding.activation
+    weight = layer.weight
+    return sharding.ctx.name, sharding.in_features, *options, layer.bias is None, weight.dtype, weight.device
 
 
 class SharedGather:
@@ -61,21 +62,22 @@ class SharedGather:
         layers: two or more, that `share_gathers` found alike; they know it from now on.
 
     Attributes:
-        cut: of all of them, as one layer.
+        sharding: of all of them, as one layer.
     """
 
     def __init__(self, layers: Sequence[ColumnParallelLinear]) -> None:
-        cut = layers[0].cut
-        sizes = tuple(layer.cut.out_features for layer in layers)
-        self.cut = MergedColumnCut(
-            cut.ctx,
-            cut.in_features,
+        sharding = layers[0].sharding
+        sizes = tuple(layer.sharding.out_features for layer in layers)
+        self.sharding = MergedColumnSharding(
+            sharding.ctx,
+            sharding.in_features,
             sum(sizes),
             sizes=sizes,
             sequence_parallel=True,
-            sequence_dim=cut.sequence_dim,
-            variant=cut.variant,
-            backward_variant=cut.backward_variant,
+            sequence_dim=sharding.sequence_dim,
+            variant=sharding.variant,
+            backward_variant=sharding.backward_variant,
+            activation=sharding.activation,
         )
         self._layers = tuple(layers)
         self._x: torch.Tensor | None = None
@@ -85,7 +87,7 @@ class SharedGather:
             layer.shared = self
 
     def __call__(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
-        """Return one layer's output of x; see `ColumnCut.__call__`."""
+        """Return one layer's output of x; see `ColumnSharding.__call__`."""
         number, state = self._layers.index(layer), self._state_of(x)
         if number in self._kept:
             if self._x is not x or self._state != state:
@@ -96,7 +98,7 @@ class SharedGather:
             return output
         weights, biases = zip(*(one._parts() for one in self._layers), strict=True)
         biases = () if biases[0] is None else biases
-        merged = self.cut.of_several(x, weights, biases, tokens=tokens)
+        merged = self.sharding.of_several(x, weights, biases, tokens=tokens)
         outputs = merged.split([len(weight) for weight in weights], -1)
         self._x, self._state = x, state
         self._kept = {other: output for other, output in enumerate(outputs) if other != number}
@@ -108,11 +110,11 @@ class SharedGather:
             for one in self._layers:
                 one.shared = None
             warnings.warn(
-                f"layers of {self.cut.in_features} to {list(self.cut.sizes)} features no longer share their gather: "
-                "they were given different tensors",
+                f"layers of {self.sharding.in_features} to {list(self.sharding.sizes)} features no longer share their "
+                "gather: they were given different tensors",
                 stacklevel=5,
             )
-        return layer.cut(x, *layer._parts(), tokens=tokens)
+        return layer.sharding(x, *layer._parts(), tokens=tokens)
 
     @staticmethod
     def _state_of(x: torch.Tensor) -> tuple[Any, ...]:

@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from iris_core import Context
 
-from .cut import Cut
-from .cuts import ColumnCut, RowCut
 from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from .sharding import Sharding
+from .shardings import ColumnSharding, RowSharding
 
 
 def mesh_of(ctx: Context) -> DeviceMesh:
@@ -65,7 +65,7 @@ class _Style(ParallelStyle):
         """Return whether a layer of ours takes and gives this."""
 
     @abstractmethod
-    def _cut(self, linear: nn.Linear) -> Cut:
+    def _sharding(self, linear: nn.Linear) -> Sharding:
         """Return how the layer is cut."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -76,8 +76,8 @@ class _Style(ParallelStyle):
             raise ValueError(
                 f"{self!r} takes a mesh of the context's ranks, {ranks}, as mesh_of(ctx); this is {device_mesh}"
             )
-        cut = self._cut(module)
-        placements = {"weight": Shard(cut.weight_dim), "bias": Shard(0) if cut.cuts_bias else Replicate()}
+        sharding = self._sharding(module)
+        placements = {"weight": Shard(sharding.weight_dim), "bias": Shard(0) if sharding.shards_bias else Replicate()}
         for name, placement in placements.items():
             whole = getattr(module, name)
             if whole is not None:
@@ -85,7 +85,7 @@ class _Style(ParallelStyle):
                 module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
         # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
         layer: Any = module
-        layer.__class__, layer.cut = self.layer, cut
+        layer.__class__, layer.sharding = self.layer, sharding
         module.register_forward_pre_hook(self._to_local(device_mesh), with_kwargs=True)
         if not self.use_local_output:
             module.register_forward_hook(self._from_local(device_mesh))
@@ -95,7 +95,7 @@ class _Style(ParallelStyle):
         def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
             x, *others = inputs
             if isinstance(x, DTensor):
-                if isinstance(module, ColumnParallelLinear) and module.cut.sequence_parallel:
+                if isinstance(module, ColumnParallelLinear) and module.sharding.sequence_parallel:
                     # It knows how many there are, where ranks have different numbers.
                     options = {"tokens": x.shape[:-1].numel()} | options
                 x = x.redistribute(mesh, self.input_layouts).to_local()
@@ -128,7 +128,7 @@ class ColwiseParallel(_Style):
         input_layouts: ``Replicate()``, or ``Shard(dim)`` of a dimension before the last: all-gather and GEMM are fused.
         output_layouts: ``Shard(-1)``; or, of replicated inputs, ``Replicate()``: GEMM and all-scatter are fused.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
-        options: variant, backward_variant; see `ColumnCut`.
+        options: variant, backward_variant; see `ColumnSharding`.
 
     Raises:
         ValueError: layouts that no fused layer has.
@@ -143,9 +143,9 @@ class ColwiseParallel(_Style):
             return out_of in (Shard(-1), Replicate())
         return isinstance(into, Shard) and into.dim != -1 and out_of == Shard(-1)
 
-    def _cut(self, linear: nn.Linear) -> ColumnCut:
+    def _sharding(self, linear: nn.Linear) -> ColumnSharding:
         into, out_of = self.input_layouts[0], self.output_layouts[0]
-        return ColumnCut(
+        return ColumnSharding(
             self.ctx,
             linear.in_features,
             linear.out_features,
@@ -165,7 +165,7 @@ class RowwiseParallel(_Style):
         output_layouts: ``Replicate()``: GEMM and all-reduce are fused; or ``Shard(dim)`` of a dimension before the
             last: GEMM and reduce-scatter are.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
-        options: variant, backward_variant; see `RowCut`.
+        options: variant, backward_variant; see `RowSharding`.
 
     Raises:
         ValueError: layouts that no fused layer has.
@@ -179,9 +179,9 @@ class RowwiseParallel(_Style):
         gives = out_of == Replicate() or (isinstance(out_of, Shard) and out_of.dim != -1)
         return into == Shard(-1) and gives
 
-    def _cut(self, linear: nn.Linear) -> RowCut:
+    def _sharding(self, linear: nn.Linear) -> RowSharding:
         out_of = self.output_layouts[0]
-        return RowCut(
+        return RowSharding(
             self.ctx,
             linear.in_features,
             linear.out_features,

@@ -33,7 +33,7 @@ class Several(nn.ModuleList):
         return [layer(x) for layer in self]
 
 
-class SeveralCut(nn.Module):
+class SeveralSharded(nn.Module):
     """The same, each rank with its features."""
 
     def __init__(self, heap, layers):
@@ -57,11 +57,11 @@ class Block(nn.Module):
         self.down = nn.Linear(features, width, bias=False)
         self.head_width = width // HEADS
 
-    def cut(self, heap):
+    def shard(self, heap):
         """Leave this rank's heads and features."""
-        self.query_key_value = SeveralCut(heap, self.query_key_value)
+        self.query_key_value = SeveralSharded(heap, self.query_key_value)
         self.out = RowParallelLinear.from_linear(heap, self.out)
-        self.gate_and_up = SeveralCut(heap, self.gate_and_up)
+        self.gate_and_up = SeveralSharded(heap, self.gate_and_up)
         self.down = RowParallelLinear.from_linear(heap, self.down)
 
     def forward(self, x, cache, slots, positions):
@@ -193,7 +193,7 @@ def body(rank, world_size, layers, width, features, requests):
     whole = Decoder(layers, width, features).to(device, dtype).eval()
     cut, draw = copy.deepcopy(whole), random.Random(0)
     for block in cut.blocks:
-        block.cut(heap)
+        block.shard(heap)
     prepare(cut, max_tokens=SLOTS + CHUNK)
     batch = [Request(draw) for _ in range(requests)]
     with torch.inference_mode():

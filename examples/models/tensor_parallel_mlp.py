@@ -50,7 +50,7 @@ def body(rank, world_size):
     found = train(cut, x.chunk(world_size)[rank], target.chunk(world_size)[rank], target.numel())
     whole = torch.nn.Sequential(up, torch.nn.GELU(), down)
     expected = train(whole, x, target, target.numel())
-    parts = [cut[0].cut.own_weight, cut[0].cut.own_bias, cut[2].cut.own_weight, cut[2].cut.own_bias]
+    parts = [cut[0].sharding.own_weight, cut[0].sharding.own_bias, cut[2].sharding.own_weight, cut[2].sharding.own_bias]
     errors = []
     for one, other, part in zip(found, expected, parts, strict=True):
         error = (one - part(other)).norm() / part(other).norm()

@@ -51,9 +51,9 @@ def own_gradients(pair: tuple[Any, Any], cut: tuple[Any, Any]) -> list[torch.Ten
     """Return this rank's parts of the gradients of whole layers' parameters, as `cut` is cut."""
     parts = []
     for whole, part in zip(pair, cut, strict=True):
-        parts.append(part.cut.own_weight(whole.weight.grad))
+        parts.append(part.sharding.own_weight(whole.weight.grad))
         if whole.bias is not None:
-            parts.append(part.cut.own_bias(whole.bias.grad))
+            parts.append(part.sharding.own_bias(whole.bias.grad))
     return parts
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, each_backend
 
 from iris_kernels.common import torch_op
-from iris_tensor_parallel import cut, prepare, share_gathers, styles
+from iris_tensor_parallel import ColumnParallelLinear, prepare, sharding, share_gathers, styles
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 WIDTH, TOKENS = 8, 12
@@ -66,7 +66,7 @@ def counted() -> Iterator[Counter[str]]:
         counts[family] += 1
         return multiply(family, *arguments)
 
-    with mock.patch.object(torch_op, "multiply", count), mock.patch.object(cut, "multiply", count):
+    with mock.patch.object(torch_op, "multiply", count), mock.patch.object(sharding, "multiply", count):
         yield counts
 
 
@@ -125,6 +125,27 @@ def compile_shared(rank: int, world_size: int, backend: str) -> Any:
 def test_a_whole_graph_gathers_once_for_each_x(ranks: Callable[[int], Ranks], backend: str) -> None:
     counts = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
     assert ranks(2).call(compile_shared, backend) == [([], counts)] * 2
+
+
+@released
+def activate_some(rank: int, world_size: int) -> list[str]:
+    """Of three layers of one x two have an activation; return what differs where gathers are shared."""
+    torch.manual_seed(3)
+    layers = nn.ModuleDict(
+        {
+            name: ColumnParallelLinear(context(), WIDTH, 8, sequence_parallel=True, activation=activation)
+            for name, activation in (("q", "silu"), ("k", "silu"), ("v", None))
+        }
+    )
+    x = own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+    with torch.no_grad():
+        expected = [layer(x) for layer in layers.values()]
+        assert share_gathers(layers) == 1
+        return far([layer(x) for layer in layers.values()], expected)
+
+
+def test_layers_share_with_those_of_the_same_activation(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(activate_some) == [[]] * 2
 
 
 @released

@@ -109,7 +109,7 @@ def activate(rank: int, world_size: int, kind: str) -> Any:
         if "sequence" in kind and is_input != kind.startswith("row"):
             return own_rows(x, rank, world_size)
         is_cut = is_input if kind.startswith("row") else not is_input and "gathered" not in kind
-        return x[:, layer.cut.shard(x.shape[1])] if is_cut else x
+        return x[:, layer.sharding.shard(x.shape[1])] if is_cut else x
 
     x, grad = draw(0, tokens, whole.in_features), draw(1, tokens, whole.out_features)
     leaves = [x.clone().requires_grad_(), own(x).clone().requires_grad_()]
@@ -155,10 +155,10 @@ def want(rank: int, world_size: int, sequence_parallel: bool, wanted: tuple[bool
     for ours, theirs in zip(cut, whole, strict=True):
         if wanted[1]:
             found.append(ours.weight.grad)
-            expected.append(ours.cut.own_weight(theirs.weight.grad))
+            expected.append(ours.sharding.own_weight(theirs.weight.grad))
         if wanted[2]:
             found.append(ours.bias.grad)
-            expected.append(ours.cut.own_bias(theirs.bias.grad))
+            expected.append(ours.sharding.own_bias(theirs.bias.grad))
     made = [one.family + " kept" * one.keeps_gathered for one in context().operators.values()]
     return far(found, expected), sorted(made)
 
@@ -196,7 +196,7 @@ def share_an_input(rank: int, world_size: int, kind: str) -> Any:
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if kind == "replicated":
             return tensor
-        return tensor[:, layers[0].cut.shard(SIZES[1])] if kind == "row" else own_rows(tensor, rank, world_size)
+        return tensor[:, layers[0].sharding.shard(SIZES[1])] if kind == "row" else own_rows(tensor, rank, world_size)
 
     found = []
     for pair, one in ((layers, own(x)), (whole, x)):

@@ -74,7 +74,7 @@ def be_modules(rank: int, world_size: int) -> list[int]:
     found += [list(made.state_dict()) == ["weight", "bias"], made.in_features == WIDTH, made.out_features == sum(SIZES)]
     for name in ("weight", "bias"):  # as who loads a checkpoint of the separate layers does
         whole_one = torch.cat([getattr(layer, name) for layer in whole])
-        part = made.cut.own_weight(whole_one) if name == "weight" else made.cut.own_bias(whole_one)
+        part = made.sharding.own_weight(whole_one) if name == "weight" else made.sharding.own_bias(whole_one)
         found += [torch.equal(getattr(made, name), part)]
     with torch.no_grad():
         drawn.weight.zero_()

@@ -53,8 +53,8 @@ def be_a_module(rank: int, world_size: int) -> list[int]:
     column, row = ColumnParallelLinear(ctx, *SIZES[:2]), RowParallelLinear(ctx, *SIZES[1:])
     found = []
     for layer, linear in zip((column, row), whole, strict=True):  # with one seed, those of the whole
-        found += [torch.equal(layer.weight, layer.cut.own_weight(linear.weight))]
-        found += [torch.equal(layer.bias, layer.cut.own_bias(linear.bias))]
+        found += [torch.equal(layer.weight, layer.sharding.own_weight(linear.weight))]
+        found += [torch.equal(layer.bias, layer.sharding.own_bias(linear.bias))]
     torch.manual_seed(rank)
     biases = ctx.control_plane.all_gather(RowParallelLinear(ctx, *SIZES[1:]).bias.tolist(), "compare")
     found += [biases[0] == biases[1]]
@@ -66,7 +66,7 @@ def be_a_module(rank: int, world_size: int) -> list[int]:
     copied = copy.deepcopy(column)
     with torch.no_grad():
         copied.weight.zero_()
-    found += [list(state) == ["weight", "bias"], copied.cut.ctx is ctx, bool(column.weight.any())]
+    found += [list(state) == ["weight", "bias"], copied.sharding.ctx is ctx, bool(column.weight.any())]
     copied.load_state_dict(state)
     x = draw(0, 4, SIZES[0])
     found += [torch.equal(copied(x), column(x))]
@@ -275,8 +275,8 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(column, x, tokens=6),
         raised(row, hidden),
         raised(row, hidden[..., 1:]),
-        raised(column.cut, x, weight),
-        raised(column.cut, x, column.weight, column.bias[1:]),
+        raised(column.sharding, x, weight),
+        raised(column.sharding, x, column.weight, column.bias[1:]),
         raised(ColumnParallelLinear(ctx, *SIZES[:2]), x, tokens=9),
         raised(ColumnParallelLinear, ctx, *SIZES[:2], sequence_parallel=True, gather_output=True),
         raised(ColumnParallelLinear.from_linear, ctx, torch.nn.Identity()),

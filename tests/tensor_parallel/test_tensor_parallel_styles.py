@@ -126,7 +126,7 @@ def gather(rank: int, world_size: int) -> Any:
     layer: Any = theirs.parallelize_module(
         whole, mesh, ours.ColwiseParallel(context(), output_layouts=Replicate(), variant="bulk_synchronous")
     )
-    return far([layer(x)], [expected]), layer.cut.gather_output, layer.cut.variant, str(layer.bias.placements)
+    return far([layer(x)], [expected]), layer.sharding.gather_output, layer.sharding.variant, str(layer.bias.placements)
 
 
 @pytest.mark.usefixtures("gpu_a_rank")

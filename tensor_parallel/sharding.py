@@ -30,7 +30,7 @@ NOTHING = Wanted(False, False, False)
 
 
 @dataclass(frozen=True, eq=False)
-class Cut(ABC):
+class Sharding(ABC):
     """A linear layer's sizes, and which part of its tensors a rank has. Call it with tensors.
 
     Args:
@@ -72,10 +72,10 @@ class Cut(ABC):
         whole = torch.empty(self.out_features, self.in_features, device="meta")
         # No cached properties: the compiler cannot trace their lock. Merged layers' parts have the shape of one
         # layer's, and to join parts here would import the compiler, which takes seconds.
-        object.__setattr__(self, "_weight_shape", Cut.own_weight(self, whole).shape)
-        object.__setattr__(self, "_bias_shape", Cut.own_bias(self, whole[:, 0]).shape)
+        object.__setattr__(self, "_weight_shape", Sharding.own_weight(self, whole).shape)
+        object.__setattr__(self, "_bias_shape", Sharding.own_bias(self, whole[:, 0]).shape)
 
-    def __deepcopy__(self, memo: Any) -> Cut:
+    def __deepcopy__(self, memo: Any) -> Sharding:
         """A copy of a layer is cut alike, with the same context, of which a process has one."""
         return self
 
@@ -84,7 +84,7 @@ class Cut(ABC):
 
     @property
     @abstractmethod
-    def cuts_bias(self) -> bool:
+    def shards_bias(self) -> bool:
         """Whether the bias is cut; else all ranks have the whole."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Cut(ABC):
 
     def own_bias(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of (out_features,), a view; all of it where it is not cut."""
-        return whole[self.shard(len(whole))] if self.cuts_bias else whole
+        return whole[self.shard(len(whole))] if self.shards_bias else whole
 
     def _checked(self, x: torch.Tensor, weights: Tensors, biases: Tensors) -> tuple[torch.Tensor, Tensors, Tensors]:
         """Return the tensors as autocast would have them; raise for those that are not this layer's.

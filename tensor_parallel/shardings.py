@@ -8,12 +8,12 @@ import torch
 
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 
-from .cut import Cut, Tensors, Wanted
 from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
+from .sharding import Sharding, Tensors, Wanted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ColumnCut(Cut):
+class ColumnSharding(Sharding):
     """A layer whose output features are cut: its weight by the first dimension, its bias likewise.
 
     | sequence_parallel | gather_output | x | output |
@@ -24,10 +24,10 @@ class ColumnCut(Cut):
 
     Args:
         gather_output: all ranks get all features; the bias is then not cut.
-        others: those of `Cut`.
+        others: those of `Sharding`.
 
     Raises:
-        ValueError: as `Cut`; or `sequence_parallel` and `gather_output` together.
+        ValueError: as `Sharding`; or `sequence_parallel` and `gather_output` together.
     """
 
     gather_output: bool = False
@@ -42,7 +42,7 @@ class ColumnCut(Cut):
             raise ValueError("gather_output is of tokens that all ranks have, sequence_parallel cuts them: one of both")
 
     @property
-    def cuts_bias(self) -> bool:
+    def shards_bias(self) -> bool:
         return not self.gather_output
 
     def __call__(
@@ -88,19 +88,19 @@ class ColumnCut(Cut):
 
 
 @dataclass(frozen=True, eq=False)
-class RowCut(Cut):
+class RowSharding(Sharding):
     """A layer whose input features are cut: its weight by the second dimension; its bias is the same on all ranks.
 
     It takes all tokens with this rank's features, and gives all features, of all tokens on every rank, or with
     `sequence_parallel` of this rank's tokens. Without that, the output's gradient is the same on all ranks.
 
     Args:
-        others: those of `Cut`.
+        others: those of `Sharding`.
     """
 
     kind = "row"
     weight_dim = 1
-    cuts_bias = False
+    shards_bias = False
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
