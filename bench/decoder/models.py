@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 Angles = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rotary embedding, (1, tokens, head width)
-Block = Callable[[nn.Module, torch.Tensor, Angles, Any], torch.Tensor]
+Block = Callable[[nn.Module, torch.Tensor, Angles, dict[str, Any]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -97,21 +98,30 @@ class Past:
         return self.keys, self.values
 
 
-def block(layer: nn.Module, x: torch.Tensor, angles: Angles, past: Past | None) -> torch.Tensor:
+def block(layer: nn.Module, x: torch.Tensor, angles: Angles, options: dict[str, Any]) -> torch.Tensor:
     """Return a decoder layer's output of x, (batch, tokens, width); attention is causal."""
-    options: dict[str, Any] = {} if past is None else {_cache_name(layer): past, "use_cache": True}
     output = layer(x, position_embeddings=angles, **options)
     return output[0] if isinstance(output, tuple) else output
 
 
-def _cache_name(layer: nn.Module) -> str:
-    """Return what a layer calls its cache, which differs between versions of transformers."""
-    taken = inspect.signature(layer.forward).parameters
-    return next(name for name in ("cache", "past_key_values", "past_key_value") if name in taken)
+def run(model: Any, call: Block, x: torch.Tensor, angles: Angles, pasts: Sequence[Past]) -> torch.Tensor:
+    """Return what a model's layers and its last norm make of x.
 
-
-def run(model: Any, call: Block, x: torch.Tensor, angles: Angles, pasts: Sequence[Past] | None) -> torch.Tensor:
-    """Return what a model's layers and its last norm make of x; `call` is `block`, or what was compiled of it."""
+    Args:
+        model: whole, or a rank's part.
+        call: `block`, or what was compiled of it.
+        x: (batch, tokens, width); where sequences are cut, this rank's tokens.
+        angles: of all tokens' positions.
+        pasts: one a layer; or none.
+    """
+    name = _cache_name(type(model.layers[0]))
     for number, layer in enumerate(model.layers):
-        x = call(layer, x, angles, pasts[number] if pasts else None)
+        x = call(layer, x, angles, {name: pasts[number], "use_cache": True} if pasts else {})
     return model.norm(x)
+
+
+@functools.cache
+def _cache_name(kind: type[nn.Module]) -> str:
+    """Return what layers call their cache, which differs between versions of transformers."""
+    taken = inspect.signature(kind.forward).parameters
+    return next(name for name in ("cache", "past_key_values", "past_key_value") if name in taken)

@@ -107,8 +107,8 @@ def still_to_do(jobs: Sequence[rank.Job], done: Sequence[DecoderRecord], setting
     finished = {one.key for one in rows if is_finished(one, now, timed=timed)}
     to_do = []
     for job in jobs:
-        step = (job.model, job.layers, job.phase, job.batch, job.sequence)
-        step += (setting["world_size"], _SHORT[job.dtype], setting["device"])
+        setup = (setting["world_size"], _SHORT[job.dtype], setting["device"])
+        step = (job.model, job.layers, job.phase, job.batch, job.sequence, *setup)
         if not finished >= {(system, mode, *step) for system, mode in job.pairs}:
             asked = {(one.system, one.mode) for one in rows if one.step_key == step}.union(job.pairs)
             pairs = tuple(pair for pair in itertools.product(SYSTEMS, MODES) if pair in asked)
@@ -134,7 +134,7 @@ def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[st
     records = []
     for one in outcomes:
         ratios = {"speedup_vs_torch": by_torch, "limit_over_time": limit}
-        of_it = {name: us / one.time_us if us and one.time_us else None for name, us in ratios.items()}
+        of_it: dict[str, Any] = {name: us / one.time_us if us and one.time_us else None for name, us in ratios.items()}
         records.append(DecoderRecord(**asdict(one), **of_it, **common))
     return records
 
@@ -142,4 +142,3 @@ def to_records(job: rank.Job, outcomes: Sequence[rank.Outcome], columns: dict[st
 def shortest(rows: Sequence[rank.Outcome] | Sequence[DecoderRecord], systems: Sequence[str]) -> float | None:
     """Return the shortest time of some systems in any mode; None where there is none."""
     return min((one.time_us for one in rows if one.system in systems and one.time_us), default=None)
-

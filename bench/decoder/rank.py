@@ -23,7 +23,7 @@ from .systems import LIMIT, is_sequence
 PHASES = ("prefill", "decode", "train")
 # A system rounds where the whole model does in the same dtype, and each partial sum once more; with the sums in another
 # order its distance to the model in a wider dtype varies by half. What is wrong, such as a stale tile of 256 of 4096
-# columns in one of four layers, is farther off by more. The last is the dtype's own step, for what is exact in the whole.
+# columns in one of four layers, is farther off by more.
 ROUNDING = 3.0
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 _WARM_UPS = 2  # calls before a capture
@@ -183,7 +183,7 @@ class _Run:
         return systems.parallelise(self.ctx, system, self.whole, tokens=tokens, gradients=gradients)
 
     def _call_of(self, system: str, mode: str, model: Any) -> Call:
-        block = models.block
+        block: models.Block = models.block
         if mode.startswith("compiled"):
             block = self.compiled.setdefault(system, systems.compiled(system))
         given = self._given(is_sequence(system))
@@ -211,7 +211,7 @@ class _Run:
             with torch.no_grad():
                 return [_arrived(models.run(model, block, x, angles, past))]
         leaf = x.detach().requires_grad_()
-        output = models.run(model, block, leaf, angles, None)
+        output = models.run(model, block, leaf, angles, ())
         gradients = torch.autograd.grad(output, [leaf, *models.parameters(model).values()], grad)
         return [_arrived(one) for one in (output.detach(), *gradients)]
 

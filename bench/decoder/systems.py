@@ -136,7 +136,8 @@ def compiled(system: str) -> Block:
     what it makes by code, tries one after the other at every call, and makes no more than 8.
     """
     own = types.FunctionType(block.__code__.replace(co_name=f"block_{system}"), block.__globals__)
-    return torch.compile(own, dynamic=False, options={"_micro_pipeline_tp": True} if system == "async_tp" else None)
+    options: dict[str, Any] | None = {"_micro_pipeline_tp": True} if system == "async_tp" else None
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
 def why_not_fused(call: Callable[[], Any]) -> str:

@@ -122,7 +122,9 @@ def layers(
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
-def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: Output[LayersRecord], columns: dict[str, Any]) -> Exception | None:
+def _run(
+    jobs: Sequence[rank.Job], ranks: Ranks, output: Output[LayersRecord], columns: dict[str, Any]
+) -> Exception | None:
     """Measure job by job; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first

@@ -176,8 +176,8 @@ _PARSERS: dict[str, Any] = {
 }
 
 
-_AT_LEAST_ONE = ("m", "n", "k", "tokens", "width", "features", "layers", "batch", "sequence")
-_AT_LEAST_ONE += ("world_size", "rounds", "burst")
+_SIZES = ("m", "n", "k", "tokens", "width", "features", "layers", "batch", "sequence")
+_AT_LEAST_ONE = (*_SIZES, "world_size", "rounds", "burst")
 
 
 def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -> AnyRow:
