@@ -114,14 +114,14 @@ def run(model: Any, call: Block, x: torch.Tensor, angles: Angles, pasts: Sequenc
         angles: of all tokens' positions.
         pasts: one a layer; or none.
     """
-    name = _cache_name(type(model.layers[0]))
+    name = _cache_name(type(model.layers[0]).forward)
     for number, layer in enumerate(model.layers):
         x = call(layer, x, angles, {name: pasts[number], "use_cache": True} if pasts else {})
     return model.norm(x)
 
 
 @functools.cache
-def _cache_name(kind: type[nn.Module]) -> str:
+def _cache_name(forward: Callable[..., Any]) -> str:
     """Return what layers call their cache, which differs between versions of transformers."""
-    taken = inspect.signature(kind.forward).parameters
+    taken = inspect.signature(forward).parameters
     return next(name for name in ("cache", "past_key_values", "past_key_value") if name in taken)

@@ -101,9 +101,8 @@ def _plan(ctx: Context, system: str) -> dict[str, Any]:
     if not is_cut:
         return plan
     # Attention reads the number of tokens from the shape of its input, which only a DTensor has of all of them.
-    attention = {"input_kwarg_layouts": {"hidden_states": Shard(1)}}
     plan["layers.*.self_attn"] = theirs.PrepareModuleInput(
-        **attention, desired_input_kwarg_layouts={"hidden_states": into}
+        input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": into}
     )
     if system not in IRIS:
         plan["layers.*.mlp"] = theirs.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(into,))

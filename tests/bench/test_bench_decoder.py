@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -66,7 +67,7 @@ def measured(rank: int, world_size: int, job: bench.Job, spoil: str = "", what: 
             if spoil == "layer":
                 model.layers[0].mlp.register_forward_hook(wrong)
             elif spoil == "gradient":
-                model.layers[1].input_layernorm.weight.register_hook(lambda grad: grad * 1.001)
+                model.layers[0].input_layernorm.weight.register_hook(lambda grad: grad * 1.001)
         return model
 
     with mock.patch.object(bench, "context", context), mock.patch.object(systems, "parallelise", spoilt):
@@ -103,11 +104,29 @@ def test_one_system_that_fails_leaves_the_others(
     ranks: Callable[[int], Ranks], spoil: str, what: str, phase: str, status: str
 ) -> None:
     """A token's output of one layer, or a gradient, is off by a thousandth on one rank of two; or nothing is made."""
-    (job,) = plan(**(GIVEN | {"steps": {phase: "2x8"}}))
+    (job,) = plan(**(GIVEN | {"steps": {phase: "2x8"}, "layers": 1}))
     for outcomes in ranks(2).call(measured, job, spoil, what):
         assert {one.system: one.status for one in outcomes if one.status != "ok"} == {what: status}
         (found,) = (one for one in outcomes if one.system == what)
         assert ("off by" if status == "wrong" else "RuntimeError: it cannot be cut") in found.reason
+
+
+def compile_them(rank: int, world_size: int, job: bench.Job) -> Any:
+    """Measure what is compiled; return the graphs that were made, too."""
+    torch._dynamo.utils.counters.clear()
+    with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="aot_eager")):
+        statuses = [(one.status, one.reason) for one in measured(rank, world_size, job)]
+    return statuses, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@on_cpu
+@pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize(
+    ("phase", "of"), [("prefill", ("torch_sequence", "iris_sequence")), ("decode", ("torch", "iris"))]
+)
+def test_a_system_is_compiled_once_for_all_layers(ranks: Callable[[int], Ranks], phase: str, of: Any) -> None:
+    (job,) = plan(**(GIVEN | {"steps": {phase: "2x8"}, "systems": of, "modes": ("compiled",)}))
+    assert ranks(2).call(compile_them, job) == [([("ok", "")] * 2, 2)] * 2
 
 
 def time_them(rank: int, world_size: int, job: bench.Job) -> Any:
