@@ -38,8 +38,8 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers decoder figures memcheck codegen-diff mutants \
-	lint fmt clean
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers decoder figures memcheck \
+	codegen-diff compare mutants lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,10 @@ memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 
 codegen-diff: $(READY_DEV) ## Compare the machine code of all kernels with a commit's: BASE=main [ONLY=pattern]
 	$(PY) tests/golden.py diff $(or $(BASE),$(error BASE=... names the commit)) $(if $(ONLY),--only '$(ONLY)')
+
+compare: $(READY) $(READY_DEV) ## Compare the kernels' speed with a commit's on the same GPUs: BASE=main OUT=folder [NP=2 ARGS="--shapes square"]
+	$(PY) tests/compare.py $(or $(BASE),$(error BASE=... names the commit)) --out $(or $(OUT),$(error OUT=... names a new folder)) \
+		$(if $(NP),--world-size $(NP)) $(ARGS)
 
 mutants: $(READY_DEV) ## Leave out one signal, wait or fence at a time; list what no test notices [ARGS="--only PATTERN --list"]
 	PYTHONPATH=tests $(PY) -m mutation $(ARGS)

@@ -85,6 +85,7 @@ def run(
         float | None,
         typer.Option(help="What a GPU can send, in GB/s, for 'ideal' [default: what iris-bench links measured here]."),
     ] = None,
+    epilogue: Annotated[str, typer.Option(help="Ops applied to C, by commas, such as bias,gelu [default: none].")] = "",
     time: Annotated[bool, typer.Option("--time/--no-time", help="Time what is correct, or check only.")] = True,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -115,6 +116,7 @@ def run(
             burst=burst,
             timed=time,
             link_gbps=link_gbps,
+            epilogue=epilogue,
             done=done,
         )
     except ValueError as error:

@@ -30,6 +30,7 @@ from .watchdog.recovery import Recovery
 from .watchdog.watchdog import Watchdog
 
 DEFAULT_HEAP_SIZE = 1 << 30
+LEAST_SMS = 2  # of kernels, where some are reserved: one that multiplies, and one that communicates
 
 
 def iris(
@@ -38,6 +39,7 @@ def iris(
     *,
     timeout_s: float | None = None,
     group: dist.ProcessGroup | None = None,
+    reserve_sms: int = 0,
 ) -> Context:
     """Make this process's context; collective over all ranks.
 
@@ -52,6 +54,9 @@ def iris(
             none; None for ``IRIS_TIMEOUT_S``, or 30.
         group: a process group of torch's, of ranks of one host, such as those of a replica of the model,
             ``mesh["tp"].get_group()``; each process gives the one that it is in. None for all ranks.
+        reserve_sms: SMs (compute units) of each GPU that kernels whose programs wait for each other leave free, such as
+            for NCCL's on another stream; the same on all ranks. `Context.get_cu_count` and configurations' `num_sms`
+            are without them.
 
     Returns:
         The context. `Context.close` ends it; a process has one at a time.
@@ -59,8 +64,8 @@ def iris(
     Raises:
         RuntimeError: this process has a context already, the machine lacks what the device needs, or the ranks are of
             several hosts; or this process was forked from a rank.
-        ValueError: the device, the heap size or the limit makes no sense or is not the same on all ranks, there are
-            more ranks than GPUs, or this process is not in `group`.
+        ValueError: the device, the heap size, the limit or the reservation makes no sense or is not the same on all
+            ranks, there are more ranks than GPUs, or this process is not in `group`.
         PeerError: a rank did not start.
     """
     host = current_host()
@@ -68,7 +73,7 @@ def iris(
     settings.asked_device(device)
     if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
-    return Context(host, heap_size, device, host.timeout_s(timeout_s), group)
+    return Context(host, heap_size, device, host.timeout_s(timeout_s), group, reserve_sms)
 
 
 _contexts: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
@@ -107,13 +112,20 @@ class Context(TensorFactories):
         ccl: collectives on whole tensors.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
+        reserve_sms: SMs that its kernels leave free.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
         debug_mode: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
     def __init__(
-        self, host: Host, heap_size: int, device: str, timeout_s: float, process_group: dist.ProcessGroup | None
+        self,
+        host: Host,
+        heap_size: int,
+        device: str,
+        timeout_s: float,
+        process_group: dist.ProcessGroup | None,
+        reserve_sms: int,
     ) -> None:
         self._host = host
         self._rank_info = host.rank_info(process_group)
@@ -125,6 +137,7 @@ class Context(TensorFactories):
         self.operators: dict[Any, Any] = {}
         self._process_group: ProcessGroup | None = None
         self.timeout_s = timeout_s
+        self.reserve_sms = reserve_sms
         self.control_plane = host.connect(self._rank_info, timeout_s)
         with contextlib.ExitStack() as opened:
             opened.callback(self.control_plane.close)
@@ -141,11 +154,18 @@ class Context(TensorFactories):
             self.backend = self._host.backend(self._rank_info, device)
             opened.callback(self.backend.close_window)
             ranks_per_gpu = settings.ranks_per_gpu()
+            most = self.backend.compute_units() - LEAST_SMS
+            if not (self.reserve_sms == 0 or (is_whole(self.reserve_sms) and self.reserve_sms <= most)):
+                raise ValueError(
+                    f"reserve_sms is {self.reserve_sms!r}; it takes 0 to {most} of the {most + LEAST_SMS} SMs here: "
+                    f"kernels need {LEAST_SMS}"
+                )
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
             "device": self.backend.name,
             "timeout_s": self.timeout_s,
+            "reserve_sms": self.reserve_sms,
             "IRIS_DEBUG": self.debug_mode,
             "IRIS_RANKS_PER_GPU": ranks_per_gpu,
         }
@@ -178,8 +198,8 @@ class Context(TensorFactories):
         return self.get_device().index or 0
 
     def get_cu_count(self) -> int:
-        """Return the number of SMs (compute units on AMD); without a GPU, the number of programs to emulate."""
-        return self.backend.compute_units()
+        """Return how many SMs (compute units on AMD) kernels may fill, without those reserved; some without a GPU."""
+        return self.backend.compute_units() - self.reserve_sms
 
     def get_arch(self) -> str:
         """Return what kernels are compiled for: "sm_90", "gfx942", …, or "cpu" where they are interpreted."""

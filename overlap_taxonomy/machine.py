@@ -100,6 +100,12 @@ class Machine:
         """Return whether its GPUs are of that name: a GH200, an H200 NVL or a part of an H200 is no H200."""
         return f" {device_name}".endswith(f" {self.gpu}")
 
+    def with_sms(self, num_sms: int) -> Machine:
+        """Return the same machine with so many SMs, each as fast, on the same links: others have the rest."""
+        share = num_sms / self.num_sms
+        boost_tflops, fp32_tflops = self.boost_tflops * share, self.fp32_tflops * share
+        return replace(self, num_sms=num_sms, boost_tflops=boost_tflops, fp32_tflops=fp32_tflops)
+
     def has_descriptors(self, element_bytes: int) -> bool:
         """Return whether our kernels read elements of that size by tensor descriptors; fp32 goes through pointers."""
         return self.is_hopper and element_bytes <= 2

@@ -6,6 +6,7 @@ them compute gradients. `load_whole` takes a whole model's weights, `prepare` ma
 has layers of one x gather it once.
 """
 
+from .fusing import fuse_collectives
 from .layers import ColumnParallelLinear, RowParallelLinear
 from .linear import column_parallel_linear, row_parallel_linear
 from .loading import load_whole
@@ -18,6 +19,7 @@ __all__ = [
     "MergedColumnParallelLinear",
     "RowParallelLinear",
     "column_parallel_linear",
+    "fuse_collectives",
     "load_whole",
     "prepare",
     "row_parallel_linear",

@@ -12,28 +12,45 @@ from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
 from iris_core.utils.settings import ranks_per_gpu
 
-# Files that take longest, so that no worker is left with one of them when the others have nothing more to do.
+# Files that take longest, the longest first, so that no worker is left with one of them when the others have nothing
+# more to do. Those that compile take as long as this only where Triton's cache has nothing of theirs.
 LONG = (
     "test_codegen.py",
     "test_check_kernels.py",
-    "test_docs.py",
-    "test_operators.py",
+    "test_codegen_other_gpus.py",
     "test_codegen_hopper.py",
-    "test_hopper_emulated.py",
+    "test_docs.py",
     "test_tensor_parallel_compiled.py",
-    "test_bench_layers_cli.py",
-    "test_stream_k.py",
+    "test_hopper_emulated.py",
+    "test_operators.py",
     "test_operator_calls.py",
-    "test_bench_layers.py",
-    "test_launch_ends.py",
+    "test_stream_k.py",
+    "test_tile_collectives.py",
     "test_dead_peers.py",
-    "test_sums.py",
-    "test_properties.py",
+    "test_races_of_x.py",
+    "test_bench_layers.py",
+    "test_bootstrap.py",
+    "test_ccl.py",
+    "test_rows.py",
+    "test_bench_layers_cli.py",
+    "test_launch.py",
+    "test_operands.py",
+    "test_checker.py",
+    "test_modes.py",
     "test_faults.py",
-    "test_reset.py",
-    "test_reset_together.py",
+    "test_optional.py",
     "test_stress.py",
+    "test_trace.py",
+    "test_functional.py",
+    "test_interrupts.py",
+    "test_sums.py",
+    "test_codegen_order.py",
+    "test_operator_errors.py",
+    "test_reset.py",
+    "test_leaks.py",
     "test_bench_cli.py",
+    "test_values.py",
+    "test_properties.py",
 )
 
 # Files most of whose tests take seconds though their ranks are not the fixtures', and they compile nothing themselves.

@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from checkouts import TREE, checkout, environment_of
+
 TESTS = Path(__file__).resolve().parent
-TREE = TESTS.parent
 _MODULES = ("test_codegen", "test_codegen_hopper")  # which list cases
 _COMMENT = re.compile(r"\s*(?://|;).*")
 
@@ -77,31 +78,11 @@ def record(only: str) -> dict[str, list[Any] | str]:
 
 def record_of(tree: Path, folder: Path, only: str) -> dict[str, Any]:
     """Return the record of a checkout, made by this file with that tree's packages and tests."""
-    packages, out = folder / "packages", folder / "record.json"
-    packages.mkdir(parents=True)
-    for name, place in package_folders(tree).items():
-        (packages / name).symlink_to(tree / place)
-    _write_entry_points(tree, packages)
-    environment = os.environ | {"PYTHONPATH": str(packages), "TRITON_DISABLE_LINE_INFO": "1"}
+    out = folder / "record.json"
+    environment = environment_of(tree, folder / "packages") | {"TRITON_DISABLE_LINE_INFO": "1"}
     command = [sys.executable, __file__, "record", "--out", str(out), "--tests", str(tree / "tests"), "--only", only]
     subprocess.run(command, check=True, env=environment, cwd=folder)
     return json.loads(out.read_text())
-
-
-def _write_entry_points(tree: Path, packages: Path) -> None:
-    """Stand in for a tree's installation: what is installed has the entry points of another."""
-    group = 'entry-points."iris_overlap.families"'
-    listed = (tree / "pyproject.toml").read_text().split(f"[project.{group}]\n")[1].split("\n[")[0]
-    metadata = packages / "iris_overlap-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: iris-overlap\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text("[iris_overlap.families]\n" + listed.replace('"', ""))
-
-
-def package_folders(tree: Path) -> dict[str, str]:
-    """Return where a tree has the packages that it installs, by name."""
-    section = (tree / "pyproject.toml").read_text().split("[tool.setuptools.package-dir]")[1].split("\n[")[0]
-    return dict(re.findall(r'^(\w+) = "([^"]+)"', section, re.MULTILINE))
 
 
 def differences(base: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
@@ -113,14 +94,9 @@ def differences(base: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 def diff(base: str, only: str) -> int:
     """Record a commit and this tree; print what differs. Returns how many cases do."""
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "base"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, base], check=True, cwd=TREE)
-        try:
-            before = record_of(tree, Path(folder) / "of-base", only)
-            now = record_of(TREE, Path(folder) / "of-now", only)
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", tree], check=True, cwd=TREE)
+    with tempfile.TemporaryDirectory() as folder, checkout(base) as tree:
+        before = record_of(tree, Path(folder) / "of-base", only)
+        now = record_of(TREE, Path(folder) / "of-now", only)
     found = list(differences(before, now))
     print(*found, f"{len(now)} cases, {len(found)} differ from {base}", sep="\n")
     return len(found)

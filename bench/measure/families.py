@@ -7,6 +7,7 @@ To add a family, subclass `Family` and name it in `FAMILIES`. The family's packa
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from iris_core import Context
+from iris_kernels.common.device.epilogue import epilogue_ops, finish_with_torch
 from iris_kernels.common.library import all_gather_single, reduce_scatter_single
 from overlap_taxonomy import Agent, Schedule, get_variant
 
@@ -24,16 +26,24 @@ from .inputs import Draw
 Operands = tuple[torch.Tensor, torch.Tensor]
 
 
+def unchanged(c: torch.Tensor) -> torch.Tensor:
+    """Return C as it is."""
+    return c
+
+
 @dataclass(frozen=True)
 class Block:
     """A part of a rank's output: ``output[rows, columns]`` is the sum of ``a @ b`` over `terms`.
 
-    A term is what one rank contributes, rounded to the dtype on its way.
+    A term is what one rank contributes, rounded to the dtype on its way. `finish` gives what the epilogue makes of the
+    sum; it makes an error larger by `slope` at most.
     """
 
     rows: slice
     columns: slice
     terms: list[Operands]
+    finish: Callable[[torch.Tensor], torch.Tensor] = unchanged
+    slope: float = 1.0
 
 
 class Family(ABC):
@@ -41,14 +51,32 @@ class Family(ABC):
 
     name: str
     collective: str  # "all_gather" or "reduce_scatter": whose shapes it takes
+    cuts_columns = True  # whether a rank's B has columns of its own
 
-    def problem(self, *, m: int, n: int, k: int, world_size: int, dtype: torch.dtype) -> Any:
+    def problem(
+        self, *, m: int, n: int, k: int, world_size: int, dtype: torch.dtype, epilogue: tuple[str, ...] = ()
+    ) -> Any:
         """Return the problem of these sizes; ValueError where they make none."""
-        return importlib.import_module(f"iris_kernels.{self.name}").Problem(m, n, k, world_size, dtype)
+        return importlib.import_module(f"iris_kernels.{self.name}").Problem(m, n, k, world_size, dtype, epilogue)
 
     def operands(self, problem: Any, rank: int, draw: Draw) -> Operands:
         """Return a rank's A and B. B is the transpose of a contiguous matrix, as the weight of an ``nn.Linear`` is."""
         return self._a(problem, rank, draw), self._b(problem, rank, draw)
+
+    def vectors(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
+        """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
+        shapes, whose = problem.operand_shapes(rank), rank if self.cuts_columns else ""
+        return {name: draw.normal(f"{name}{whose}", (1, size)).flatten() for name, (size,) in shapes.items()}
+
+    def _block(self, problem: Any, rank: int, draw: Draw, rows: slice, columns: slice, terms: list[Operands]) -> Block:
+        """Return a part of an output that this rank finishes."""
+        ops = epilogue_ops(problem.epilogue)
+        vectors = self.vectors(problem, rank, draw)
+
+        def finish(c: torch.Tensor) -> torch.Tensor:
+            return finish_with_torch(c, problem.epilogue, vectors)
+
+        return Block(rows, columns, terms, finish, math.prod(op.slope for op in ops))
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return an A as large as what a rank multiplies: its own, or a gathered one."""
@@ -99,7 +127,8 @@ class _GemmAllScatter(Family):
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         a = self._a(problem, rank, draw)
         for peer in range(problem.world_size):
-            yield Block(slice(None), slice(*problem.columns(peer)), [(a, self._b(problem, peer, draw))])
+            terms = [(a, self._b(problem, peer, draw))]
+            yield self._block(problem, peer, draw, slice(None), slice(*problem.columns(peer)), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
         return _all_gather(ctx, (problem.m, problem.b_shape(0)[1]), problem.dtype)
@@ -111,6 +140,21 @@ class _GemmAllScatter(Family):
 class _AllGatherGemm(Family):
     name = "all_gather_gemm"
     collective = "all_gather"
+
+    def vectors(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
+        """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
+        shapes, whose = problem.operand_shapes(rank), rank if self.cuts_columns else ""
+        return {name: draw.normal(f"{name}{whose}", (1, size)).flatten() for name, (size,) in shapes.items()}
+
+    def _block(self, problem: Any, rank: int, draw: Draw, rows: slice, columns: slice, terms: list[Operands]) -> Block:
+        """Return a part of an output that this rank finishes."""
+        ops = epilogue_ops(problem.epilogue)
+        vectors = self.vectors(problem, rank, draw)
+
+        def finish(c: torch.Tensor) -> torch.Tensor:
+            return finish_with_torch(c, problem.epilogue, vectors)
+
+        return Block(rows, columns, terms, finish, math.prod(op.slope for op in ops))
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         return draw.normal("gathered A", (problem.m, problem.k))
@@ -132,7 +176,8 @@ class _AllGatherGemm(Family):
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         b = self._b(problem, rank, draw)
         for peer in range(problem.world_size):
-            yield Block(slice(*problem.rows(peer)), slice(None), [(self._a(problem, peer, draw), b)])
+            terms = [(self._a(problem, peer, draw), b)]
+            yield self._block(problem, rank, draw, slice(*problem.rows(peer)), slice(None), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
         return _all_gather(ctx, problem.a_shape(0), problem.dtype)
@@ -141,6 +186,7 @@ class _AllGatherGemm(Family):
 class _GemmReduceScatter(Family):
     name = "gemm_reduce_scatter"
     collective = "reduce_scatter"
+    cuts_columns = False
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
@@ -154,7 +200,7 @@ class _GemmReduceScatter(Family):
         rows = slice(*problem.rows(rank))
         ranks = range(problem.world_size)
         terms = [(self._a(problem, peer, draw)[rows].clone(), self._b(problem, peer, draw)) for peer in ranks]
-        yield Block(slice(None), slice(None), terms)
+        yield self._block(problem, rank, draw, slice(None), slice(None), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
         group, rows = ctx.process_group(), -(-problem.m // problem.world_size)
@@ -177,7 +223,7 @@ class _GemmAllReduce(_GemmReduceScatter):
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         ranks = range(problem.world_size)
         terms = [(self._a(problem, peer, draw), self._b(problem, peer, draw)) for peer in ranks]
-        yield Block(slice(None), slice(None), terms)
+        yield self._block(problem, rank, draw, slice(None), slice(None), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
         group = ctx.process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class Job:
     Args:
         variants: names, in the order of measurement.
         dtype: as torch names it.
+        epilogue: the problem's.
         configured: what stands behind a name that is no variant's: the name, the variant, and its configuration.
     """
 
@@ -51,6 +53,7 @@ class Job:
     rounds: int
     burst: int
     timed: bool
+    epilogue: tuple[str, ...] = ()
     configured: tuple[tuple[str, str, GemmConfig], ...] = ()
 
     def behind(self, name: str) -> tuple[Variant, GemmConfig | None]:
@@ -63,7 +66,9 @@ class Job:
     def problem(self) -> Problem:
         """Return the family's problem; ValueError where the sizes make none."""
         shape, dtype = self.shape, getattr(torch, self.dtype)
-        return FAMILIES[self.family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=self.world_size, dtype=dtype)
+        return FAMILIES[self.family].problem(
+            m=shape.m, n=shape.n, k=shape.k, world_size=self.world_size, dtype=dtype, epilogue=self.epilogue
+        )
 
 
 @dataclass(kw_only=True)
@@ -173,18 +178,18 @@ class _Run:
         draw = self._draw(call)
         prepared, error = attempt(self.ctx, self._prepare, draw)
         if prepared is not None and call == 0:
-            operands, _ = prepared
-            for _ in compile_ahead(self.ctx, [(operator, *operands) for _, operator in self._right()]):
+            operands, vectors, _ = prepared
+            for _ in compile_ahead(self.ctx, [(operator, *operands) for _, operator in self._right()], vectors):
                 pass
         for name, operator in self._right():
             outcome = self.outcomes[name]
             if prepared is None:
                 outcome.failed("error", error)
                 continue
-            (a, b), expectation = prepared
+            operands, vectors, expectation = prepared
             self._poison(name, operator)
             self.ctx.barrier()  # no peer pushes before the poison is in
-            output, error = attempt(self.ctx, self._call, name, operator, a, b)
+            output, error = attempt(self.ctx, self._call, name, operator, operands, vectors)
             if output is None:
                 outcome.failed("error", error)
                 continue
@@ -219,20 +224,23 @@ class _Run:
     def _draw(self, call: int) -> Draw:
         return Draw(self.job.seed, self.problem, call, self.ctx.get_device())
 
-    def _prepare(self, draw: Draw) -> tuple[timing.Operands, Expectation]:
+    def _prepare(self, draw: Draw) -> tuple[timing.Operands, dict[str, torch.Tensor], Expectation]:
         operands = self.family.operands(self.problem, self.rank, draw)
         blocks = self.family.blocks(self.problem, self.rank, draw)
         shape = self.family.output_shape(self.problem, self.rank)
-        return operands, Expectation(blocks, shape=shape, dtype=self.problem.dtype)
+        vectors = self.family.vectors(self.problem, self.rank, draw)
+        return operands, vectors, Expectation(blocks, shape=shape, dtype=self.problem.dtype)
 
     def _poison(self, name: str, operator: Operator[Any]) -> None:
         buffer = self._buffers.get(name, getattr(operator, "output", None))
         if buffer is not None:
             buffer.fill_(math.nan)
 
-    def _call(self, name: str, operator: Operator[Any], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _call(
+        self, name: str, operator: Operator[Any], operands: timing.Operands, vectors: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         """Return a copy of the output, made in stream order and without a barrier: it must be complete by itself."""
-        self._buffers[name] = operator(a, b)
+        self._buffers[name] = operator(*operands, **vectors)
         return operator.as_matrix(self._buffers[name]).clone()
 
     def _agree_on(self, outcome: Outcome, error: float, reason: str, call: int) -> None:
@@ -254,11 +262,12 @@ class _Run:
         multiplied = [family.gemm_a(problem, a, draw) for (a, _), draw in zip(sets, draws, strict=True)]
         product = torch.mm(multiplied[0], sets[0][1])
         rotating = itertools.cycle(multiplied)
+        vectors = family.vectors(problem, rank, draws[0])
         communicate = family.communication(self.ctx, problem)
         subjects = [
             timing.Subject(GEMM_ALONE, lambda a, b: torch.mm(next(rotating), b, out=product)),
             timing.Subject(COMMUNICATION_ALONE, lambda a, b: communicate()),
-            *(timing.Subject(name, operator) for name, operator in self._right()),
+            *(timing.Subject(name, functools.partial(operator, **vectors)) for name, operator in self._right()),
         ]
         return subjects, sets
 

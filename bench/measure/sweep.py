@@ -54,6 +54,7 @@ def make_plan(
     burst: int | None,
     timed: bool,
     link_gbps: float | None = None,
+    epilogue: str = "",
     done: Sequence[Record] = (),
 ) -> Plan:
     """Return the sweep that the command line asks for; `library` is always in it.
@@ -63,6 +64,7 @@ def make_plan(
         device: "cpu" or "cuda".
         rounds, burst: None for what suits the device.
         link_gbps: None for what `iris-bench links` measured on this machine.
+        epilogue: names of ops separated by commas; "" for none.
         done: rows that are there; what they have is not measured again.
 
     Raises:
@@ -78,14 +80,20 @@ def make_plan(
     there = Done(done, timed=timed)
     implied = (LIBRARY, *YARDSTICKS) if timed else (LIBRARY,)
     jobs = []
+    ops = tuple(_names(epilogue)) if epilogue else ()
     selected = select_variants(select_families(families), variants)
     for family, names in selected.items():
         for shape in parse_shapes(shapes, collective=FAMILIES[family].collective, world_size=world_size):
             problem = FAMILIES[family].problem(
-                m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=getattr(torch, DTYPES[dtype])
+                m=shape.m,
+                n=shape.n,
+                k=shape.k,
+                world_size=world_size,
+                dtype=getattr(torch, DTYPES[dtype]),
+                epilogue=ops,
             )
             keys = {
-                name: (family, name, shape.m, shape.n, shape.k, world_size, dtype, device)
+                name: (family, name, shape.m, shape.n, shape.k, world_size, dtype, device, ",".join(ops))
                 for name in dict.fromkeys((*implied, *names))
             }
             wanted = [
@@ -104,6 +112,7 @@ def make_plan(
                     rounds=rounds or (1 if is_cpu else 20),
                     burst=burst or (1 if is_cpu else 10),
                     timed=timed,
+                    epilogue=ops,
                 )
                 jobs.append(job)
     if jobs and timed:
@@ -212,6 +221,7 @@ def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[
                 m=shape.m,
                 n=shape.n,
                 k=shape.k,
+                epilogue=",".join(job.epilogue),
                 world_size=plan.world_size,
                 dtype=plan.dtype,
                 device=plan.device,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,16 +17,21 @@ from ..measure.families import FAMILIES
 from ..measure.shapes import problem_label
 from .record import LIBRARY, YARDSTICKS, Record, read_records
 
-SETUP = ["family", "dtype", "world_size", "device", "device_name"]
+SETUP = ["family", "epilogue", "dtype", "world_size", "device", "device_name"]
 PROBLEM = [*SETUP, "m", "n", "k"]
 THING = [*PROBLEM, "variant"]
 Row = TypeVar("Row", Record, LayersRecord, DecoderRecord)
 
 
+def name_of(record: Any) -> str:
+    """Return the family of a record, or of a row of a table of records, and what is applied to C."""
+    return " + ".join(filter(None, (record.family, *record.epilogue.split(","))))
+
+
 def to_frame(records: Iterable[Record]) -> pd.DataFrame:
     """Return rows as a table with the columns of `Record`, in their order; an empty cell is NaN or ""."""
-    rows = [asdict(record) for record in records]
-    frame = pd.DataFrame(rows, columns=[column.name for column in fields(Record)])
+    names = [column.name for column in fields(Record)]
+    frame = pd.DataFrame(map(attrgetter(*names), records), columns=names)
     numbers = [column.name for column in fields(Record) if column.type == "float | None"]
     return frame.astype(dict.fromkeys(numbers, float))
 

@@ -89,7 +89,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, looks: dict[str, Look]) -> None:
     ax.set_ylim(len(ticks) - 0.5, -0.5)
     ax.grid(axis="both", color="#eeeeee", zorder=0)
     ax.set_axisbelow(True)
-    title = f"{first.family}, {first.dtype}, {first.world_size} × {first.device_name}"
+    title = f"{frames.name_of(first)}, {first.dtype}, {first.world_size} × {first.device_name}"
     ax.set_title(title + ("; interpreted: times are not performance" if is_cpu else ""), fontsize=9, loc="left")
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right"]].set_visible(False)

@@ -32,6 +32,7 @@ class Record:
     Args:
         shape_set: where the shape is from.
         m, n, k: of the whole problem.
+        epilogue: names of the ops that are applied to C, separated by commas.
         device: "cpu" (interpreted: its times are not performance) or "cuda" (any GPU).
         status: "ok", "wrong", "unsupported" or "error"; `reason` says more.
         correct: whether every check passed; empty where there was none.
@@ -55,6 +56,7 @@ class Record:
     m: int
     n: int
     k: int
+    epilogue: str
     world_size: int
     dtype: str
     device: str
@@ -94,7 +96,8 @@ class Record:
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells measurements of different things apart."""
-        return (self.family, self.variant, self.m, self.n, self.k, self.world_size, self.dtype, self.device)
+        sizes = self.m, self.n, self.k, self.world_size
+        return (self.family, self.variant, *sizes, self.dtype, self.device, self.epilogue)
 
     @property
     def thing(self) -> tuple[Any, ...]:
@@ -104,7 +107,8 @@ class Record:
     @property
     def problem_key(self) -> tuple[Any, ...]:
         """What the variants of one problem have in common."""
-        return (self.family, self.m, self.n, self.k, self.world_size, self.dtype, self.device, self.device_name)
+        sizes = self.m, self.n, self.k, self.world_size
+        return (self.family, *sizes, self.dtype, self.device, self.device_name, self.epilogue)
 
 
 AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord)
@@ -117,7 +121,7 @@ _COMMANDS: dict[str, type[Any]] = {
     "stress": StressRecord,
 }
 COLUMNS = tuple(column.name for column in fields(Record))
-_ADDED = {"link_source": ""}  # columns that older files lack, and what they stand for
+_ADDED = {"link_source": "", "epilogue": ""}  # columns that older files lack, and what they stand for
 
 
 def read_records(path: Path, *, speak: bool = True) -> list[Record]:

@@ -84,7 +84,7 @@ def _print_reasons(console: Console, rows: pd.DataFrame) -> None:
 def describe_problem(record: Any) -> str:
     """Return a line that names the problem of a record, or of a row of a table of records."""
     return (
-        f"{record.family}  {_named(record)}M {record.m}  N {record.n}  K {record.k}  {record.dtype}, "
+        f"{frames.name_of(record)}  {_named(record)}M {record.m}  N {record.n}  K {record.k}  {record.dtype}, "
         f"{record.world_size} x {record.device_name}"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iris_kernels.common.device.trace import Span
+from iris_core.tracing import Span
 
 from ..records.looks import save, use_files
 from .traced import KINDS, ROLES, Traced, role_of

@@ -52,8 +52,8 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
     ratio = (rows.last_library_us / rows.library_us).where(rows.is_in_time, 1.0)
     rows["time_us"] *= ratio
     rows = rows[rows.groupby(frames.PROBLEM).is_ours.transform("any")]
-    for _, problem in rows.groupby(frames.PROBLEM, sort=False):
-        first = frames.rows_of(problem)[0]
+    firsts = frames.rows_of(rows.drop_duplicates(frames.PROBLEM))
+    for first, (_, problem) in zip(firsts, rows.groupby(frames.PROBLEM, sort=False), strict=True):
         key = Key(first.family, first.m, first.n, first.k, first.world_size, DTYPES[first.dtype])
         times = dict(zip(problem.variant, problem.time_us, strict=True))
         made[first.device_name][key] = Measured(times)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -130,7 +130,7 @@ def _predict(console: Console, machine: Machine, family: str, shapes: str) -> No
     for shape in parse_shapes(shapes, collective=collective, world_size=machine.world_size):
         work = Work(family, shape.m, shape.n, shape.k, machine.world_size)
         library = predict_us(machine, LIBRARY, work)
-        sizes = {"m": shape.m, "n": shape.n, "k": shape.k, "world_size": machine.world_size}
+        sizes: dict[str, Any] = {"m": shape.m, "n": shape.n, "k": shape.k, "world_size": machine.world_size}
         ideal = predict_ideal_us(machine, work, FAMILIES[family].problem(**sizes, dtype=torch.bfloat16).wire_bytes)
         console.print(Text(f"{family}  {shape}  2-byte dtypes, {machine.name} ({label})", style="bold"))
         table = _table("variant", "predicted us", "speedup", "efficiency")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# A context imports these as it opens: by then kernels are interpreted, and what is decorated is so for good.
+from ..collectives import ccl as _ccl  # noqa: F401
 from ..host import on_host
 from ..interpreter.patches import executing
 from ..utils.settings import is_whole

@@ -5,6 +5,7 @@ Kept in pages, made as they are touched. All checks are by vector: an access of 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -30,8 +31,8 @@ class Access:
     is_write: bool
     lanes: np.ndarray | int = 0
 
-    def part(self, chosen: np.ndarray) -> Access:
-        """Return what it is of some of its bytes."""
+    def part(self, chosen: np.ndarray | slice) -> Access:
+        """Return what it is of some of its bytes, or of all in another order."""
         return self if isinstance(self.lanes, int) else replace(self, lanes=self.lanes[chosen])
 
 
@@ -83,9 +84,13 @@ class Shadow:
         if (pages == first).all():
             yield from self._access_page(first, addresses & (_PAGE_BYTES - 1), access, known)
             return
-        for page in np.unique(pages):
-            here = pages == page
-            yield from self._access_page(int(page), addresses[here] & (_PAGE_BYTES - 1), access.part(here), known)
+        if (pages[1:] < pages[:-1]).any():
+            order = np.argsort(pages, kind="stable")
+            addresses, pages, access = addresses[order], pages[order], access.part(order)
+        begins = [0, *(np.flatnonzero(pages[1:] != pages[:-1]) + 1), len(pages)]
+        for here in itertools.starmap(slice, itertools.pairwise(begins)):
+            page = int(pages[here.start])
+            yield from self._access_page(page, addresses[here] & (_PAGE_BYTES - 1), access.part(here), known)
 
     def _access_page(self, number: int, index: np.ndarray, access: Access, known: Clock) -> Iterator[Conflict]:
         page = self._pages.get(number)

@@ -36,6 +36,15 @@ class _CacheKey:
         return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
+def _attribute(self: Any, name: str) -> Any:
+    """Return a constant as the plain number that constants are where kernels are interpreted.
+
+    There an operation of Triton's constant and a tensor would give a constant that holds a tensor.
+    """
+    value = object.__getattribute__(self, name)
+    return value.value if isinstance(value, tl.constexpr) and interpretation.is_enabled() else value
+
+
 def aggregate(cls: Any) -> Any:
     """Make a class one that kernels can make instances of and call methods of, compiled or interpreted.
 
@@ -44,12 +53,14 @@ def aggregate(cls: Any) -> Any:
             ``__init__``, and jit functions as methods.
 
     Returns:
-        Triton's aggregate of it, whose methods can be called in the interpreter, too. Triton binds them only as it
-        compiles, and drops those that were decorated for the interpreter.
+        Triton's aggregate of it, whose methods can be called in the interpreter, too, and whose constants are plain
+        numbers there. Triton binds methods only as it compiles, and drops those that were decorated for the
+        interpreter.
     """
     made = tl.core._aggregate(cls)
     for name, member in inspect.getmembers(cls):
         if isinstance(member, KernelInterface):
             setattr(made, name, _Method(member))
     made.cache_key = _CacheKey()
+    made.__getattribute__ = _attribute
     return made

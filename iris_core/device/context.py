@@ -231,7 +231,7 @@ class DeviceContext(_Operations):
     A pointer is given as it is on the rank that runs the kernel, for memory on the symmetric heap.
 
     Attributes:
-        rank, world_size: as they were given, at run time or as constants.
+        rank, world_size: as they were given, at run time or as constants; or read from the context tensor.
         heap_bases, watchdog_ptr: what the loose functions take by these names.
     """
 
@@ -249,8 +249,15 @@ class DeviceContext(_Operations):
 
     @staticmethod
     @triton.jit
-    def initialize(context_tensor, rank, world_size):
-        """Return the object, of ``Context.get_device_context()``, this rank and the number of ranks."""
+    def initialize(context_tensor, rank=None, world_size=None):
+        """Return the object, of ``Context.get_device_context()``, this rank and the number of ranks.
+
+        What is not given is read from the context tensor, as a number at run time: ``ctx.rank``, ``ctx.world_size``.
+        """
+        if rank is None:
+            rank = tl.load(context_tensor + _RANK).to(tl.int32)
+        if world_size is None:
+            world_size = tl.load(context_tensor + _WORLD_SIZE).to(tl.int32)
         return DeviceContext(rank, world_size, context_tensor + _HEAP_BASES, _watchdog_in(context_tensor, world_size))
 
 

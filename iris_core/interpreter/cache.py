@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +16,16 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 
-_EVERY_MODULE = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})  # kernels use one, Triton's own functions both
+from .operators import COMPUTED_AS_THEY_ARE, ENDS, faster
 
-_ENDS = {f"int{bits}": 2 ** (bits - 1) for bits in (8, 16, 32, 64)}  # of integers: the first that is too large
-_COMPUTED_AS_THEY_ARE = {*_ENDS, *(f"u{name}" for name in _ENDS), "int1", "fp32", "fp64"}  # beside one of the same type
+_EVERY_MODULE = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})  # kernels use one, Triton's own functions both
 
 _check_operands = TritonSemantic.binary_op_type_checking_impl
 _convert_float = triton_interpreter._convert_float
 _init_block_type = tl.block_type.__init__
 _get_np_dtype = triton_interpreter._get_np_dtype
+_to_tensor = TritonSemantic.to_tensor
+_unwrap_if_constexpr = tl.core._unwrap_if_constexpr
 
 _blocks: dict[tuple[str, tuple[int, ...]], tuple[tl.tuple, int, str]] = {}
 _np_dtypes: dict[str, np.dtype] = {}
@@ -44,13 +46,20 @@ def init_tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
     """Stand in for ``tensor.__init__``: blocks of one size share a shape, which nobody changes."""
     self.handle = handle
     self.type = type
-    self.dtype = type.scalar
-    self.shape, self.numel = _shape(tuple(type.shape.values) if type.is_block() else ())
+    if type.is_block():
+        self.dtype = type.element_ty
+        self.shape, self.numel = _shape(tuple(type.shape.values))
+    else:
+        self.dtype = type
+        self.shape, self.numel = _NO_SHAPE
 
 
 @functools.cache
 def _shape(sizes: tuple[int, ...]) -> tuple[tl.tuple, tl.constexpr]:
     return tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
+
+
+_NO_SHAPE = _shape(())
 
 
 def check_operands(
@@ -65,15 +74,13 @@ def check_operands(
     """Stand in for the method that gives two operands one type and shape, where they have them or easily get them."""
     if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
         left, right = lhs.dtype.name, rhs.dtype.name
-        if (left == right and left in _COMPUTED_AS_THEY_ARE) or (
-            allow_lhs_ptr and right in _ENDS and lhs.dtype.is_ptr()
-        ):
+        if (left == right and left in COMPUTED_AS_THEY_ARE) or (allow_lhs_ptr and right in ENDS and lhs.dtype.is_ptr()):
             return (lhs, rhs) if lhs.shape is rhs.shape else self.broadcast_impl_value(lhs, rhs)
     elif not arithmetic_check:  # numbers keep a type of their own
         pass
-    elif type(rhs) is int and isinstance(lhs, tl.tensor) and 0 <= rhs < _ENDS.get(lhs.dtype.name, 0):
+    elif type(rhs) is int and isinstance(lhs, tl.tensor) and 0 <= rhs < ENDS.get(lhs.dtype.name, 0):
         return lhs, _constant(rhs, lhs)
-    elif type(lhs) is int and isinstance(rhs, tl.tensor) and 0 <= lhs < _ENDS.get(rhs.dtype.name, 0):
+    elif type(lhs) is int and isinstance(rhs, tl.tensor) and 0 <= lhs < ENDS.get(rhs.dtype.name, 0):
         return _constant(lhs, rhs), rhs
     return _check_operands(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
 
@@ -95,6 +102,28 @@ def convert_float(given: np.ndarray, source: tl.dtype, target: tl.dtype, roundin
     return _convert_float(given, source, target, rounding_mode)
 
 
+def to_tensor(self: TritonSemantic, x: Any, check_type: bool = True) -> Any:
+    """Stand in for the method, through which every assignment goes."""
+    return x if type(x) is tl.tensor else _to_tensor(self, x, check_type)
+
+
+def unwrap_if_constexpr(value: Any) -> Any:
+    """Stand in for the function, through which every operand goes."""
+    return value if type(value) in _NEVER_CONSTEXPR else _unwrap_if_constexpr(value)
+
+
+_NEVER_CONSTEXPR = {tl.tensor, int, bool, float, type(None)}
+
+
+def init_handle(self: triton_interpreter.TensorHandle, data: Any, dtype: tl.dtype, attr: Any = None) -> None:
+    """Stand in for ``TensorHandle.__init__``, with its check."""
+    self.data = data
+    self.dtype = dtype
+    self.attr = {} if attr is None else attr
+    if type(dtype) is not tl.pointer_type and data.itemsize > max(1, dtype.primitive_bitwidth // 8):
+        self.__post_init__()  # raises
+
+
 def get_np_dtype(type: tl.dtype) -> np.dtype:
     """Stand in for the interpreter's function, which lists all types to find one."""
     if type.name not in _np_dtypes:
@@ -107,6 +136,26 @@ def _index(self: tl.tensor) -> int:
     return self.handle.data.item()
 
 
+_BUILTIN = tl.core.builtin(lambda: None).__code__
+
+
+def _interpreted(owner: Any, name: str, original: Any) -> Any:
+    """Return what stands for a function of the language: without the calls through which Triton hands itself on."""
+    function = getattr(owner, name)
+    is_handed_on = getattr(function, "__kwdefaults__", None) == {"member": original}  # a builtin
+    if is_handed_on and getattr(original, "__code__", None) is _BUILTIN:
+        function = _given_semantic(original.__wrapped__)
+    return faster(name, function) if owner is tl.tensor else function
+
+
+def _given_semantic(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = triton_interpreter.interpreter_semantic
+        return function(*args, **kwargs)
+
+    return call
+
+
 def patched_language() -> Any:
     """Let the language's functions interpret; its `restore` ends that. It must not be so already.
 
@@ -114,6 +163,8 @@ def patched_language() -> Any:
     """
     if not _language:
         scope = triton_interpreter._patch_lang(_EVERY_MODULE)
+        for owner, name, original in [*scope._changes]:
+            setattr(owner, name, _interpreted(owner, name, original))
         scope.set_attr(tl.tensor, "__index__", _index)
         _language.extend((owner, name, getattr(owner, name)) for owner, name, _ in scope._changes)
         return scope

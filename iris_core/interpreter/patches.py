@@ -55,7 +55,11 @@ def patch_triton() -> None:
     tl.block_type.__init__ = cache.init_block_type
     triton_interpreter._get_np_dtype = cache.get_np_dtype
     triton_interpreter._convert_float = cache.convert_float
+    triton_interpreter.TensorHandle.__init__ = cache.init_handle
+    tl.core._unwrap_if_constexpr = cache.unwrap_if_constexpr
+    TritonSemantic.to_tensor = cache.to_tensor
     TritonSemantic.binary_op_type_checking_impl = cache.check_operands
+    InterpreterBuilder.create_dot = _create_dot
     for name, operation in _checked.items():
         setattr(InterpreterBuilder, name, operation)
     interpretation.install(_executor)
@@ -113,6 +117,21 @@ _checked = {
     "create_atomic_cas": _checking("create_atomic_cas", 0, None, "updates a word"),
 }
 
+_multiply = InterpreterBuilder.create_dot
+
+
+def _create_dot(self: InterpreterBuilder, a: Any, b: Any, acc: Any, *how: Any) -> Any:
+    """Stand in for the interpreter's function, which multiplies the bit patterns of bf16."""
+    return _multiply(self, _widened(a), _widened(b), acc, *how)
+
+
+def _widened(operand: Any) -> Any:
+    if operand.dtype.scalar.name != "bf16":
+        return operand
+    data = cache.convert_float(operand.data, tl.bfloat16, tl.float32, None).view(np.float32)
+    return triton_interpreter.TensorHandle(data, tl.float32)
+
+
 # What `patch_triton` replaces.
 _REPLACED: list[tuple[Any, ...]] = [
     (JITFunction, "run", "__call__"),
@@ -121,8 +140,10 @@ _REPLACED: list[tuple[Any, ...]] = [
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
     (triton_interpreter, "_get_np_dtype", "_convert_float"),
-    (TritonSemantic, "binary_op_type_checking_impl"),
-    (InterpreterBuilder, *_checked),
+    (triton_interpreter.TensorHandle, "__init__"),
+    (tl.core, "_unwrap_if_constexpr"),
+    (TritonSemantic, "to_tensor", "binary_op_type_checking_impl"),
+    (InterpreterBuilder, "create_dot", *_checked),
 ]
 
 

@@ -168,7 +168,7 @@ def all_reduce_spinlock(tile, src_view, dst_view, locks_ptr, ctx, flags_ptr=None
     barrier_all(flags, number, READY, ctx)
     for step in range(ctx.world_size):
         peer = (ctx.rank + step) % ctx.world_size
-        given_ptr = translate(locks_ptr, ctx.rank, peer, ctx.heap_bases) + 2 * tile_id.to(tl.int64)
+        given_ptr = translate(locks_ptr, ctx.rank, peer, ctx.heap_bases) + 2 * tl.cast(tile_id, tl.int64)
         # Relaxed: it is the wait that acquires.
         ticket = tl.atomic_add(given_ptr, 1, sem="relaxed", scope="sys")
         wait(given_ptr + 1, ticket, ctx.watchdog_ptr, scope="sys")

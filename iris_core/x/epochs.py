@@ -28,7 +28,7 @@ _STAGES = tl.constexpr(4)
 def flags_of(flags_ptr, tile_id, ctx):
     """Return where a tile's words begin, in those of all tiles; None, where the caller orders, stays None."""
     if flags_ptr is not None:  # compiled code cannot return a None that is written out
-        return flags_ptr + tile_id.to(tl.int64) * (ctx.world_size + 1)
+        return flags_ptr + tl.cast(tile_id, tl.int64) * (ctx.world_size + 1)
 
 
 @triton.jit

@@ -72,4 +72,4 @@ def recv(tile, dst_view, from_rank, ctx, channels_ptr, epoch=None):
 
 @triton.jit
 def _channel_of(channels_ptr, view, tile):
-    return channels_ptr + view.tile_id(tile).to(tl.int64) * CHANNEL_WORDS
+    return channels_ptr + tl.cast(view.tile_id(tile), tl.int64) * CHANNEL_WORDS

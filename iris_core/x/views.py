@@ -10,6 +10,12 @@ import triton.language as tl
 from ..device.aggregate import aggregate
 
 
+@triton.constexpr_function
+def as_value(number):
+    """Return a tensor as it is, and what comes as a number, as a size that equals 1 does, as a constant."""
+    return number if isinstance(number, tl.tensor) else tl.constexpr(number)
+
+
 @triton.jit
 def tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
     """Return a tile's rows (BLOCK_SIZE_M), its columns (BLOCK_SIZE_N), and the mask of what lies in an M × N matrix."""
@@ -60,15 +66,15 @@ class TileView:
         block_m, block_n: rows and columns of a tile, constant powers of two.
     """
 
-    pid_m: tl.tensor
-    pid_n: tl.tensor
+    pid_m: tl.core.base_value
+    pid_n: tl.core.base_value
     block_m: tl.constexpr
     block_n: tl.constexpr
 
     @triton.constexpr_function
     def __init__(self, pid_m, pid_n, block_m, block_n):
-        self.pid_m = pid_m
-        self.pid_n = pid_n
+        self.pid_m = as_value(pid_m)
+        self.pid_n = as_value(pid_n)
         self.block_m = tl.constexpr(block_m)
         self.block_n = tl.constexpr(block_n)
 
@@ -86,16 +92,16 @@ class Tile:
         data: values in registers, (block_m, block_n), for the kernel. Collectives look at memory alone.
     """
 
-    pid_m: tl.tensor
-    pid_n: tl.tensor
+    pid_m: tl.core.base_value
+    pid_n: tl.core.base_value
     block_m: tl.constexpr
     block_n: tl.constexpr
     data: tl.tensor
 
     @triton.constexpr_function
     def __init__(self, pid_m, pid_n, block_m, block_n, data):
-        self.pid_m = pid_m
-        self.pid_n = pid_n
+        self.pid_m = as_value(pid_m)
+        self.pid_n = as_value(pid_n)
         self.block_m = tl.constexpr(block_m)
         self.block_n = tl.constexpr(block_n)
         self.data = data
@@ -115,19 +121,18 @@ class TensorView:
     """
 
     ptr: tl.tensor
-    M: tl.tensor | tl.constexpr
-    N: tl.tensor | tl.constexpr
-    stride_m: tl.tensor | tl.constexpr
-    stride_n: tl.tensor | tl.constexpr
+    M: tl.core.base_value
+    N: tl.core.base_value
+    stride_m: tl.core.base_value
+    stride_n: tl.core.base_value
 
     @triton.constexpr_function
     def __init__(self, ptr, M, N, stride_m, stride_n):
         self.ptr = ptr
-        # What is a constant, as a size or stride that equals 1, comes as a number.
-        self.M = M if isinstance(M, tl.tensor) else tl.constexpr(M)
-        self.N = N if isinstance(N, tl.tensor) else tl.constexpr(N)
-        self.stride_m = stride_m if isinstance(stride_m, tl.tensor) else tl.constexpr(stride_m)
-        self.stride_n = stride_n if isinstance(stride_n, tl.tensor) else tl.constexpr(stride_n)
+        self.M = as_value(M)
+        self.N = as_value(N)
+        self.stride_m = as_value(stride_m)
+        self.stride_n = as_value(stride_n)
 
     @triton.jit
     def tile_ptr(self, tile):

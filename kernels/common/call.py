@@ -31,20 +31,23 @@ class Device:
 
     Args:
         arch: "cpu", "sm_90", "gfx942", ….
-        num_sms: SMs or compute units.
+        num_sms: SMs or compute units that a grid may fill.
         ranks: that share it.
         streams_need_a_unit: whether what a stream does beside copies takes an SM.
+        reserved_sms: those that grids leave free, which are not among `num_sms`.
     """
 
     arch: str
     num_sms: int
     ranks: int = 1
     streams_need_a_unit: bool = False
+    reserved_sms: int = 0
 
     @classmethod
     def of(cls, ctx: Context) -> Self:
         """Return a context's device."""
-        return cls(ctx.get_arch(), ctx.get_cu_count(), ctx.ranks_on_device, ctx.backend.streams_need_a_unit)
+        needs_a_unit = ctx.backend.streams_need_a_unit
+        return cls(ctx.get_arch(), ctx.get_cu_count(), ctx.ranks_on_device, needs_a_unit, ctx.reserve_sms)
 
 
 class Channel:

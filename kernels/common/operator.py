@@ -282,10 +282,13 @@ class Operator(Generic[P]):
     def _check_config(self, config: GemmConfig | None) -> None:
         if reason := self._implementation.supports(self.problem, config):
             raise ValueError(f"{self} cannot do this: {reason}")
-        if config and config.num_sms > self._device.num_sms and self._device.arch != "cpu":
+        most, reserved = self._device.num_sms, self._device.reserved_sms
+        is_limited = self._device.arch != "cpu" or reserved > 0
+        if config and config.num_sms > most and is_limited:
+            beside = f", beside the {reserved} that reserve_sms keeps free" if reserved else ""
             raise ValueError(
                 f"{self}: num_sms is {config.num_sms}; programs wait for each other, and this GPU has room for "
-                f"{self._device.num_sms} at once: num_sms={self._device.num_sms}"
+                f"{most} at once{beside}: num_sms={most}"
             )
 
     def _size(self, problem: P) -> None:

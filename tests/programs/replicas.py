@@ -1,5 +1,9 @@
-"""Four processes, two contexts of two ranks, which are the ranks of a mesh's second dimension."""
+"""Four processes, two contexts of two ranks, which are the ranks of a mesh's second dimension.
 
+They are forks of one process, which imports for all of them. Its argument is the port at which they meet.
+"""
+
+import os
 import sys
 
 import pytest
@@ -11,6 +15,14 @@ import iris_core
 from iris_kernels.gemm_all_reduce import gemm_all_reduce
 from iris_tensor_parallel.styles import mesh_of
 
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "WORLD_SIZE": "4"}
+for number in range(4):
+    if os.fork() == 0:
+        os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
+        break
+else:
+    statuses = [os.wait()[1] for _ in range(4)]
+    sys.exit(any(statuses))
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 number, replica = dist.get_rank(), mesh["dp"].get_local_rank()

@@ -24,11 +24,11 @@ from overlap_taxonomy import Arrangement, list_families, list_variants
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/*.md", "bench/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/*.md", "bench/*.md", "examples/*.md")
     for page in ROOT.glob(pattern)
     if page.stat().st_size
 )
-EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("*/[!_]*.py"))
 IMAGES = ROOT / "docs/img"
 FOLDERS = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench", "tests", "examples")
 SOURCES = {
@@ -41,7 +41,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "first_program.py": [],
     "find_races.py": [],
     "race_test.py": [],
-    "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "48", "64", "64"],
+    "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "20", "36", "32"],
 }  # of an example; two ranks on the CPU where nothing is said
 FRESH = ("first_program.py", "find_races.py", "race_test.py")
 NEEDS_CPU = ("find_races.py", "race_test.py")
@@ -59,7 +59,16 @@ def test_code_is_an_example(page: Path) -> None:
 
 
 def test_readme_has_the_whole_first_program() -> None:
-    assert f"```python\n{(ROOT / 'examples/first_program.py').read_text()}```" in (ROOT / "README.md").read_text()
+    program = (ROOT / "examples/first_steps/first_program.py").read_text()
+    assert f"```python\n{program}```" in (ROOT / "README.md").read_text()
+
+
+def test_every_example_is_in_the_index() -> None:
+    table = re.findall(r"^\| \[(.+?)\]\((.+?)\) \|", (ROOT / "examples/README.md").read_text(), re.MULTILINE)
+    assert [path for _, path in table if path.endswith(".py")] == [
+        str(one.relative_to(ROOT / "examples")) for one in EXAMPLES
+    ]
+    assert all(path.endswith(f"/{name}") for name, path in table)
 
 
 @by_page
@@ -184,7 +193,8 @@ def test_example_runs(example: Path, template: Template, monkeypatch: pytest.Mon
 
 
 def test_the_front_pages_race_is_found_without_what_only_developers_have() -> None:
-    code = f"import runpy, sys; sys.modules['pytest'] = None; runpy.run_path({str(ROOT / 'examples/find_races.py')!r})"
+    example = ROOT / "examples/first_steps/find_races.py"
+    code = f"import runpy, sys; sys.modules['pytest'] = None; runpy.run_path({str(example)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

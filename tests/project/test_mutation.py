@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,20 @@ from mutation.mutants import Mutant, make_mutants
 from mutation.uses import Uses
 
 ROOT = Path(__file__).parents[2]
-MUTANTS = make_mutants(ROOT)
-USES = Uses(ROOT)
+
+
+@functools.cache
+def mutants() -> list[Mutant]:
+    return make_mutants(ROOT)
+
+
+@functools.cache
+def uses() -> Uses:
+    return Uses(ROOT)
 
 
 def named(name: str) -> Mutant:
-    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
+    (mutant,) = [mutant for mutant in mutants() if mutant.name == name]
     return mutant
 
 
@@ -32,7 +41,7 @@ def named(name: str) -> Mutant:
     ],
 )  # fmt: skip
 def test_there_are_mutants_of_every_kind(change: str) -> None:
-    assert any(change in mutant.change for mutant in MUTANTS)
+    assert any(change in mutant.change for mutant in mutants())
 
 
 def test_every_use_of_a_pipeline_is_left_out_once() -> None:
@@ -44,26 +53,26 @@ def test_every_use_of_a_pipeline_is_left_out_once() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in uses
     ]
-    left_out = [(mutant.path, mutant.line, mutant.change.partition(" #")[0]) for mutant in MUTANTS]
+    left_out = [(mutant.path, mutant.line, mutant.change.partition(" #")[0]) for mutant in mutants()]
     assert len(calls) > 20
     assert sorted(calls) == sorted(one for one in left_out if one[2].partition("(")[0][3:] in uses)
 
 
 def test_each_is_another_program_of_as_many_lines() -> None:
     programs = set()
-    for mutant in MUTANTS:
+    for mutant in mutants():
         source = (ROOT / mutant.path).read_bytes()
         changed = mutant.apply(source)
         assert changed != source
         assert changed.count(b"\n") == source.count(b"\n")
         ast.parse(changed)
         programs.add((mutant.path, changed))
-    assert len(programs) == len(MUTANTS) == len({mutant.name for mutant in MUTANTS})
-    assert len(MUTANTS) > 250
+    assert len(programs) == len(mutants()) == len({mutant.name for mutant in mutants()})
+    assert len(mutants()) > 250
 
 
 def test_explanations_are_of_mutants_that_there_are() -> None:
-    assert not EXPLAINED.keys() - {mutant.name for mutant in MUTANTS}
+    assert not EXPLAINED.keys() - {mutant.name for mutant in mutants()}
     assert all(EXPLAINED.values())
 
 
@@ -87,10 +96,10 @@ def test_explanations_are_of_mutants_that_there_are() -> None:
 )
 def test_a_mutant_is_run_by_the_variants_that_it_is_in(name: str, variants: list[tuple[str, str]]) -> None:
     mutant = named(name)
-    assert USES.variants(mutant.path, mutant.function) == variants
+    assert uses().variants(mutant.path, mutant.function) == variants
 
 
 def test_what_every_kernel_uses_is_in_every_variant() -> None:
-    found = USES.variants("iris_core/device/sync.py", "signal")
+    found = uses().variants("iris_core/device/sync.py", "signal")
     assert {(family, "fused_sequential") for family, _ in found if family != "common"} <= set(found)
     assert len(found) > 25

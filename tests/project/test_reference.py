@@ -15,7 +15,7 @@ from triton.runtime.jit import KernelInterface
 import iris_core
 import iris_tensor_parallel
 from iris_bench.cli import app
-from iris_core import Context, x
+from iris_core import Context, tracing, x
 from iris_core.collectives.ccl import CCL
 from iris_core.gluon import IrisDeviceCtx
 from iris_tensor_parallel import styles
@@ -61,6 +61,12 @@ def test_tile_level_collectives() -> None:
     given = names_of("Tile-level collectives")
     assert given.keys() == set(x.__all__)
     check_arguments(given, x)
+
+
+def test_tracing() -> None:
+    given = names_of("Tracing")
+    assert given.keys() == set(tracing.__all__)
+    check_arguments(given, tracing)
 
 
 def test_collectives_on_whole_tensors() -> None:

@@ -180,8 +180,9 @@ def _width(vector: str | None, bits: str | None, amd: str | None) -> int:
 class StubContext(TensorFactories):
     """As much of a context as making and calling an operator takes: no peers, no GPU, memory that nobody touches."""
 
-    def __init__(self, case: Case, heap_size: int = HEAP_SIZE) -> None:
+    def __init__(self, case: Case, heap_size: int = HEAP_SIZE, reserve_sms: int = 0) -> None:
         self._case = case
+        self.reserve_sms = reserve_sms
         self.control_plane = mock.Mock(rank=case.rank, world_size=case.world_size)
         self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
         self.note_call = mock.Mock()
@@ -226,7 +227,7 @@ class StubContext(TensorFactories):
         return self.backend.device
 
     def get_cu_count(self) -> int:
-        return TARGETS[self._case.target].num_sms
+        return TARGETS[self._case.target].num_sms - self.reserve_sms
 
     def get_arch(self) -> str:
         return self._case.target

@@ -8,7 +8,7 @@ from typing import Any
 
 from gluon_emulator import Machine
 
-from iris_kernels.common.device import trace as spans
+from iris_core.tracing import Span
 
 _KINDS = {"sys": "tile", "gpu": "split"}  # flags that `wait` is called for, by the scope it is called with
 
@@ -21,7 +21,7 @@ class World:
         self._words: dict[Any, int] = defaultdict(int)  # (what, at rank, from rank or tile) -> its number
         self._times = itertools.count()
         self.set_in_a_call: set[tuple[int, int]] = set()  # flags, at rank, that copies set
-        self.spans: dict[int, list[spans.Span]] = defaultdict(list)  # of each rank's traced calls
+        self.spans: dict[int, list[Span]] = defaultdict(list)  # of each rank's traced calls
         self.names = {
             name: getattr(self, name)
             for name in (
@@ -114,7 +114,7 @@ class World:
     def trace_until(self, bundle: Any, kind: Any, tile: int, begin: int, end: int) -> None:
         if bundle.trace_ptr is not None:
             task = self._machine.task
-            self.spans[task.rank].append(spans.Span(task.program, kind.value, tile, begin, end))
+            self.spans[task.rank].append(Span(task.program, kind.value, tile, begin, end))
 
     def _await(self, word: Any, expected: int) -> None:
         self._machine.wait(lambda: self._words[word] >= expected)

@@ -29,6 +29,7 @@ from overlap_taxonomy import (
     predict_ideal_us,
     predict_us,
 )
+from overlap_taxonomy.cost import gemm
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 from overlap_taxonomy.machine import Machine
 from overlap_taxonomy.model import FAMILIES
@@ -333,3 +334,14 @@ def test_options_without_effect_are_refused(options: list[str | Path], said: str
     result = invoke(*options)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_a_machine_with_fewer_sms_multiplies_by_as_much_more_slowly() -> None:
+    """Six rounds of tiles on 132 SMs are twelve on 66, each as long; what is stored to peers takes as long."""
+    half, work = H200.with_sms(66), Work("gemm_all_scatter", 128 * 66, 256 * 48, 8192, 4, 2)
+    assert (half.num_sms, half.world_size, half.link_gbps) == (66, 4, H200.link_gbps)
+    whole, less = (
+        gemm(machine, work, work.m, work.n // 4, work.k)
+        for machine in (replace(H200, hot_share=1.0), replace(half, hot_share=1.0))
+    )
+    assert (less.waves, less.wave_us) == (2 * whole.waves, pytest.approx(whole.wave_us))

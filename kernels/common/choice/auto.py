@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from iris_core import Context
@@ -28,6 +28,7 @@ from overlap_taxonomy import (
     get_variant,
     list_variants,
     machine_for,
+    predict_us,
 )
 
 from ..config import GemmConfig
@@ -113,7 +114,8 @@ def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, left_o
         why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
         return Choice(_untimed(family, candidates), None, why)
     known = known_of(ctx)
-    return choose(family, problem, candidates, gpu=known.gpu, tables=known.tables)
+    num_sms = ctx.get_cu_count() if ctx.reserve_sms else None
+    return choose(family, problem, candidates, gpu=known.gpu, tables=known.tables, num_sms=num_sms)
 
 
 def known_of(ctx: Context) -> Known:
@@ -144,7 +146,13 @@ def _untimed(family: str, candidates: Sequence[str]) -> str:
 
 
 def choose(
-    family: str, problem: Problem, candidates: Sequence[str], *, gpu: str, tables: tuple[Table, Table] = ({}, {})
+    family: str,
+    problem: Problem,
+    candidates: Sequence[str],
+    *,
+    gpu: str,
+    tables: tuple[Table, Table] = ({}, {}),
+    num_sms: int | None = None,
 ) -> Choice:
     """Return the fastest of several variants.
 
@@ -153,34 +161,73 @@ def choose(
         candidates: variants that can do it, the library baseline first.
         gpu: the device's name.
         tables: measured times: this user's, and those that come with the library.
+        num_sms: of the GPU, where some are reserved, whom all variants do without, the library too; None for all.
     """
-    known = _measured_choice(family, problem, candidates, tables)
-    return known or _predicted_choice(family, problem, candidates, gpu, {**tables[1], **tables[0]})
+    machines = _Machines.of(gpu, problem.world_size, num_sms)
+    known = _measured_choice(family, problem, candidates, tables, machines)
+    return known or _predicted_choice(family, problem, candidates, machines, {**tables[1], **tables[0]})
+
+
+@dataclass(frozen=True)
+class _Machines:
+    """A machine of the model, None where it has none, as times are measured on it, and with the SMs that are free.
+
+    `num_sms` is how many these are; None for all.
+    """
+
+    whole: Machine | None
+    free: Machine | None
+    num_sms: int | None
+
+    @classmethod
+    def of(cls, gpu: str, world_size: int, num_sms: int | None) -> _Machines:
+        whole = machine_for(gpu, world_size)
+        return cls(whole, whole.with_sms(num_sms) if whole and num_sms else whole, num_sms)
+
+    def us(self, measured_us: float, variant: str, work: Work) -> float:
+        """Return a measured time as it is on the SMs that are free."""
+        if self.free is self.whole or self.whole is None or self.free is None:
+            return measured_us
+        whole, free = (predict_us(machine, variant, work) for machine in (self.whole, self.free))
+        return measured_us * free / whole if whole and free else measured_us
+
+    def fitting(self, config: GemmConfig | None) -> GemmConfig | None:
+        """Return a measured configuration with no more programs than there are SMs free."""
+        if config is None or self.num_sms is None:
+            return config
+        return replace(config, num_sms=min(config.num_sms, self.num_sms))
+
+
+def _work_of(family: str, problem: Problem) -> Work:
+    return Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
 
 
 def _measured_choice(
-    family: str, problem: Problem, candidates: Sequence[str], tables: tuple[Table, Table]
+    family: str, problem: Problem, candidates: Sequence[str], tables: tuple[Table, Table], machines: _Machines
 ) -> Choice | None:
     """Return the fastest by the first table that has the problem; None if neither does, or it cannot be had here."""
-    key = key_of(family, problem)
+    key, work = key_of(family, problem), _work_of(family, problem)
     for why, table in zip(("measured here", "measured"), tables, strict=True):
         measured = table.get(key)
         if measured and candidates[0] in measured.times_us:
-            times = {name: measured.times_us[name] for name in candidates if name in measured.times_us}
+            known = {name: measured.times_us[name] for name in candidates if name in measured.times_us}
+            times = {name: machines.us(us, name, work) for name, us in known.items()}
             name = fastest(times, MEASURED_MARGIN)
-            config = measured.configs.get(name)
+            config = machines.fitting(measured.configs.get(name))
             if not get_variant(family, name).unsupported_reason(problem, config):
                 return Choice(name, config, why)
     return None
 
 
-def _predicted_choice(family: str, problem: Problem, candidates: Sequence[str], gpu: str, table: Table) -> Choice:
+def _predicted_choice(
+    family: str, problem: Problem, candidates: Sequence[str], machines: _Machines, table: Table
+) -> Choice:
     """Return the fastest by the cost model, corrected by what a table says of problems like this one."""
-    baseline, machine = candidates[0], machine_for(gpu, problem.world_size)
+    baseline, machine = candidates[0], machines.free
     if machine is None:
         return Choice(baseline, None, "neither measured nor modelled")
-    work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
-    estimates = estimate(machine, work, candidates, table)
+    work = _work_of(family, problem)
+    estimates = estimate(machine, work, candidates, table, measured_on=machines.whole)
     times = {name: one.us for name, one in estimates.items()}
     is_near = machine.is_measured and estimates[baseline].is_near and estimates[fastest(times, 0.0)].is_near
     if work.element_bytes > 2 and not is_near:

@@ -34,7 +34,9 @@ class Estimate:
     is_near: bool
 
 
-def estimate(machine: Machine, work: Work, names: Collection[str], table: Table) -> dict[str, Estimate]:
+def estimate(
+    machine: Machine, work: Work, names: Collection[str], table: Table, *, measured_on: Machine | None = None
+) -> dict[str, Estimate]:
     """Return the times of those of several variants that the model knows, with their default configurations.
 
     Args:
@@ -42,6 +44,7 @@ def estimate(machine: Machine, work: Work, names: Collection[str], table: Table)
         work: the problem.
         names: variants.
         table: measured times, of this kind of machine; those of bf16 hold for fp16, too.
+        measured_on: the machine that they are of; None for `machine`.
     """
     neighbours = []
     for key, measured in table.items():
@@ -52,7 +55,7 @@ def estimate(machine: Machine, work: Work, names: Collection[str], table: Table)
             if weight >= _LEAST_WEIGHT and is_narrow(other) == is_narrow(work):
                 neighbours.append((weight, other, measured))
     predicted = {name: us for name in names if (us := predict_us(machine, name, work)) is not None}
-    return {name: _corrected(machine, name, us, neighbours) for name, us in predicted.items()}
+    return {name: _corrected(measured_on or machine, name, us, neighbours) for name, us in predicted.items()}
 
 
 def _corrected(machine: Machine, name: str, us: float, neighbours: list[tuple[float, Work, Measured]]) -> Estimate:

@@ -94,12 +94,14 @@ class EpilogueOp:
         apply: the jit function.
         reference: the same in torch, of C (rows, columns), fp32 or wider, and the operand, if there is one.
         operand: the name of the vector that it reads, of an element a column of this rank's product; "" for none.
+        slope: by how much it makes an error in C larger, at most.
     """
 
     name: str
     apply: Any
     reference: Callable[..., torch.Tensor]
     operand: str = ""
+    slope: float = 1.0
 
 
 _ops: dict[str, EpilogueOp] = {}
@@ -136,9 +138,9 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 for _op in (
     EpilogueOp("bias", add_bias, lambda c, bias: c + bias.to(c.dtype), operand="bias"),
     EpilogueOp("relu", relu, torch.relu),
-    EpilogueOp("gelu", gelu, torch.nn.functional.gelu),
-    EpilogueOp("gelu_tanh", gelu_tanh, lambda c: torch.nn.functional.gelu(c, approximate="tanh")),
-    EpilogueOp("silu", silu, torch.nn.functional.silu),
+    EpilogueOp("gelu", gelu, torch.nn.functional.gelu, slope=1.13),
+    EpilogueOp("gelu_tanh", gelu_tanh, lambda c: torch.nn.functional.gelu(c, approximate="tanh"), slope=1.13),
+    EpilogueOp("silu", silu, torch.nn.functional.silu, slope=1.1),
 ):
     register_epilogue_op(_op)
 

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -37,7 +37,9 @@ _MOST_THREADS = 16  # of a rank; more would wait for Python's lock
 
 
 def compile_ahead(
-    ctx: Context, calls: Iterable[tuple[Operator[Any], torch.Tensor, torch.Tensor]]
+    ctx: Context,
+    calls: Iterable[tuple[Operator[Any], torch.Tensor, torch.Tensor]],
+    others: Mapping[str, torch.Tensor] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Compile the kernels of calls that are not made yet; collective.
 
@@ -46,6 +48,7 @@ def compile_ahead(
     Args:
         ctx: the operators' context; its ranks share the host's cores.
         calls: operators and their operands; of an operator that runs no kernels of ours nothing is compiled.
+        others: what the epilogue of all these operators reads, by name.
 
     Yields:
         How many kernels are done, and of how many, over all ranks; about every second, until all are.
@@ -59,7 +62,7 @@ def compile_ahead(
     ):
         for operator, a, b in calls:
             with contextlib.suppress(Exception):
-                operator.compile_kernels(a, b)
+                operator.compile_kernels(a, b, **others or {})
         pending, total = set(mode.raw_futures), len(mode.raw_futures)
         try:
             for kernel in asked.kernels:

@@ -81,7 +81,7 @@ def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.c
             in_k = ks < gemm.k - start
             a_tile = tl.load(a_ptrs, mask=(rows < block.m)[:, None] & in_k[None, :], other=0.0)
             b_tile = tl.load(b_ptrs, mask=in_k[:, None] & (cols < block.n)[None, :], other=0.0)
-            acc = _dot(a_tile, b_tile, acc)
+            acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
             a_ptrs += tl.cast(gemm.stride_ak, tl.int64) * BLOCK_K
             b_ptrs += tl.cast(gemm.stride_bk, tl.int64) * BLOCK_K
     else:
@@ -91,16 +91,8 @@ def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.c
                 b_tile = b.load([col, start]).T
             else:
                 b_tile = b.load([start, col])
-            acc = _dot(a_tile, b_tile, acc)
+            acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
     return acc
-
-
-@triton.jit
-def _dot(a, b, acc):
-    if interpreted():  # the interpreter multiplies the bit patterns of bf16
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit

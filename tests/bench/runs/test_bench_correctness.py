@@ -148,3 +148,11 @@ def test_operands_differ_by_rank_call_and_seed_alone() -> None:
     assert not torch.equal(a, FAMILY.operands(problem, 0, draw(call=1))[0])
     assert not torch.equal(a, FAMILY.operands(problem, 0, draw(seed=1))[0])
     assert b.t().is_contiguous()
+
+
+def test_an_epilogue_is_part_of_what_is_expected() -> None:
+    a, b = torch.randn(40, 16), torch.randn(16, 8)
+    block = Block(slice(None), slice(None), [(a, b)], torch.relu)
+    expectation = Expectation([block], shape=(40, 8), dtype=torch.float32)
+    assert expectation.judge(torch.relu(a @ b)).correct
+    assert not expectation.judge(a @ b).correct

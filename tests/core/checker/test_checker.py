@@ -301,7 +301,7 @@ def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lines_are_the_users_where_the_package_is_reached_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "iris_core").symlink_to(Path(iris_core.__file__).resolve().parent)
-    example = Path(__file__).parents[3] / "examples" / "find_races.py"
+    example = Path(__file__).parents[3] / "examples/first_steps/find_races.py"
     run = subprocess.run(
         [sys.executable, str(example)],
         capture_output=True,
@@ -314,3 +314,23 @@ def test_lines_are_the_users_where_the_package_is_reached_by_a_link(tmp_path: Pa
     assert re.search(
         r"write by rank 1, program 0 at \S+rma\.py:\d+ \(store\), called from \S+find_races\.py", run.stdout
     )
+
+
+CHECK_FIRST = """
+import iris_core
+from iris_core.checker import check
+
+def body(rank, world_size):
+    iris_core.iris(1 << 20, device="cpu").close()
+
+assert check(body, 2, schedules=1).ok
+from iris_core.x.access import accumulator
+print(type(accumulator).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_context_imports_as_it_is_checked_can_be_compiled_later() -> None:
+    """A module first imported while kernels are interpreted has interpreted functions for good."""
+    run = subprocess.run([sys.executable, "-c", CHECK_FIRST], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "JITFunction\n", run.stderr

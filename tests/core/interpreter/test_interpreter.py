@@ -107,6 +107,44 @@ def test_operands_are_made_alike_as_triton_makes_them(flags: dict[str, bool]) ->
                 assert checked(cache.check_operands, *pair, flags) == expected, pair
 
 
+def found_by(operator: Callable[..., Any], one: Any, other: Any) -> Any:
+    """Return what an operator makes of two operands, or what it raises."""
+    try:
+        made = operator(one, other)
+    except Exception as error:
+        return type(error), str(error)
+    kind = made.dtype if made.dtype == tl.int1 else made.handle.dtype  # Triton leaves a comparison's as it was
+    return made.type, made.shape, kind, made.handle.data.dtype, repr(made.handle.data)
+
+
+OPERATORS = ("add", "sub", "mul", "mod", "floordiv", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne")
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, "radd", "rsub", "rmul"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of overflow
+def test_operators_make_what_triton_makes(name: str) -> None:
+    names = ("int1", "int8", "int64", "uint8", "fp32", "pointer<fp16>")
+    operands = [operand for operand in OPERANDS if operand.dtype.name in names]
+    operands.append(value(tl.int64, 4))
+    operands[-1].handle.data *= -3
+    others = (*operands, value(tl.int32, 2, 4), value(tl.int32, 8), *NUMBERS, tl.constexpr(3))
+    pairs = [(one, other) for one in operands for other in others]
+    attribute = f"__{name}__"
+    scope = triton_interpreter._patch_lang(cache._EVERY_MODULE)
+    try:
+        expected = [found_by(getattr(tl.tensor, attribute), *pair) for pair in pairs]
+    finally:
+        scope.restore()
+    scope = cache.patched_language()
+    try:
+        found = [found_by(getattr(tl.tensor, attribute), *pair) for pair in pairs]
+    finally:
+        scope.restore()
+    for pair, one, other in zip(pairs, found, expected, strict=True):
+        assert one == other, pair
+    assert sum(len(one) == 5 for one in found) > len(pairs) / 10
+
+
 def test_numbers_are_converted_as_triton_and_torch_do() -> None:
     """All of bf16, and as many of fp32 that lie between; of subnormal ones Triton makes others."""
     bf16 = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256).T

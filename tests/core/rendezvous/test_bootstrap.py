@@ -53,8 +53,7 @@ def test_torchrun() -> None:
 
 def test_a_context_of_some_of_the_ranks() -> None:
     """Two replicas of two ranks each, as data beside tensor parallelism has them."""
-    options = ["--nproc-per-node=4", "--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    output = run(sys.executable, "-m", "torch.distributed.run", *options, PROGRAMS / "replicas.py")
+    output = run(sys.executable, PROGRAMS / "replicas.py", str(free_port()))
     lines = [f"process {number}: rank {number % 2} of 2, sums of replica {number // 2}" for number in range(4)]
     assert sorted(output.splitlines()) == lines
 

@@ -26,7 +26,7 @@ def run(rank: int, world_size: int, name: str, shape: tuple[int, int], dtype: to
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_gives_what_it_is_defined_to_give(ranks: Callable[[int], Ranks], name: str, world_size: int) -> None:
-    for shape in SHAPES:
+    for shape in SHAPES if world_size == 3 else SHAPES[1:]:
         ranks(world_size).call(run, name, shape, torch.float32, True)
 
 

@@ -220,6 +220,8 @@ def is_hidden(other: Key, key: Key, hidden: str) -> bool:
 class GpuContext:
     """A context of rank 0 on a GPU that is not there."""
 
+    reserve_sms = 0
+
     def is_interpreted(self) -> bool:
         return False
 
@@ -250,6 +252,42 @@ def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
             choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=("copy_engine:portable",))  # type: ignore[arg-type]
             assert choice.variant == "library_layout"
     assert [call.args for call in read.call_args_list] == [(GPU,)] * 2
+
+
+def test_where_sms_are_reserved_measured_times_and_configurations_are_of_fewer() -> None:
+    ours = "copy_engine:portable"
+    times = {"library_layout": 1000.0, ours: 800.0}
+    table = {key_of(FAMILY, problem()): Measured(times, {ours: replace(CONFIG, num_sms=132)})}
+
+    def choice(num_sms: int | None) -> Choice:
+        return choose(FAMILY, problem(), CANDIDATES, gpu=GPU, tables=(table, {}), num_sms=num_sms)
+
+    assert choice(None) == Choice(ours, replace(CONFIG, num_sms=132), "measured here")
+    with mock.patch.object(
+        auto, "predict_us", lambda machine, name, work: 132 / machine.num_sms if name == ours else 1
+    ):
+        assert choice(120) == Choice(ours, replace(CONFIG, num_sms=120), "measured here")
+        assert choice(100).variant == "library_layout"  # 800 µs of 132 SMs are 1056 of 100
+
+
+def test_where_sms_are_reserved_the_model_sees_the_smaller_machine() -> None:
+    with mock.patch.object(auto, "estimate", wraps=auto.estimate) as estimate:
+        for num_sms in (None, 100):
+            choose(FAMILY, problem(), CANDIDATES, gpu=GPU, num_sms=num_sms)
+    assert [call.args[0].num_sms for call in estimate.call_args_list] == [132, 100]
+    assert [call.kwargs["measured_on"].num_sms for call in estimate.call_args_list] == [132, 132]
+
+
+def test_a_context_says_how_many_sms_are_free() -> None:
+    ctx: Any = GpuContext()
+    ctx.reserve_sms, ctx.get_cu_count = 12, lambda: 120
+    with (
+        mock.patch.object(auto, "device_name", return_value=GPU),
+        mock.patch.object(auto, "read_cache", return_value={}),
+        mock.patch.object(auto, "choose") as choose_of,
+    ):
+        auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())
+    assert choose_of.call_args.kwargs["num_sms"] == 120
 
 
 def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

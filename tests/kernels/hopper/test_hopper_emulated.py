@@ -24,13 +24,13 @@ from families import make_problem, stem
 from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from iris_core.tracing import Span, make_spans
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import comm_programs, schedule
 from iris_kernels.all_gather_gemm import copies as copies_module
 from iris_kernels.all_gather_gemm.host import keeps_gathered
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import epilogue as epilogue_ops
-from iris_kernels.common.device import trace as spans
 from iris_kernels.common.hopper import (
     epilogue_load,
     epilogue_store,
@@ -250,7 +250,7 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
     problem, rank = operator.problem, operator.rank
     for number in range(CALLS):
         if is_traced:
-            operator.trace_to(spans.make_trace(1, torch.device("cpu")) if number == 1 else None)
+            operator.trace_to(make_spans(1, torch.device("cpu")) if number == 1 else None)
         data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
         if number == 0:
             poison(operator)
@@ -278,15 +278,24 @@ def test_output_is_right_where_what_was_gathered_is_kept(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", IN_TURNS, ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case) -> None:
+    run_case(family, name, case, 0)
+
+
+@pytest.mark.parametrize("case", [IN_TURNS[0], IN_TURNS[4], IN_TURNS[7]], ids=lambda case: case.why)
 @pytest.mark.parametrize(
     ("family", "name", "late"),
     [
         (*kernel, late)
         for kernel in KERNELS
-        for late in ("", "_tiles", "_second", *["_collect"] * (kernel[0] in SUMMING_FAMILIES))
+        for late in ("_tiles", "_second", *["_collect"] * (kernel[0] in SUMMING_FAMILIES))
     ],
 )
-def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: str, case: Case, late: str) -> None:
+def test_output_is_right_where_a_role_is_late_beside_groups_in_turns(
+    family: str, name: str, case: Case, late: str
+) -> None:
+    """With what lets the others run furthest ahead: tiles of several steps, tiles of one, and no peers."""
     run_case(family, name, case, 0, late=late)
 
 
@@ -320,7 +329,7 @@ def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
 
 @pytest.mark.parametrize(
     ("keep_gathered", "late"),
-    [(False, ""), (False, "copies"), (False, "copies 0"), (True, ""), (True, "copies 0")],
+    [(False, ""), (False, "copies"), (False, "copies 0"), (True, "copies 0")],
 )
 @pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.why)
 def test_output_is_right_where_the_last_shard_comes_in_chunks(
@@ -347,7 +356,7 @@ def run_case(
     late: str = "",
     epilogue: tuple[str, ...] = (),
     **options: bool,
-) -> dict[int, list[spans.Span]]:
+) -> dict[int, list[Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
     problem = replace(problem, epilogue=epilogue)

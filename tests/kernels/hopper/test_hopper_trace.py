@@ -17,6 +17,7 @@ from gluon_emulator import Barrier, Machine, emulated
 from test_hopper_emulated import CASES, COPIES, run_case
 
 from iris_bench.trace.traced import thread_of
+from iris_core.tracing import Span, make_spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import trace as spans
 from iris_kernels.common.hopper import host as hopper
@@ -57,7 +58,7 @@ def test_every_tile_is_traced(family: str, name: str, case: Any) -> None:
             assert tiles[spans.SUM] == tiles[spans.COLLECT] == tiles[spans.COLLECT_WAIT]
             assert len(tiles[spans.SUM]) == own
             assert set(tiles[spans.SUM]) <= set(tiles[spans.MULTIPLY])
-        by_thread: dict[Any, list[spans.Span]] = defaultdict(list)
+        by_thread: dict[Any, list[Span]] = defaultdict(list)
         for span in found:
             by_thread[thread_of(span)].append(span)
         for of_thread in by_thread.values():
@@ -98,5 +99,5 @@ def test_nothing_is_traced_of_warp_groups_in_turns() -> None:
     with mock.patch.object(hopper, "machine_reason", return_value=None):
         operator = get_variant(case.family, case.variant).build(StubContext(case), problem, config)
     with pytest.raises(ValueError, match="pingpong=False"):
-        operator.trace_to(spans.make_trace(1, torch.device("cpu")))
+        operator.trace_to(make_spans(1, torch.device("cpu")))
     operator.trace_to(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import checkouts
 import golden
 
 CODE = """\
@@ -33,4 +34,4 @@ def test_cases_that_change_come_and_go_are_listed() -> None:
 
 
 def test_all_packages_are_found() -> None:
-    assert {"iris_core", "iris_kernels"} <= golden.package_folders(golden.TREE).keys()
+    assert {"iris_core", "iris_kernels"} <= checkouts.package_folders(checkouts.TREE).keys()

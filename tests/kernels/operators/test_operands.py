@@ -209,14 +209,14 @@ def call_with_descriptors(rank: int, world_size: int, family: str, variant: str,
     ctx = context()
     build = get_variant(family, variant).build
     faults = []
-    for m, n, k, layout in ((37, 71, 41, "nk"), (2, 3, 2, "kn"), (5, 2, 7, "strided"), (40, 65, 33, "kn")):
+    for m, n, k, *layouts in ((37, 71, 41, "nk", "kn"), (2, 3, 2, "kn", "strided"), (5, 2, 7, "strided", "nk")):
         problem = make_problem(family, m, n, k, world_size, torch.float16)
         config = GemmConfig(16, 32, 16, num_stages=1, num_sms=4, comm_sms=1, comm_rows=8, row_chunks=2, splits=2)
         if get_variant(family, variant).unsupported_reason(problem, config):
             continue
         operator = build(ctx, problem, config)
         guard = ctx.zeros(64, dtype=torch.int64)  # behind the operator's buffers
-        for call in range(2):
+        for call, layout in enumerate(layouts):
             data = make_data(family, problem, rank, seed + call, ctx.get_device(), layout=layout)
             poison(operator)
             ctx.barrier()

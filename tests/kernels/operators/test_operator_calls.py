@@ -18,7 +18,7 @@ from overlap_taxonomy import Variant, get_variant
 
 # On GPUs, test_gpu.py has what there is time to compile.
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
-CALLS = 200  # of one variant a family; of the others a fifth, and all on GPUs (test_gpu.py)
+CALLS = 100  # of one variant a family; of the others a fifth, and twice as many on GPUs (test_gpu.py)
 each_fused_variant = pytest.mark.parametrize("variant", FUSED, ids=name)
 
 

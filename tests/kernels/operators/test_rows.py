@@ -32,7 +32,7 @@ def call_with_rows(
     used = ctx.heap.allocator.used_bytes
     draw = random.Random(seed)
     faults = []
-    for call, m in enumerate([1, MOST, *(draw.randint(1, MOST) for _ in range(6)), 2]):
+    for call, m in enumerate([1, MOST, *(draw.randint(1, MOST) for _ in range(3)), 2]):
         problem = make_problem(family, m, N, K, world_size, DTYPE)
         data = make_data(family, problem, rank, seed + call, ctx.get_device())
         poison(operator)

@@ -295,6 +295,6 @@ def test_the_splits_of_a_tile_are_added(family: str, subtiles: int, large: int) 
         mock.patch.object(cases, "_CONFIG", replace(cases._CONFIG, epilogue_subtiles=subtiles)),
         mock.patch.object(stream_k, "LARGE", tl.constexpr(large)),
     ):
-        assert run_case(case, schedules=2, seed=0).ok
+        assert run_case(case, schedules=1, seed=0).ok
         with replaced(stream_k.fix_up, sum_nothing):
-            assert not run_case(case, schedules=1, seed=0).ok
+            assert not run_case(case, schedules=1, seed=0, calls=1).ok

@@ -28,17 +28,17 @@ from iris_bench.command import ranks as ranks_of_bench
 from iris_bench.trace import cli as trace_cli
 from iris_bench.trace import traced as traces
 from iris_bench.trace.plot import plot_traces
-from iris_bench.trace.traced import KINDS, Traced, align, thread_of, write_trace
+from iris_bench.trace.traced import KINDS, Traced, thread_of, write_trace
 from iris_core import PeerError
 from iris_core.rendezvous import rank_info
+from iris_core.tracing import Span, align, make_spans, read_spans
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import trace as spans
-from iris_kernels.common.device.trace import Span
 from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Variant, get_variant
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 
-M, N, K = 40, 70, 33
+M, N, K = 40, 70, 20
 CONFIG = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, descriptors=False)
 
 
@@ -49,14 +49,14 @@ def trace_call(
     ctx = context()
     problem = make_problem(family, M, N, K, world_size, torch.bfloat16)
     operator = get_variant(family, variant).build(ctx, problem, config)
-    trace = spans.make_trace(capacity, ctx.get_device())
+    trace = make_spans(capacity, ctx.get_device())
     faults = []
     for call in range(3):
         operator.trace_to(trace if call == 1 else None)
         data = make_data(family, problem, rank, call, ctx.get_device())
         faults.append(fault(operator.as_matrix(operator(data.a, data.b).clone()), data, torch.bfloat16))
     ctx.barrier()
-    found, lost = spans.read_trace(trace)
+    found, lost = read_spans(trace)
     operator.close()
     return [wrong for wrong in faults if wrong], [tuple(span) for span in found], lost
 
@@ -128,7 +128,7 @@ def compiled(case: Case, *, traced: bool) -> Any:
         ctx = StubContext(case)
         operator = get_variant(case.family, case.variant).build(ctx, problem_of(case))
         if traced:
-            operator.trace_to(spans.make_trace(64, ctx.get_device()))
+            operator.trace_to(make_spans(64, ctx.get_device()))
         operator(*_operands(operator.problem, case))
     return [compile_kernel(kernel, arguments, case.target) for kernel, arguments in launches]
 
@@ -150,8 +150,8 @@ def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: st
     case = Case(variant, target, family=family, rank=2)  # Triton's cache has it plain for test_codegen.py, too
     for plain, traced in zip(compiled(case, traced=False), compiled(case, traced=True), strict=True):
         clock = r"%globaltimer|s_memrealtime"
-        assert "trace.py" not in plain.code
-        assert "trace.py" in traced.code
+        assert "spans.py" not in plain.code
+        assert "spans.py" in traced.code
         assert traced.count(clock) > plain.count(clock)
         # Where the plain kernel lacks registers for a word or two (test_codegen_hopper.py), this one may.
         adds_partials = variant == "warp_specialized:sm90" and family in SUMMING_FAMILIES

@@ -130,7 +130,8 @@ def check_op(rank: int, world_size: int, family: str) -> dict[str, str]:
     """Have torch check the op: schema, gradients registered, fake implementation, and with dynamic shapes."""
     ctx, data = context(), data_of(family, 18, rank, world_size)
     arguments = data.a.requires_grad_(), data.b.requires_grad_(), 18, 34, 16, ctx.name, PATTERN
-    found = torch.library.opcheck(getattr(torch.ops.iris_overlap, family).default, arguments)
+    finish = {"activation": "silu", "bias": data.b[0].detach().clone().requires_grad_()}
+    found = torch.library.opcheck(getattr(torch.ops.iris_overlap, family).default, arguments, finish)
     ctx.release_operators()
     return found
 

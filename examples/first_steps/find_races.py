@@ -1,6 +1,6 @@
 """A kernel under the race checker, which needs no GPU: with its signal it is sound, without it there is a race.
 
-``python examples/find_races.py``; race_test.py has it as a test of pytest's.
+``python examples/first_steps/find_races.py``; race_test.py has it as a test of pytest's.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
 What the compiler makes of the rest goes around them.
 
-- python examples/compiled_layers.py --ranks 4
-- torchrun --nproc-per-node 4 examples/compiled_layers.py
+- python examples/models/compiled_layers.py --ranks 4
+- torchrun --nproc-per-node 4 examples/models/compiled_layers.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Every rank stores into the memory of the next, from inside a Triton kernel.
 
-- python examples/remote_store.py --ranks 4
-- torchrun --nproc-per-node 4 examples/remote_store.py
+- python examples/first_steps/remote_store.py --ranks 4
+- torchrun --nproc-per-node 4 examples/first_steps/remote_store.py
 """
 
 import torch

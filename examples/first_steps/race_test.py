@@ -1,6 +1,6 @@
 """The race checker as a pytest marker, on the kernel of find_races.py.
 
-``pytest -p iris_core.checker.pytest_plugin examples/race_test.py``, or as a program.
+``pytest -p iris_core.checker.pytest_plugin examples/first_steps/race_test.py``, or as a program.
 """
 
 import pytest

@@ -6,7 +6,7 @@
 | libdevice has no interpreted form: without a GPU its functions return None | `tanh` in another form |
 | values of several ranks, printed side by side, look alike | the rank is printed, too |
 
-- python examples/debugging.py --ranks 3
+- python examples/first_steps/debugging.py --ranks 3
 """
 
 import torch

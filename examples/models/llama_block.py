@@ -3,8 +3,8 @@
 Heads are sharded over the ranks, and with them the cache: each rank attends with its own. Prompts and single tokens,
 all of them on all ranks.
 
-- python examples/llama_block.py --ranks 4
-- torchrun --nproc-per-node 4 examples/llama_block.py
+- python examples/models/llama_block.py --ranks 4
+- torchrun --nproc-per-node 4 examples/models/llama_block.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """GEMM + all-reduce with a bias, an activation, and an op of one's own, all in the kernel's epilogue.
 
-- python examples/epilogue_op.py --ranks 2
-- torchrun --nproc-per-node 2 examples/epilogue_op.py
+- python examples/models/epilogue_op.py --ranks 2
+- torchrun --nproc-per-node 2 examples/models/epilogue_op.py
 """
 
 import torch

@@ -3,8 +3,8 @@
 The plan is torch's: what each linear layer takes and gives. Parameters become DTensors, as they do with torch's styles,
 so optimizers and checkpoints see what they know.
 
-- python examples/parallelize_model.py --ranks 4
-- torchrun --nproc-per-node 4 examples/parallelize_model.py
+- python examples/models/parallelize_model.py --ranks 4
+- torchrun --nproc-per-node 4 examples/models/parallelize_model.py
 """
 
 import copy

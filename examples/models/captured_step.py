@@ -3,8 +3,8 @@
 Tokens are few and layers many, so what the host does for each call would take longer than the call. Without a GPU the
 step is called as it is.
 
-- python examples/captured_step.py --ranks 4
-- torchrun --nproc-per-node 4 examples/captured_step.py
+- python examples/models/captured_step.py --ranks 4
+- torchrun --nproc-per-node 4 examples/models/captured_step.py
 """
 
 import torch

@@ -3,8 +3,8 @@
 The first layer's weights are cut by columns, the second's by rows, the tokens by rows. So the way in is an all-gather
 and a GEMM, the way out a GEMM and a reduce-scatter; and backwards each is the other.
 
-- python examples/tensor_parallel_mlp.py --ranks 4
-- torchrun --nproc-per-node 4 examples/tensor_parallel_mlp.py
+- python examples/models/tensor_parallel_mlp.py --ranks 4
+- torchrun --nproc-per-node 4 examples/models/tensor_parallel_mlp.py
 """
 
 import torch

@@ -10,7 +10,7 @@ rank 1 changes the second, rank 2 changes the first. A flag a chunk signals it t
 Flags hold the number of the round and are never reset. Nor is a "ready" needed before a buffer is overwritten: a chunk
 that is back at rank 0 has been read by everyone, and only then does rank 0 begin the next round.
 
-- python examples/message_passing.py --ranks 4
+- python examples/first_steps/message_passing.py --ranks 4
 """
 
 import torch

@@ -4,7 +4,7 @@ Each rank has a batch of its own. The gradient of a linear layer's weight is ``x
 data parallelism wants the mean over the ranks. A program computes a tile of this rank's gradient, and the all-reduce of
 a tile sums it with the peers': no second kernel, and while some tiles travel others are computed.
 
-- python examples/all_reduce_in_kernel.py --ranks 4
+- python examples/kernels/gradient_all_reduce.py --ranks 4
 """
 
 import torch

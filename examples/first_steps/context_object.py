@@ -9,7 +9,7 @@ and the peer alone. message_passing.py does the like with the loose functions.
 
 The flag holds the number of the round and is never reset.
 
-- python examples/context_object.py --ranks 4
+- python examples/first_steps/context_object.py --ranks 4
 """
 
 import torch

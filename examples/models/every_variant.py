@@ -1,9 +1,9 @@
 """Every variant of every family, called three times on fresh data and checked against torch.
 
-- python examples/every_variant.py --ranks 4
-- python examples/every_variant.py --family all_gather_gemm --ranks 2
-- python examples/every_variant.py --ranks 2 --shape 100 90 70 (sizes need not divide anything)
-- torchrun --nproc-per-node 4 examples/every_variant.py
+- python examples/models/every_variant.py --ranks 4
+- python examples/models/every_variant.py --family all_gather_gemm --ranks 2
+- python examples/models/every_variant.py --ranks 2 --shape 100 90 70 (sizes need not divide anything)
+- torchrun --nproc-per-node 4 examples/models/every_variant.py
 
 It prints no times: without a GPU they mean nothing, and with one `make sweep` takes them properly.
 """

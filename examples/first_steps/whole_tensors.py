@@ -1,7 +1,7 @@
 """Collectives on whole tensors: a sum, a gather, and a maximum of the first and the last rank.
 
-- python examples/whole_tensors.py --ranks 4
-- torchrun --nproc-per-node 4 examples/whole_tensors.py
+- python examples/first_steps/whole_tensors.py --ranks 4
+- torchrun --nproc-per-node 4 examples/first_steps/whole_tensors.py
 """
 
 import torch

@@ -1,0 +1,1 @@
+../_command_line.py

@@ -1,0 +1,127 @@
+"""SMs that a context reserves: no grid of any variant takes one, and a configuration that would is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import compiling
+import pytest
+import torch
+from checking import fault, make_data
+from compiling import TARGETS, Case, StubContext, recorded_launches
+from families import FUSED, make_problem, name
+from ranks import Ranks, close_context, raised
+
+from iris_core import iris
+from iris_kernels.common.hopper import host as hopper
+from iris_kernels.common.launch.launching import Calls
+from iris_kernels.common.portable import operands
+from iris_kernels.gemm_all_reduce import gemm_all_reduce
+from overlap_taxonomy import Agent, Variant, get_variant
+
+RESERVED = 12
+TARGET = "sm_90"
+FREE = TARGETS[TARGET].num_sms - RESERVED
+
+
+def programs(variant: Variant, m: int, reserve_sms: int) -> int:
+    """Return how many programs of a call run at once on a GPU that is not there.
+
+    Those of operands' copies, which wait for nobody, do not count, nor do programs that signal for a copy engine.
+    """
+    found, launch = [], Calls.launch
+
+    def record(self: Calls, kernel: Any, num_programs: int, *others: Any) -> None:
+        if kernel is not operands.copy_operands_kernel:
+            found.append(num_programs)
+        launch(self, kernel, num_programs, *others)
+
+    case = Case(variant.name, TARGET, rank=0, family=variant.family, world_size=4)
+    problem = make_problem(variant.family, m, 16384, 8192, 4, torch.bfloat16)
+    with (
+        mock.patch.object(hopper, "machine_reason", return_value=None),
+        mock.patch.object(torch, "zeros", torch.empty),  # gigabytes that nothing will read
+        mock.patch.object(Calls, "launch", record),
+        recorded_launches(),
+    ):
+        ctx = StubContext(case, 8 << 30, reserve_sms)
+        operator: Any = get_variant(variant.family, variant.name).build(ctx, problem)  # type: ignore[arg-type]
+        assert operator.config.num_sms <= ctx.get_cu_count()
+        operator(*(torch.empty(shape(0), dtype=torch.bfloat16) for shape in (problem.a_shape, problem.b_shape)))
+    if variant.agent is Agent.COMM_KERNEL:  # it runs beside the one that multiplies
+        return max(found[0] + found[1], *found[2:], 0)
+    return max(found)
+
+
+@pytest.mark.parametrize("m", [64, 8192])
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_no_grid_takes_a_reserved_sm(variant: Variant, m: int) -> None:
+    assert programs(variant, m, RESERVED) <= FREE
+    if m == 8192:
+        assert programs(variant, m, 0) > FREE  # what it would take
+
+
+@pytest.mark.parametrize("target", ["cpu", TARGET])
+def test_a_configuration_that_takes_reserved_sms_is_refused(target: str) -> None:
+    case = Case("fused_sequential:portable", TARGET, rank=0)
+    ctx = StubContext(case, reserve_sms=RESERVED)
+    variant, problem = get_variant(case.family, case.variant), compiling.make_problem(case)
+    with mock.patch.object(ctx, "get_arch", return_value=target), recorded_launches():
+        operator: Any = variant.build(ctx, problem)  # type: ignore[arg-type]
+        variant.build(ctx, problem, replace(operator.config, num_sms=FREE))  # type: ignore[arg-type]
+        reason = rf"room for {FREE} at once, beside the {RESERVED} that reserve_sms keeps free: num_sms={FREE}"
+        with pytest.raises(ValueError, match=reason):
+            variant.build(ctx, problem, replace(operator.config, num_sms=FREE + 1))  # type: ignore[arg-type]
+
+
+def reserve(rank: int, world_size: int) -> tuple[list[str], int, list[Any]]:
+    """Call a variant of each pattern on the fewest SMs; return what is wrong, and a configuration's error."""
+    close_context()
+    wrong = []
+    with iris(16 << 20, reserve_sms=2) as ctx:
+        free = ctx.get_cu_count()
+        for variant in {(one.pattern, one.schedule): one for one in FUSED}.values():
+            problem = make_problem(variant.family, 40, 70, 36, world_size, torch.float32)
+            if variant.unsupported_reason(problem, None):  # kernels of GPUs
+                continue
+            operator = variant.build(ctx, problem)
+            data = make_data(variant.family, problem, rank, 0, ctx.get_device())
+            found = fault(operator.as_matrix(operator(data.a, data.b)), data, problem.dtype)
+            if found or operator.config.num_sms > free:
+                wrong.append(f"{operator} with {operator.config}: {found}")
+            operator.close()
+        config = get_variant("gemm_all_reduce", "auto").build(ctx, problem_of(world_size)).config
+        a, b = torch.ones(8, 4), torch.ones(4, 8)
+        told = raised(
+            gemm_all_reduce, ctx, a, b, variant="fused_sequential:portable", config=replace(config, num_sms=3)
+        )
+    return wrong, free, told
+
+
+def problem_of(world_size: int) -> Any:
+    return make_problem("gemm_all_reduce", 8, 8, 4 * world_size, world_size, torch.float32)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_patterns_are_right_on_as_few_sms_as_there_can_be(ranks: Callable[[int], Ranks]) -> None:
+    for wrong, free, (kind, message) in ranks(2).call(reserve):
+        assert (wrong, free, kind) == ([], 2, "ValueError")
+        assert "beside the 2 that reserve_sms keeps free" in message
+
+
+def ask(rank: int, world_size: int) -> list[tuple[str, str]]:
+    close_context()
+    return [raised(iris, 1 << 20, reserve_sms=asked) for asked in (-1, 3, 0.5, rank)]
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_reservations_that_make_no_sense_are_refused(ranks: Callable[[int], Ranks]) -> None:
+    for *nonsense, differing in ranks(2).call(ask):
+        for asked, (kind, message) in zip((-1, 3, 0.5), nonsense, strict=True):
+            assert kind == "ValueError"
+            assert f"reserve_sms is {asked}; it takes 0 to 2 of the 4 SMs here" in message
+        assert differing[0] == "ValueError"
+        assert "'reserve_sms': 1" in differing[1]
