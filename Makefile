@@ -38,8 +38,8 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers figures memcheck codegen-diff compare mutants \
-	lint fmt clean
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers decoder figures memcheck \
+	codegen-diff compare mutants lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,10 @@ links: $(READY) ## Measure stores, loads and copies between every two ranks, bar
 layers: OUT =
 layers: $(READY) ## Measure pairs of tensor-parallel layers beside torch's own [NP=4 OUT=layers.csv]
 	$(PY) -m iris_bench layers $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
+
+decoder: OUT =
+decoder: $(READY) ## Measure a tensor-parallel Llama end to end; needs transformers [NP=2 OUT=decoder.csv ARGS="--layers 4"]
+	$(PY) -m iris_bench decoder $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 figures: $(READY) ## Make all tables and pictures of README, docs and results again, from the CSVs; no GPU
 	$(PY) -m iris_bench figures $(ARGS)

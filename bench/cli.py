@@ -20,6 +20,7 @@ from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed
 from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
 from .command.progress import CommandProgress
 from .command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from .decoder.cli import decoder
 from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
@@ -54,6 +55,7 @@ app.command()(trace)
 app.command()(links)
 app.command()(ccl)
 app.command()(layers)
+app.command()(decoder)
 app.command()(figures)
 app.command()(env)
 

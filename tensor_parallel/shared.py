@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from iris_kernels.common.torch_op import in_graph
 
@@ -20,9 +21,9 @@ def share_gathers(model: nn.Module) -> int:
 
     These are column-parallel layers of one module, with `sequence_parallel`, alike but for their output features, of
     which each rank has as many. The first of them that is called multiplies for all, and the others return what it
-    kept for them, if they are given the same tensor; where one is given another, the group ends, with a warning.
-    Nothing else changes: parameters, their names and their gradients are as before. Each call copies the weights, to
-    multiply by all of them at once.
+    kept for them, if they are given the same tensor or DTensor; where one is given another, the group ends, with a
+    warning. Nothing else changes: parameters, their names and their gradients are as before. Each call copies the
+    weights, to multiply by all of them at once.
 
     Args:
         model: cut already, by layers of ours or by `parallelize_module` with our styles.
@@ -81,6 +82,7 @@ class SharedGather:
         )
         self._layers = tuple(layers)
         self._x: torch.Tensor | None = None
+        self._whole: DTensor | None = None  # that x is this rank's shard of
         self._state: Any = None  # of x and of autograd, as they were
         self._kept: dict[int, torch.Tensor] = {}
         for layer in layers:
@@ -94,7 +96,7 @@ class SharedGather:
                 return self._alone(layer, x, tokens)
             output = self._kept.pop(number)
             if not self._kept:
-                self._x = None
+                self._x = self._whole = None
             return output
         weights, biases = zip(*(one._parts() for one in self._layers), strict=True)
         biases = () if biases[0] is None else biases
@@ -104,9 +106,21 @@ class SharedGather:
         self._kept = {other: output for other, output in enumerate(outputs) if other != number}
         return outputs[number]
 
+    def shard_of(self, whole: DTensor, to_local: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return this rank's shard of a DTensor: to all that are given it the same tensor, as they share by that.
+
+        Args:
+            whole: that the layers are given.
+            to_local: makes the shard, a new tensor in each call where there are gradients.
+        """
+        if self._kept and self._whole is whole and self._x is not None and self._state_of(self._x) == self._state:
+            return self._x
+        self._whole = whole
+        return to_local()
+
     def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
         if not in_graph():
-            self._x, self._kept = None, {}
+            self._x, self._whole, self._kept = None, None, {}
             for one in self._layers:
                 one.shared = None
             warnings.warn(

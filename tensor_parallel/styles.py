@@ -98,7 +98,12 @@ class _Style(ParallelStyle):
                 if isinstance(module, ColumnParallelLinear) and module.sharding.sequence_parallel:
                     # It knows how many there are, where ranks have different numbers.
                     options = {"tokens": x.shape[:-1].numel()} | options
-                x = x.redistribute(mesh, self.input_layouts).to_local()
+                whole, shared = x, getattr(module, "shared", None)
+
+                def to_local() -> Tensor:
+                    return whole.redistribute(mesh, self.input_layouts).to_local()
+
+                x = to_local() if shared is None else shared.shard_of(whole, to_local)
             return (x, *others), options
 
         return hook

@@ -16,3 +16,16 @@ Seed = Annotated[int, typer.Option(help="Of the random data.", min=0, max=2**63 
 Over = Annotated[str, typer.Option(help="What speedups are over: a variant, or a yardstick, of the same run.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep the rows of --out; measure what is not ok in it.")]
+
+
+def select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that an option gives, in the order of those that are known.
+
+    Raises:
+        ValueError: one is unknown; names the option, and what it takes.
+    """
+    names = known if text == "all" else tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown {option} {name!r}; it takes 'all', or some of {', '.join(known)}")
+    return tuple(name for name in known if name in names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ..command.exits import complain, interrupted, leave, refuse, warn
-from ..command.options import Device, Overwrite, Resume, Seed, WorldSize
+from ..command.options import Device, Overwrite, Resume, Seed, WorldSize, select
 from ..command.outputs import left_over, rows_to_go_on_from
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..measure import environment
 from ..measure import job as measure
 from ..records import report
-from ..records.csv_rows import append_records, in_a_line
+from ..records.csv_rows import Output, in_a_line
 from ..records.frames import latest_records
 from ..records.looks import check_path
 from ..records.record import read_as
@@ -73,9 +72,9 @@ def layers(
         dtype = dtype or _DTYPES[device]
         jobs = plan(
             blocks=blocks or _BLOCKS[device],
-            subjects=_select(subject, "--subject", tuple(SUBJECTS)),
-            layouts=_select(layout, "--layout", LAYOUTS),
-            phases=_select(phase, "--phase", rank.PHASES),
+            subjects=select(subject, "--subject", tuple(SUBJECTS)),
+            layouts=select(layout, "--layout", LAYOUTS),
+            phases=select(phase, "--phase", rank.PHASES),
             dtype=dtype,
             rounds=_ROUNDS[device] if rounds is None else rounds,
             burst=_BURST[device] if burst is None else burst,
@@ -97,7 +96,7 @@ def layers(
     others = differences(done, device=device, timed=True, rounds=jobs[0].rounds, seed=seed) if to_do else ""
     if is_first and others:
         warn(f"{out} was not made as the rows to come are: it has {others}")
-    output = _Output(out if is_first else None, done, replace=overwrite)
+    output: Output[LayersRecord] = Output(out if is_first else None, done, replace=overwrite)
     ended_early = None
     if to_do:
         try:
@@ -123,22 +122,9 @@ def layers(
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
-@dataclass
-class _Output:
-    """The file that rows are added to, and those of this run; what is there is replaced, if so, when there are some."""
-
-    path: Path | None
-    done: Sequence[LayersRecord]
-    replace: bool
-    records: list[LayersRecord] = field(default_factory=list)
-
-    def add(self, records: list[LayersRecord]) -> None:
-        if self.path:
-            append_records(self.path, records, replace=self.replace and not self.records)
-        self.records += records
-
-
-def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[str, Any]) -> Exception | None:
+def _run(
+    jobs: Sequence[rank.Job], ranks: Ranks, output: Output[LayersRecord], columns: dict[str, Any]
+) -> Exception | None:
     """Measure job by job; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first
@@ -169,14 +155,6 @@ def _run(jobs: Sequence[rank.Job], ranks: Ranks, output: _Output, columns: dict[
 
 def _describe(record: LayersRecord) -> str:
     return f"{record.tokens} tokens, {record.width} to {record.features} and back, {record.layout}"
-
-
-def _select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = known if text == "all" else tuple(part.strip() for part in text.split(","))
-    for name in names:
-        if name not in known:
-            raise ValueError(f"unknown {option} {name!r}; it takes 'all', or some of {', '.join(known)}")
-    return tuple(name for name in known if name in names)
 
 
 def print_layers(console: Console, records: Sequence[LayersRecord]) -> None:

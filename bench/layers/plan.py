@@ -14,6 +14,7 @@ from ..measure.families import FAMILIES
 from ..measure.shapes import parse_sizes
 from ..records.frames import latest_records
 from ..records.record import DTYPES
+from ..records.resume import is_finished
 from . import rank
 from .record import LayersRecord
 from .subjects import SUBJECTS
@@ -87,7 +88,7 @@ def still_to_do(jobs: Sequence[rank.Job], done: Sequence[LayersRecord], setting:
     """
     rows = {one.key: one for one in latest_records(done)}
     now = environment.versions()
-    finished = {key for key, one in rows.items() if _is_finished(one, now)}
+    finished = {key for key, one in rows.items() if is_finished(one, now)}
     to_do = []
     for job in jobs:
         setup = (setting["world_size"], _SHORT[job.dtype], setting["device"])
@@ -99,12 +100,6 @@ def still_to_do(jobs: Sequence[rank.Job], done: Sequence[LayersRecord], setting:
             subjects = tuple(subject for subject in SUBJECTS if subject in there.union(job.subjects))
             to_do.append(replace(job, phases=phases, subjects=subjects))
     return to_do
-
-
-def _is_finished(record: LayersRecord, now: dict[str, str]) -> bool:
-    if record.status == "unsupported":
-        return all(getattr(record, name) == now[name] for name in ("torch", "triton"))
-    return record.status == "ok" and bool(record.time_us)
 
 
 def heap_bytes(job: rank.Job, world_size: int) -> int:

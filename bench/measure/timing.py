@@ -187,6 +187,18 @@ def slowest_medians(ctx: Context, subjects: Sequence[Subject]) -> dict[str, Time
     return found
 
 
+def slowest_ranges(ctx: Context, subjects: Sequence[Subject]) -> dict[str, tuple[float, float]]:
+    """Return each subject's shortest and longest `time_us` of a round, each round's the slowest rank's; collective."""
+    by_rank = ctx.control_plane.all_gather(
+        {subject.name: [sample.time_us for sample in subject.samples] for subject in subjects}
+    )
+    found = {}
+    for subject in subjects:
+        rounds = [max(times) for times in zip(*(ranks[subject.name] for ranks in by_rank), strict=True)]
+        found[subject.name] = (min(rounds), max(rounds))
+    return found
+
+
 def steady(samples_by_rank: Sequence[Sequence[Sample]], quantity: str) -> tuple[list[list[float]], int]:
     """Return each rank's values of the rounds in which no rank's host was late, and 0.
 

@@ -6,12 +6,14 @@ import csv
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..command.exits import warn
 from ..command.outputs import writing
+
+Record = TypeVar("Record")
 
 
 class Rows(NamedTuple):
@@ -99,6 +101,22 @@ def append_records(path: Path, records: Sequence[Any], *, replace: bool = False)
             file.seek(-len(present.cut), os.SEEK_END)
             file.truncate()
         file.write(text.getvalue().encode("utf-8"))
+
+
+@dataclass
+class Output(Generic[Record]):
+    """The file that rows are added to, and those of this run; what is there is replaced, if so, when there are some."""
+
+    path: Path | None
+    done: Sequence[Record]
+    replace: bool
+    records: list[Record] = field(default_factory=list)
+
+    def add(self, records: list[Record]) -> None:
+        """Keep rows, and write them."""
+        if self.path:
+            append_records(self.path, records, replace=self.replace and not self.records)
+        self.records += records
 
 
 def _add_columns(path: Path, present: Rows, header: list[str]) -> None:

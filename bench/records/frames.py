@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
+from ..decoder.record import DecoderRecord
 from ..layers.record import LayersRecord
 from ..measure.families import FAMILIES
 from ..measure.shapes import problem_label
@@ -19,7 +20,7 @@ from .record import LIBRARY, YARDSTICKS, Record, read_records
 SETUP = ["family", "epilogue", "dtype", "world_size", "device", "device_name"]
 PROBLEM = [*SETUP, "m", "n", "k"]
 THING = [*PROBLEM, "variant"]
-Row = TypeVar("Row", Record, LayersRecord)
+Row = TypeVar("Row", Record, LayersRecord, DecoderRecord)
 
 
 def name_of(record: Any) -> str:

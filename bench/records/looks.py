@@ -54,7 +54,9 @@ LOOKS = {
     "torch": Look("#4d4d4d"),
     "torch_compiled": Look("#808080"),
     "torch_replayed": Look("#b3b3b3"),
+    "torch_sequence": Look("#808080"),
     "iris": Look("#0072b2"),
+    "iris_sequence": Look("#56b4e9"),
     "iris_compiled": Look("#56b4e9"),
     "iris_replayed": Look("#009e73"),
 }

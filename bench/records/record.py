@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from overlap_taxonomy import current_name
 
 from ..ccl.record import CclRecord
+from ..decoder.record import DecoderRecord
 from ..layers.record import LayersRecord
 from ..links.record import LinkRecord
 from ..measure.shapes import OLD_NAMES
@@ -110,10 +111,11 @@ class Record:
         return (self.family, *sizes, self.dtype, self.device, self.device_name, self.epilogue)
 
 
-AnyRow = TypeVar("AnyRow", Record, LayersRecord, LinkRecord, CclRecord)
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord)
 _COMMANDS: dict[str, type[Any]] = {
     "run": Record,
     "layers": LayersRecord,
+    "decoder": DecoderRecord,
     "links": LinkRecord,
     "ccl": CclRecord,
     "stress": StressRecord,
@@ -178,7 +180,8 @@ _PARSERS: dict[str, Any] = {
 }
 
 
-_AT_LEAST_ONE = ("m", "n", "k", "tokens", "width", "features", "world_size", "rounds", "burst")
+_SIZES = ("m", "n", "k", "tokens", "width", "features", "layers", "batch", "sequence")
+_AT_LEAST_ONE = (*_SIZES, "world_size", "rounds", "burst")
 
 
 def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -> AnyRow:
@@ -199,7 +202,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     return record
 
 
-def _fault(record: Record | LayersRecord | LinkRecord | CclRecord) -> str:
+def _fault(record: Record | LayersRecord | DecoderRecord | LinkRecord | CclRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, known in (("dtype", tuple(DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:

@@ -9,10 +9,13 @@ from typing import Any
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import get_variant
 
+from ..decoder.record import DecoderRecord
 from ..layers.record import LayersRecord
 from ..measure import environment
 from .frames import latest_records
 from .record import YARDSTICKS, Record
+
+AnyRows = Sequence[Record] | Sequence[LayersRecord] | Sequence[DecoderRecord]
 
 
 class Done:
@@ -64,7 +67,14 @@ class Done:
         return environment.versions()
 
 
-def check_burst(done: Sequence[Record] | Sequence[LayersRecord], *, device: str, burst: int) -> None:
+def is_finished(record: LayersRecord | DecoderRecord, now: dict[str, str], *, timed: bool = True) -> bool:
+    """Whether a row need not be measured again: it is right, and timed; or unsupported with the versions of now."""
+    if record.status == "unsupported":
+        return all(getattr(record, name) == now[name] for name in ("torch", "triton"))
+    return record.status == "ok" and (bool(record.time_us) or not timed)
+
+
+def check_burst(done: AnyRows, *, device: str, burst: int) -> None:
     """Raise ValueError if rows of this kind of device were timed in other bursts: such times are another quantity."""
     others = sorted({record.burst for record in done if record.device == device and record.time_us} - {burst})
     if others:
@@ -84,7 +94,7 @@ def check_device(others: Iterable[str], name: str) -> None:
         )
 
 
-def differences(done: Sequence[Record] | Sequence[LayersRecord], *, device: str, timed: bool, **settings: Any) -> str:
+def differences(done: AnyRows, *, device: str, timed: bool, **settings: Any) -> str:
     """Return how rows of this kind of device were made otherwise than those to come, in words; nothing if alike.
 
     Args:

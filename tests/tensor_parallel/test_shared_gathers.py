@@ -15,7 +15,7 @@ import torch
 from layers import draw, far, own_rows, parameters, released
 from ranks import Ranks, context
 from torch import nn
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, each_backend
 
@@ -27,7 +27,9 @@ WIDTH, TOKENS = 8, 12
 
 
 class Block(nn.Module):
-    """Layers as a decoder block names them: of three that read one x, then of two."""
+    """Layers as a decoder block names them: of three that read one x, then of two; a DTensor where there is a mesh."""
+
+    mesh: Any = None
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -39,9 +41,14 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         one, two = self.attention, self.mlp
-        mixed = one["q"](x) * torch.cat([one["k"](x), one["v"](x)], -1)
+        given = self._given(x)
+        mixed = one["q"](given) * torch.cat([one["k"](given), one["v"](given)], -1)
         x = x + one["o"](mixed)
-        return x + two["down"](torch.relu(two["gate"](x)) * two["up"](x))
+        given = self._given(x)
+        return x + two["down"](torch.relu(two["gate"](given)) * two["up"](given))
+
+    def _given(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.mesh is None else DTensor.from_local(x, self.mesh, [Shard(0)], run_check=False)
 
 
 def cut_block(seed: int, bias: bool) -> Any:
@@ -90,8 +97,9 @@ def step(
 
 
 @released
-def train(rank: int, world_size: int, bias: bool) -> Any:
+def train(rank: int, world_size: int, bias: bool, mesh: bool = False) -> Any:
     block, x = cut_block(1, bias), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+    block.mesh = styles.mesh_of(context()) if mesh else None
     before = step(block, block, x)
     groups = share_gathers(block)
     after = step(block, block, x)
@@ -110,11 +118,13 @@ def test_a_training_step_gathers_and_scatters_once_for_each_x(ranks: Callable[[i
     apart = {"all_gather_gemm": 5 + 2, "gemm_reduce_scatter": 2 + 5}  # forward and backward
     shared = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
     assert ranks(2).call(train, bias) == [(2, 0, [], apart, shared, True)] * 2
+    assert ranks(2).call(train, bias, True) == [(2, 0, [], apart, shared, True)] * 2
 
 
 @released
-def compile_shared(rank: int, world_size: int, backend: str) -> Any:
+def compile_shared(rank: int, world_size: int, backend: str, mesh: bool = False) -> Any:
     block, x = cut_block(1, False), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+    block.mesh = styles.mesh_of(context()) if mesh else None
     expected = step(block, block, x)[0]
     share_gathers(block)
     found, counts, _ = step(block, compiled(block, backend), x)
@@ -125,6 +135,11 @@ def compile_shared(rank: int, world_size: int, backend: str) -> Any:
 def test_a_whole_graph_gathers_once_for_each_x(ranks: Callable[[int], Ranks], backend: str) -> None:
     counts = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
     assert ranks(2).call(compile_shared, backend) == [([], counts)] * 2
+
+
+def test_a_whole_graph_gathers_once_for_each_dtensor(ranks: Callable[[int], Ranks]) -> None:
+    counts = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
+    assert ranks(2).call(compile_shared, "aot_eager", True) == [([], counts)] * 2
 
 
 @released

@@ -1,0 +1,1 @@
+"""A tensor-parallel decoder of transformers, beside torch's own parallelism: ``iris-bench decoder``."""

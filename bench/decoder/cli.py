@@ -1,0 +1,157 @@
+"""The command ``iris-bench decoder``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..command.exits import complain, interrupted, leave, refuse, warn
+from ..command.options import Device, Overwrite, Resume, Seed, WorldSize, select
+from ..command.outputs import left_over, rows_to_go_on_from
+from ..command.progress import CommandProgress
+from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ..measure import environment
+from ..measure import job as measure
+from ..records import report
+from ..records.csv_rows import Output, in_a_line
+from ..records.frames import latest_records
+from ..records.looks import check_path
+from ..records.record import read_as
+from ..records.resume import check_burst, check_device, differences
+from . import rank
+from .models import MODELS, check_transformers
+from .plan import heap_bytes, plan, still_to_do, to_records
+from .plot import plot_decoder
+from .record import DecoderRecord
+from .show import print_decoder, step_name
+from .systems import MODES, SYSTEMS
+
+_MODEL = {"cpu": "tiny", "cuda": "llama-3-8b"}
+_STEPS = {
+    "cpu": {"prefill": "2x8", "decode": "4x8", "train": "2x8"},
+    "cuda": {"prefill": "1x8192,1x2048,4x512", "decode": "1x2048,8x2048,64x2048", "train": "1x4096"},
+}
+_LAYERS = {"cpu": 2, "cuda": 4}
+_DTYPES = {"cpu": "fp32", "cuda": "bf16"}
+
+
+def decoder(
+    model: Annotated[
+        str | None, typer.Option(help=f"Whose sizes: {', '.join(MODELS)} [default: llama-3-8b; CPU: tiny].")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="How many of its layers [default: 4; CPU: 2].")] = None,
+    system: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(SYSTEMS)}.")] = "all",
+    mode: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(MODES)}.")] = "all",
+    phase: Annotated[str, typer.Option(help=f"'all', or some of {', '.join(rank.PHASES)}.")] = "all",
+    prefill: Annotated[str | None, typer.Option(help="BATCHxTOKENS, by commas [default: 1x8192,1x2048,4x512].")] = None,
+    decode: Annotated[str | None, typer.Option(help="BATCHxPAST, by commas [default: 1x2048,8x2048,64x2048].")] = None,
+    train: Annotated[str | None, typer.Option(help="BATCHxTOKENS, by commas [default: 1x4096].")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 [default: bf16; CPU: fp32].")] = None,
+    world_size: WorldSize = None,
+    device: Device = "auto",
+    rounds: Annotated[int, typer.Option(help="Samples of each.")] = 5,
+    burst: Annotated[int, typer.Option(help="Steps back to back in a sample.")] = 3,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture to make: .png, .svg or .pdf.")] = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Measure a tensor-parallel decoder of transformers' Llama layers: torch's parallelism beside ours, end to end.
+
+    Outputs and gradients are checked against the whole model first. Without a GPU they are only checked. Exit status:
+    0, or 1 if anything was wrong or failed, or the ranks were lost, or 2 if the command makes no sense, or 130 if it
+    was interrupted.
+    """
+    is_first = True
+    try:
+        launcher = find_launcher()
+        is_first = launcher is None or launcher.rank == 0
+        check_transformers()
+        device, world_size = choose_setting(device, world_size, launcher=launcher)
+        dtype = dtype or _DTYPES[device]
+        given = {"prefill": prefill, "decode": decode, "train": train}
+        setting: dict[str, Any] = {"world_size": world_size, "device": device}
+        jobs = plan(
+            model=model or _MODEL[device],
+            layers=_LAYERS[device] if layers is None else layers,
+            steps={name: given[name] or _STEPS[device][name] for name in select(phase, "--phase", rank.PHASES)},
+            systems=select(system, "--system", tuple(SYSTEMS)),
+            modes=select(mode, "--mode", tuple(MODES)),
+            dtype=dtype,
+            rounds=rounds,
+            burst=burst,
+            seed=seed,
+            **setting,
+        )
+        if plot:
+            check_path(plot)
+        read = functools.partial(read_as, kind=DecoderRecord, speak=is_first)
+        done = rows_to_go_on_from(out, plot, read, resume=resume, overwrite=overwrite)
+        to_do = still_to_do(jobs, done, setting)
+        if to_do:
+            check_burst(done, device=device, burst=burst)
+    except ValueError as error:
+        refuse(error, speak=is_first)
+    others = differences(done, device=device, timed=device != "cpu", rounds=rounds, seed=seed) if to_do else ""
+    if is_first and others:
+        warn(f"{out} was not made as the rows to come are: it has {others}")
+    output: Output[DecoderRecord] = Output(out if is_first else None, done, replace=overwrite)
+    ended_early = None
+    if to_do:
+        try:
+            ranks = start_ranks(launcher, world_size, device)
+            ended_early = _run(to_do, ranks, output, setting | environment.versions())
+        except KeyboardInterrupt:
+            is_there = bool(done or output.records)
+            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
+            interrupted(left, launcher=launcher, speak=is_first)
+    if is_first:
+        alike = {"model": jobs[0].model, "layers": jobs[0].layers, "dtype": dtype, **setting}
+        rows = latest_records([*done, *output.records])
+        shown = [row for row in rows if all(getattr(row, name) == value for name, value in alike.items())]
+        print_decoder(report.make_console(), shown)
+        if ended_early:
+            complain("the measurement", ended_early)
+        if plot:
+            try:
+                plot_decoder(shown, plot)
+            except ValueError as error:
+                warn(f"there is no {plot}: {error}")
+    failed = any(record.status in ("wrong", "error") for record in output.records)
+    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+
+
+def _run(
+    jobs: Sequence[rank.Job], ranks: Ranks, output: Output[DecoderRecord], columns: dict[str, Any]
+) -> Exception | None:
+    """Measure step by step; return what ended this early."""
+    console = report.make_console(stderr=True)
+    console.quiet = not ranks.is_first
+    with CommandProgress(console) as progress, ending(ranks) as ended:
+        task = progress.add_task("starting", total=len(jobs))
+        needed = max(heap_bytes(job, columns["world_size"]) for job in jobs)
+        columns |= ranks.call(measure.open_rank, needed, columns["device"])
+        check_device(
+            [row.device_name for row in output.done if row.device == columns["device"]], columns["device_name"]
+        )
+        for number, job in enumerate(jobs, 1):
+            progress.update(task, description=f"{job.model}, {job.phase} {job.batch}x{job.sequence}")
+            try:
+                outcomes = ranks.call(rank.measure, job)
+            except Exception as error:
+                reason = f"the measurement ended here: {in_a_line(error)}"
+                output.add(to_records(job, rank.not_begun(job, reason), columns))
+                raise
+            records = to_records(job, outcomes, columns)
+            output.add(records)
+            if not console.is_terminal:
+                what = f"{step_name(records[0])}: {report.summarise(records)}"
+                console.print(f"[{number}/{len(jobs)}] {what}", markup=False)
+            progress.advance(task)
+        ranks.call(measure.close_rank)
+    return ended.error
