@@ -125,7 +125,7 @@ class _Run:
             cached = (job.batch, sizes.key_value_heads, job.sequence + 1, sizes.head_width)
             self.past = [models.Past(self._draw(*cached), self._draw(*cached)) for _ in range(job.layers)]
         self.given: dict[bool, list[torch.Tensor]] = {}  # what steps read, by whether it is this rank's part
-        self.cut: dict[str, Any] = {}
+        self.sharded: dict[str, Any] = {}
         self.compiled: dict[str, models.Block] = {}
 
     def measure(self) -> list[Outcome]:
@@ -148,7 +148,7 @@ class _Run:
 
     def close(self) -> None:
         """Give back what the systems took; collective."""
-        self.cut.clear()
+        self.sharded.clear()
         self.compiled.clear()
         with interrupts_held():
             torch.compiler.reset()
@@ -159,13 +159,13 @@ class _Run:
 
     def _made(self, outcome: Outcome) -> Call | None:
         """Return what makes one step, called before; collective."""
-        model = self.cut.get(outcome.system)
+        model = self.sharded.get(outcome.system)
         if model is None:
             model, error = attempt(self.ctx, self._parallelise, outcome.system)
             if model is None:
                 outcome.failed("error", error)
                 return None
-            self.cut[outcome.system] = model
+            self.sharded[outcome.system] = model
         call, error = attempt(self.ctx, self._call_of, outcome.system, outcome.mode, model)
         if call is None:
             outcome.failed("error", error)
@@ -297,7 +297,7 @@ class _Run:
             call = calls[one.system, one.mode]
             self._check(one, call, expected)
             if not self.ctx.is_interpreted():
-                peak, _ = attempt(self.ctx, self._peak_bytes, call, self.cut[one.system])
+                peak, _ = attempt(self.ctx, self._peak_bytes, call, self.sharded[one.system])
                 one.peak_bytes = max(self.ctx.control_plane.all_gather(peak or 0)) or None
 
     def _peak_bytes(self, call: Call, model: Any) -> int:
