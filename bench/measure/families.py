@@ -51,7 +51,7 @@ class Family(ABC):
 
     name: str
     collective: str  # "all_gather" or "reduce_scatter": whose shapes it takes
-    cuts_columns = True  # whether a rank's B has columns of its own
+    shards_columns = True  # whether a rank's B has columns of its own
 
     def problem(
         self, *, m: int, n: int, k: int, world_size: int, dtype: torch.dtype, epilogue: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Family(ABC):
 
     def vectors(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
         """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
-        shapes, whose = problem.operand_shapes(rank), rank if self.cuts_columns else ""
+        shapes, whose = problem.operand_shapes(rank), rank if self.shards_columns else ""
         return {name: draw.normal(f"{name}{whose}", (1, size)).flatten() for name, (size,) in shapes.items()}
 
     def _block(self, problem: Any, rank: int, draw: Draw, rows: slice, columns: slice, terms: list[Operands]) -> Block:
@@ -141,21 +141,6 @@ class _AllGatherGemm(Family):
     name = "all_gather_gemm"
     collective = "all_gather"
 
-    def vectors(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
-        """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
-        shapes, whose = problem.operand_shapes(rank), rank if self.cuts_columns else ""
-        return {name: draw.normal(f"{name}{whose}", (1, size)).flatten() for name, (size,) in shapes.items()}
-
-    def _block(self, problem: Any, rank: int, draw: Draw, rows: slice, columns: slice, terms: list[Operands]) -> Block:
-        """Return a part of an output that this rank finishes."""
-        ops = epilogue_ops(problem.epilogue)
-        vectors = self.vectors(problem, rank, draw)
-
-        def finish(c: torch.Tensor) -> torch.Tensor:
-            return finish_with_torch(c, problem.epilogue, vectors)
-
-        return Block(rows, columns, terms, finish, math.prod(op.slope for op in ops))
-
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         return draw.normal("gathered A", (problem.m, problem.k))
 
@@ -186,7 +171,7 @@ class _AllGatherGemm(Family):
 class _GemmReduceScatter(Family):
     name = "gemm_reduce_scatter"
     collective = "reduce_scatter"
-    cuts_columns = False
+    shards_columns = False
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
