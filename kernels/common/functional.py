@@ -103,8 +103,8 @@ def problem_for(
         problem = _problem(ctx, a, b, problem_type, sizes)
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
-    problem = product.problem.with_rows(m)
-    return replace(problem, epilogue=epilogue) if epilogue else problem
+    problem = product.problem
+    return replace(problem, m=m, epilogue=epilogue) if (m, epilogue) != (problem.m, ()) else problem
 
 
 def operator_of(

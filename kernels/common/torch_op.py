@@ -71,6 +71,9 @@ class Product:
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
 
 
+_NUMBERS = len(fields(Product))  # that an op takes between A and B and the bias
+
+
 def op_of(family: str) -> Any:
     """Return a family's op, as graphs have it."""
     return getattr(torch.ops.iris_overlap, family).default
@@ -112,8 +115,8 @@ def define_op(
     def fake(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
-        product, _ = _product_and_bias(arguments)
-        ctx, problem = _problem_of(family, product, a.dtype)
+        product, bias = _product_and_bias(arguments)
+        ctx, problem = _problem_of(family, product, a.dtype, has_bias=bias is not None)
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
         return [a.new_empty(shape) for shape in shapes]
 
@@ -142,8 +145,8 @@ def define_op(
             return *gradients(ctx.product, a, b, grads[0], wanted[:2]), of_bias, None
 
     def differentiable(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        product, bias = _product_and_bias(arguments)
-        if _want_gradients(a, b, bias):
+        if _want_gradients(a, b, *arguments[_NUMBERS:]):
+            product, bias = _product_and_bias(arguments)
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
             output, *others = Gradient.apply(a, b, bias, replace(product, activation=None))
             return [finish_with_torch(output, epilogue_of(False, product.activation), {}), *others]
@@ -166,8 +169,8 @@ def _want_gradients(*operands: torch.Tensor | None) -> bool:
 
 def _product_and_bias(arguments: tuple[Any, ...]) -> tuple[Product, torch.Tensor | None]:
     """Return what an op is given behind A and B."""
-    *product, bias = arguments if len(arguments) > len(fields(Product)) else (*arguments, None)
-    return Product(*product), bias
+    bias = arguments[_NUMBERS] if len(arguments) > _NUMBERS else None
+    return Product(*arguments[:_NUMBERS]), bias
 
 
 def multiply(
@@ -189,16 +192,15 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias:
         RuntimeError: there is no such context.
         As `operator_of`.
     """
-    (ctx, problem), (_, gathers) = _problem_of(family, product, dtype), _families[family]
-    problem = replace(problem, epilogue=epilogue_of(has_bias, product.activation))
+    (ctx, problem), (_, gathers) = _problem_of(family, product, dtype, has_bias=has_bias), _families[family]
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
 
-def _problem_of(family: str, product: Product, dtype: torch.dtype) -> tuple[Context, Problem]:
+def _problem_of(family: str, product: Product, dtype: torch.dtype, *, has_bias: bool) -> tuple[Context, Problem]:
     """Return the context of a product, and what its ranks do together."""
-    ctx = context_named(product.context)
-    return ctx, _families[family][0](product.m, product.n, product.k, ctx.get_num_ranks(), dtype)
+    ctx, epilogue = context_named(product.context), epilogue_of(has_bias, product.activation)
+    return ctx, _families[family][0](product.m, product.n, product.k, ctx.get_num_ranks(), dtype, epilogue)
 
 
 def call(
