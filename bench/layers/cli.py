@@ -14,19 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..command.exits import complain, interrupted, leave, refuse, warn
+from ..command.exits import refuse, warn
+from ..command.jobs import Measurement, conclude
 from ..command.options import Device, Overwrite, Resume, Seed, WorldSize, select
-from ..command.outputs import left_over, rows_to_go_on_from
-from ..command.progress import CommandProgress
-from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
-from ..measure import environment
-from ..measure import job as measure
+from ..command.outputs import rows_to_go_on_from
+from ..command.ranks import choose_setting, find_launcher
 from ..records import report
-from ..records.csv_rows import Output, in_a_line
+from ..records.csv_rows import Output
 from ..records.frames import latest_records
 from ..records.looks import check_path
 from ..records.record import read_as
-from ..records.resume import check_burst, check_device, differences
+from ..records.resume import check_burst, differences
 from . import rank
 from .plan import heap_bytes, plan, still_to_do, to_records
 from .plot import plot_layers
@@ -97,60 +95,26 @@ def layers(
     if is_first and others:
         warn(f"{out} was not made as the rows to come are: it has {others}")
     output: Output[LayersRecord] = Output(out if is_first else None, done, replace=overwrite)
-    ended_early = None
-    if to_do:
-        try:
-            ranks = start_ranks(launcher, world_size, device)
-            ended_early = _run(to_do, ranks, output, setting | environment.versions())
-        except KeyboardInterrupt:
-            is_there = bool(done or output.records)
-            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
-            interrupted(left, launcher=launcher, speak=is_first)
-    if is_first:
-        alike = {"dtype": dtype, **setting}
-        rows = latest_records(done + output.records)
-        shown = [row for row in rows if all(getattr(row, name) == value for name, value in alike.items())]
-        print_layers(report.make_console(), shown)
-        if ended_early:
-            complain("the measurement", ended_early)
-        if plot:
-            try:
-                plot_layers(shown, plot)
-            except ValueError as error:
-                warn(f"there is no {plot}: {error}")
-    failed = any(record.status in ("wrong", "error") for record in output.records)
-    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
-
-
-def _run(
-    jobs: Sequence[rank.Job], ranks: Ranks, output: Output[LayersRecord], columns: dict[str, Any]
-) -> Exception | None:
-    """Measure job by job; return what ended this early."""
-    console = report.make_console(stderr=True)
-    console.quiet = not ranks.is_first
-    with CommandProgress(console) as progress, ending(ranks) as ended:
-        task = progress.add_task("starting", total=len(jobs))
-        needed = max(heap_bytes(job, columns["world_size"]) for job in jobs)
-        columns |= ranks.call(measure.open_rank, needed, columns["device"])
-        check_device(
-            [row.device_name for row in output.done if row.device == columns["device"]], columns["device_name"]
-        )
-        for number, job in enumerate(jobs, 1):
-            progress.update(task, description=f"layers {job.tokens}x{job.width}x{job.features}, {job.layout}")
-            try:
-                outcomes = ranks.call(rank.measure, job)
-            except Exception as error:
-                reason = f"the measurement ended here: {in_a_line(error)}"
-                output.add(to_records(job, rank.not_begun(job, reason), columns))
-                raise
-            records = to_records(job, outcomes, columns)
-            output.add(records)
-            if not console.is_terminal:
-                what = f"{_describe(records[0])}: {report.summarise(records)}"
-                console.print(f"[{number}/{len(jobs)}] {what}", markup=False)
-            progress.advance(task)
-        ranks.call(measure.close_rank)
-    return ended.error
+    measurement = Measurement(
+        measure=rank.measure,
+        not_begun=rank.not_begun,
+        to_records=to_records,
+        heap_bytes=heap_bytes,
+        title=lambda job: f"layers {job.tokens}x{job.width}x{job.features}, {job.layout}",
+        name=_describe,
+    )
+    ended_early = measurement.run(to_do, output, setting, launcher=launcher, speak=is_first)
+    alike = {"dtype": dtype, **setting}
+    rows = latest_records([*done, *output.records])
+    conclude(
+        output,
+        ended_early,
+        [row for row in rows if all(getattr(row, name) == value for name, value in alike.items())],
+        show=lambda shown: print_layers(report.make_console(), shown),
+        plot=plot,
+        draw=plot_layers,
+        launcher=launcher,
+    )
 
 
 def _describe(record: LayersRecord) -> str:
