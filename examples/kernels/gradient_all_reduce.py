@@ -85,7 +85,7 @@ def body(rank, world_size):
         )
         expected = torch.einsum("rti,rto->io", batches.double(), gradients.double()) / world_size
         # TF32 on GPUs rounds operands to 11 bits.
-        torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=2e-2 if device.type == "cuda" else 1e-4)
+        torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=4e-2 if device.type == "cuda" else 1e-4)
         if rank == 0:
             print(f"step {step}: the mean gradient of {world_size} ranks, {num_tiles} tiles in one kernel")
     ctx.barrier()

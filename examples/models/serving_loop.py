@@ -212,6 +212,7 @@ def body(rank, world_size, layers, width, features, requests):
             found = torch.stack(one.logits).float()
             errors.append(((found - expected).norm() / expected.norm()).item())
             assert errors[-1] < tolerance, f"rank {rank}: relative error {errors[-1]}"
+    engine.captured.clear()  # NCCL's group cannot end while graphs hold its collectives
     heap.close()
     if rank:
         return None

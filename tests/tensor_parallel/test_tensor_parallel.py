@@ -267,15 +267,24 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @released
-def train_in_bf16(rank: int, world_size: int, variant: str, sequence_parallel: bool) -> Any:
-    """Two calls with other data; return what is off from the whole in fp32 by more than rounding to bf16 explains."""
+def train_in_bf16(rank: int, world_size: int, gathers: str, sums: str, sequence_parallel: bool) -> Any:
+    """Two calls with other data; return what is off from the whole in fp32 by more than rounding to bf16 explains.
+
+    Gathers and sums are the variants of either, where x is gathered; else all have that of the sums.
+    """
     small = context().is_interpreted()
     tokens, width, features = (32, 48, 64) if small else (1024, 1024, 2048)
     torch.manual_seed(0)
     device, dtype = context().get_device(), torch.bfloat16
     rounded = [torch.nn.Linear(*sizes, device=device, dtype=dtype) for sizes in ((width, features), (features, width))]
-    options = {"variant": variant, "backward_variant": variant, "sequence_parallel": sequence_parallel}
-    cut = cut_pair((rounded[0], rounded[1]), **options)
+    gathers = gathers if sequence_parallel else sums
+    cut = tuple(
+        layer.from_linear(context(), one, variant=forward, backward_variant=backward, sequence_parallel=sequence_parallel)
+        for layer, one, forward, backward in (
+            (ColumnParallelLinear, rounded[0], gathers, sums),
+            (RowParallelLinear, rounded[1], sums, gathers),
+        )
+    )
     whole = tuple(torch.nn.Linear(one.in_features, one.out_features, device=device) for one in rounded)
     for one, other in zip(parameters(whole), parameters(rounded), strict=True):
         one.data.copy_(other.data)
@@ -301,15 +310,24 @@ def train_in_bf16(rank: int, world_size: int, variant: str, sequence_parallel: b
 def test_layers_in_bf16_are_off_by_rounding(
     ranks: Callable[[int], Ranks], world_size: int, variant: str, sequence_parallel: bool
 ) -> None:
-    assert ranks(world_size).call(train_in_bf16, variant, sequence_parallel) == [[]] * world_size
+    assert ranks(world_size).call(train_in_bf16, variant, variant, sequence_parallel) == [[]] * world_size
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"])
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-@pytest.mark.parametrize("variant", ["auto", "workgroup_specialized:portable", "warp_specialized:sm90"])
+@pytest.mark.parametrize(
+    "variants",
+    [
+        ("auto", "auto"),
+        ("workgroup_specialized:portable", "workgroup_specialized:portable"),
+        ("copy_engine:sm90", "warp_specialized:sm90"),
+        ("workgroup_specialized:sm90", "warp_specialized:sm90"),
+    ],
+    ids="-".join,
+)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_layers_in_bf16_are_off_by_rounding_on_gpus(
-    ranks: Callable[[int], Ranks], world_size: int, variant: str, sequence_parallel: bool
+    ranks: Callable[[int], Ranks], world_size: int, variants: tuple[str, str], sequence_parallel: bool
 ) -> None:
-    assert ranks(world_size).call(train_in_bf16, variant, sequence_parallel) == [[]] * world_size
+    assert ranks(world_size).call(train_in_bf16, *variants, sequence_parallel) == [[]] * world_size

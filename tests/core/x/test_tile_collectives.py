@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -97,5 +98,6 @@ def wait_in_vain(rank: int, world_size: int, name: str) -> tuple[str, str]:
 def test_every_wait_is_bounded(ranks: Callable[[int], Ranks], name: str, what: str) -> None:
     for kind, message in ranks(2).call(wait_in_vain, name):
         assert kind == "TimeoutError"
-        assert "rank 0: program 0 timed out" in message
+        # On a GPU all programs wait at once: whichever is first to give up ends the others.
+        assert re.search("rank 0: program 0 (timed out|was aborted)", message), message
         assert f"waiting for {what}: expected at least" in message
