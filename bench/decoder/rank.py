@@ -332,6 +332,7 @@ class _Replay:
     """A step's CUDA graph, as a call: results are in the same memory each time."""
 
     def __init__(self, call: Call) -> None:
+        self._call = call  # holds what the graph reads and writes
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # as a capture is not on the stream that work usually is on
