@@ -279,7 +279,9 @@ def train_in_bf16(rank: int, world_size: int, gathers: str, sums: str, sequence_
     rounded = [torch.nn.Linear(*sizes, device=device, dtype=dtype) for sizes in ((width, features), (features, width))]
     gathers = gathers if sequence_parallel else sums
     cut = tuple(
-        layer.from_linear(context(), one, variant=forward, backward_variant=backward, sequence_parallel=sequence_parallel)
+        layer.from_linear(
+            context(), one, variant=forward, backward_variant=backward, sequence_parallel=sequence_parallel
+        )
         for layer, one, forward, backward in (
             (ColumnParallelLinear, rounded[0], gathers, sums),
             (RowParallelLinear, rounded[1], sums, gathers),
