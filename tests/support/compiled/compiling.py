@@ -46,7 +46,7 @@ def _hash_callee_first(self: DependenciesFinder, callee: Any) -> None:
     _update_hash(self, callee)
 
 
-# Triton takes over which global values a callee uses before it looks for them, unless this process has hashed it before:
+# Triton takes over which global values a callee uses before it looks for them, unless the process has hashed it before:
 # a kernel's key would depend on which kernels came earlier, and each worker would compile it anew.
 DependenciesFinder._update_hash = _hash_callee_first
 
