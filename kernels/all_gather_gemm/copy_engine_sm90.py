@@ -28,6 +28,7 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import current_call, finish_and_clear
+from ..common.device.tile_scheduler import num_tiles, tile_origin
 from ..common.hopper import host as hopper
 from ..common.hopper.arguments import LoadGate, PendingStore, PlacedEpilogue
 from ..common.hopper.epilogue_store import (
@@ -41,7 +42,6 @@ from ..common.hopper.pipeline import make_operand_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
 from ..common.launch.launch_metadata import launch_metadata
-from ..common.portable.gemm import num_tiles, tile_origin
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host

@@ -21,9 +21,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call, wait_ready_of
+from ..common.device.tile_scheduler import num_tiles, tile_origin
 from ..common.device.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation, valid_config
-from ..common.portable.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
+from ..common.portable.gemm import matmul_tile, rows_of_block, store_tile
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host

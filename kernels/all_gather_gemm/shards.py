@@ -18,9 +18,10 @@ from iris_core import fence_before_descriptor_loads, translate, wait
 from iris_core.device.cache_key import in_cache_key
 
 from ..common.device.handshake import count_of_chunk, signal_chunk
+from ..common.device.tile_scheduler import num_tiles, tile_origin
 from ..common.device.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
 from ..common.launch.launch_metadata import Arguments, block_product, launch_metadata, peers_of
-from ..common.portable.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
+from ..common.portable.gemm import matmul_tile, rows_of_block, store_tile
 
 
 class Shard(NamedTuple):

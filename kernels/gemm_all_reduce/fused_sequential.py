@@ -21,17 +21,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_after_arrivals, wait_ready
+from ..common.device.tile_scheduler import num_tiles, tile_origin
 from ..common.device.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.portable.gemm import (
-    matmul_tile,
-    num_tiles,
-    store_subtile,
-    store_tile,
-    subtile_offsets,
-    tile_origin,
-    unfinished_block,
-)
+from ..common.portable.gemm import matmul_tile, store_subtile, store_tile, subtile_offsets, unfinished_block
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter import host as reduce_scatter

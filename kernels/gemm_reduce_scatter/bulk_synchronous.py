@@ -19,9 +19,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call, wait_ready
+from ..common.device.tile_scheduler import tile_origin
 from ..common.device.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.portable.gemm import store_subtile, store_tile, subtile_offsets, tile_origin
+from ..common.portable.gemm import store_subtile, store_tile, subtile_offsets
 from ..common.portable.partials import COMPUTES_ALL, PULLS, largest_shard, own_partial, partial_tile, shard_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer

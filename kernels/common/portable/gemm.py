@@ -1,10 +1,7 @@
-"""The one GEMM of all families: tile order, main loop, epilogue stores.
+"""The one GEMM of all families: main loop, epilogue stores.
 
 A tile is named by its first row and column; operands are read through tensor descriptors (TMA) or pointers. Sizes need
 not divide anything: descriptors fill with zeros past the end, pointers are masked.
-
-A loop over tiles says ``num_stages=1``. The main loop inside is what Triton should pipeline; where k is one constant
-step it vanishes, and the loop over tiles would be pipelined in its place, its loads moved above its waits (Triton 3.6).
 """
 
 from __future__ import annotations
@@ -21,24 +18,6 @@ from ..device.epilogue import finish_tile, from_row
 POINTERS = tl.constexpr(0)
 DESCRIPTORS_B_KN = tl.constexpr(1)  # B row-major: rows of k are contiguous in n
 DESCRIPTORS_B_NK = tl.constexpr(2)  # B column-major, the transpose of a Linear's weight: contiguous in k
-
-
-@triton.jit
-def num_tiles(block, TILE: tl.constexpr):
-    """Return the number of tiles of a block."""
-    return tl.cdiv(block.m, TILE.BLOCK_M) * tl.cdiv(block.n, TILE.BLOCK_N)
-
-
-@triton.jit
-def tile_origin(tile, block, TILE: tl.constexpr):
-    """Return the first row and column of a tile; consecutive tiles share GROUP_M rows of tiles, for the L2 cache."""
-    tiles_m = tl.cdiv(block.m, TILE.BLOCK_M)
-    tiles_n = tl.cdiv(block.n, TILE.BLOCK_N)
-    group_size = TILE.GROUP_M * tiles_n
-    first_m = (tile // group_size) * TILE.GROUP_M
-    rows = min(tiles_m - first_m, TILE.GROUP_M)
-    within = tile % group_size
-    return (first_m + within % rows) * TILE.BLOCK_M, (within // rows) * TILE.BLOCK_N
 
 
 @triton.jit

@@ -19,9 +19,10 @@ import triton.language as tl
 from iris_core import signal, translate, wait
 
 from ..device.handshake import COUNTS_OF_A_CALL, wait_chunks, wait_ready
+from ..device.tile_scheduler import num_tiles, tile_origin
 from ..device.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, SUM, WAIT, trace_span, trace_time
 from ..launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
-from .gemm import matmul_tile, num_tiles, store_subtile, store_tile, subtile_offsets, tile_origin, unfinished_block
+from .gemm import matmul_tile, store_subtile, store_tile, subtile_offsets, unfinished_block
 
 # How a computed partial tile is signalled inside the rank.
 SIGNAL_TILE = tl.constexpr(0)  # flags[index] = the call's number

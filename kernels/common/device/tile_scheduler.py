@@ -1,0 +1,121 @@
+"""Tile schedulers: which tile an index stands for. The order of tiles in a matrix serves both main loops.
+
+A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`` that returns an index's work tile;
+`tiled` says what is cut into tiles. A program takes the indices first, first + step, … in ascending order
+(../portable/tile_loop.py): all programs have the same number of tiles, or one more.
+
+| scheduler | `tiled` | order |
+|---|---|---|
+| `row_grouped` | any bundle with m and n | one matrix |
+| `own_shard_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
+| `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
+
+Schedulers of their own: stream-K (../portable/stream_k.py), and those of the Hopper kernels, whose programs split tiles
+(../hopper/tile_scheduler.py) or have own tiles between the peers' (../../gemm_reduce_scatter/tile_scheduler.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from iris_core.device.cache_key import in_cache_key
+
+
+@in_cache_key
+class Shards(NamedTuple):
+    """A matrix of `rows` rows cut into a shard of rows a rank, of which the largest is (m, n).
+
+    All ranks' tiles are numbered as those of the largest; what reaches past the end of a smaller one is masked. In A
+    shards begin `a_rows_apart` rows apart: 0 where A is the shard alone.
+    """
+
+    m: Any
+    n: Any
+    rows: Any
+    a_rows_apart: Any
+
+
+@in_cache_key
+class WorkTile(NamedTuple):
+    """What a program computes next: the tile at (row, col) of the (m, n) matrix that is the shard of rank `owner`.
+
+    `index` counts in the order of all tiles, `tile` in the shard. Row `a_row` of A belongs to row `row`.
+    """
+
+    index: Any
+    owner: Any
+    tile: Any
+    row: Any
+    col: Any
+    a_row: Any
+    m: Any
+    n: Any
+
+
+@triton.jit
+def num_tiles(block, TILE: tl.constexpr):
+    """Return the number of tiles of an (m, n) matrix."""
+    return tl.cdiv(block.m, TILE.BLOCK_M) * tl.cdiv(block.n, TILE.BLOCK_N)
+
+
+@triton.jit
+def tile_origin(tile, block, TILE: tl.constexpr):
+    """Return the first row and column of a tile; consecutive tiles share GROUP_M rows of tiles, for the L2 cache."""
+    tiles_m = tl.cdiv(block.m, TILE.BLOCK_M)
+    tiles_n = tl.cdiv(block.n, TILE.BLOCK_N)
+    group_size = TILE.GROUP_M * tiles_n
+    first_m = (tile // group_size) * TILE.GROUP_M
+    rows = min(tiles_m - first_m, TILE.GROUP_M)
+    within = tile % group_size
+    return (first_m + within % rows) * TILE.BLOCK_M, (within // rows) * TILE.BLOCK_N
+
+
+@triton.jit
+def row_grouped(index, block, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of an index of one matrix, which belongs to the rows of A of the same numbers."""
+    row, col = tile_origin(index, block, TILE)
+    return WorkTile(index, rank, index, row, col, row, block.m, block.n)
+
+
+@triton.jit
+def own_shard_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of an index in the order that begins with this rank's shard."""
+    return _tile_of_shard(index, shards, rank, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def peers_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of an index in the order that ends with this rank's shard."""
+    return _tile_of_shard(index, shards, rank + 1, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def _tile_of_shard(index, shards, first_rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    tiles = num_tiles(shards, TILE)
+    owner = owner_of(index, tiles, first_rank, WORLD_SIZE)
+    tile = index % tiles
+    row, col = tile_origin(tile, shards, TILE)
+    start, stop = rows_of_owner(owner, shards)
+    return WorkTile(index, owner, tile, row, col, owner * shards.a_rows_apart + row, stop - start, shards.n)
+
+
+@triton.jit
+def owner_of(index, tiles, first_rank, WORLD_SIZE: tl.constexpr):
+    """Return whose tile an index is, of so many a shard, in the order that begins with the shard of `first_rank`."""
+    return (first_rank + index // tiles) % WORLD_SIZE
+
+
+@triton.jit
+def rows_of_owner(owner, shards):
+    """Return the first row of a rank's shard, and the one after its last."""
+    start = tl.minimum(owner * shards.m, shards.rows)
+    return start, tl.minimum(start + shards.m, shards.rows)
+
+
+@triton.jit
+def next_index(first, step, start):
+    """Return the first of first, first + step, … that is `start` or more."""
+    return first + tl.cdiv(tl.maximum(start - first, 0), step) * step
