@@ -16,12 +16,12 @@ from ..common.call import Call
 from ..common.device.handshake import begin_call, current_call, finish_call
 from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
-from ..common.portable.tile_loop import compute_tiles
+from ..common.portable.tile_loop import compute_tiles, keep_tile
 from ..common.variants import variant_of
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, PUSHES, push_tiles, store_own
+from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -29,7 +29,7 @@ def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, WORLD_SIZE: tl.c
     """Compute this rank's block of C."""
     epoch = begin_call(peers, WORLD_SIZE)
     indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
-    compute_tiles(indices, a, b, gemm, block, block, peers, epoch, row_grouped, store_own, WORLD_SIZE, TILE)
+    compute_tiles(indices, a, b, gemm, block, block, peers, epoch, row_grouped, keep_tile, WORLD_SIZE, TILE)
 
 
 @triton.jit(launch_metadata=PUSHES)

@@ -22,13 +22,13 @@ from ..common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ..common.device.handshake import begin_call, current_call, finish_call
 from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
-from ..common.portable.tile_loop import compute_tiles
+from ..common.portable.tile_loop import compute_tiles, keep_and_count
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, store_and_count
+from .tiles import MULTIPLIES
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -37,20 +37,8 @@ def gemm_all_scatter_copy_engine(a, b, gemm, block, peers, counts_ptr, WORLD_SIZ
     epoch = begin_call(peers, WORLD_SIZE)
     pid = tl.program_id(0)
     indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
-    compute_tiles(
-        indices,
-        a,
-        b,
-        gemm,
-        block,
-        (block, counts_ptr, pid),
-        peers,
-        epoch,
-        row_grouped,
-        store_and_count,
-        WORLD_SIZE,
-        TILE,
-    )
+    target = (block, counts_ptr, 0, pid)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_count, WORLD_SIZE, TILE)
 
 
 @triton.jit

@@ -18,13 +18,24 @@ from ..common.call import Call, Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call
 from ..common.device.tile_scheduler import num_tiles, row_grouped
+from ..common.device.trace import STORE, trace_span
 from ..common.implementation import Implementation
-from ..common.portable.tile_loop import compute_tiles
+from ..common.portable.gemm import store_tile
+from ..common.portable.tile_loop import compute_tiles, wait_ready_once
 from ..common.variants import variant_of
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES, store_everywhere
+from .tiles import MULTIPLIES_AND_PUSHES
+
+
+@triton.jit
+def store_everywhere(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Store a tile to every rank's C, this one's first; `target`: (block, first index)."""
+    block, first = target
+    began = wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
+    store_tile(acc, block, work.row, work.col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    trace_span(peers, STORE, work.index, began)
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)

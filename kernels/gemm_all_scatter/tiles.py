@@ -1,4 +1,4 @@
-"""What the variants of GEMM + all-scatter share: what is done with a computed tile, and a loop that pushes tiles.
+"""What the portable variants of GEMM + all-scatter share: a loop that pushes tiles to the peers.
 
 A rank's tiles are those of its block of columns, `block` in its own C, in the order of `row_grouped`. What pushes them
 takes them in the same order, so that what is computed first is sent first.
@@ -13,10 +13,9 @@ from iris_core import translate, wait
 
 from ..common.device.handshake import wait_ready
 from ..common.device.tile_scheduler import num_tiles, tile_origin
-from ..common.device.trace import PUSH, PUSH_WAIT, STORE, WAIT, trace_span, trace_time
+from ..common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
 from ..common.launch.launch_metadata import Arguments, block_product, launch_metadata, peers_of
-from ..common.portable.gemm import store_tile, subtile_offsets
-from ..common.portable.tile_loop import count_tile, signal_tile
+from ..common.portable.gemm import subtile_offsets
 
 
 def _sent(args: Arguments) -> int:
@@ -26,51 +25,6 @@ def _sent(args: Arguments) -> int:
 MULTIPLIES = launch_metadata(product=block_product)
 PUSHES = launch_metadata(moved=_sent)
 MULTIPLIES_AND_PUSHES = launch_metadata(product=block_product, moved=_sent)
-
-
-@triton.jit
-def store_own(acc, block, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Store a tile to this rank's C."""
-    store_tile(acc, block, work.row, work.col, peers, 1, WORLD_SIZE, TILE)
-    trace_span(peers, STORE, work.index, began)
-
-
-@triton.jit
-def store_and_signal(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Store a tile to this rank's C and set its flag; `target`: (block, flags)."""
-    block, flags_ptr = target
-    store_own(acc, block, work, peers, epoch, began, WORLD_SIZE, TILE)
-    signal_tile(flags_ptr, work.index, epoch)
-
-
-@triton.jit
-def store_and_count(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Store a tile to this rank's C and count it in its chunk of rows; `target`: (block, counts, first index)."""
-    block, counts_ptr, first = target
-    began = _wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
-    store_own(acc, block, work, peers, epoch, began, WORLD_SIZE, TILE)
-    count_tile(counts_ptr, work.row // (TILE.BLOCK_M * TILE.GROUP_M))
-
-
-@triton.jit
-def store_everywhere(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Store a tile to every rank's C, this one's first; `target`: (block, first index)."""
-    block, first = target
-    began = _wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
-    store_tile(acc, block, work.row, work.col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
-    trace_span(peers, STORE, work.index, began)
-
-
-@triton.jit
-def _wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE: tl.constexpr):
-    """After a program's first tile wait for all peers' readiness, off the critical path.
-
-    Before the first store to a peer, or before the first count that lets a copy engine store there.
-    """
-    if work.index == first:
-        wait_ready(peers, epoch, WORLD_SIZE)
-        began = trace_span(peers, WAIT, work.index, began)
-    return began
 
 
 @triton.jit

@@ -24,13 +24,13 @@ from ..common.call import Call
 from ..common.device.handshake import begin_call, finish_call
 from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
-from ..common.portable.tile_loop import compute_tiles
+from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES, push_tiles, store_and_signal
+from .tiles import MULTIPLIES_AND_PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
@@ -62,7 +62,7 @@ def gemm_all_scatter_workgroup_specialized(
             peers,
             epoch,
             row_grouped,
-            store_and_signal,
+            keep_and_signal,
             WORLD_SIZE,
             TILE,
         )

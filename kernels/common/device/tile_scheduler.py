@@ -7,7 +7,7 @@ A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`
 | scheduler | `tiled` | order |
 |---|---|---|
 | `row_grouped` | any bundle with m and n | one matrix |
-| `own_shard_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
+| `own_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
 | `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
 
 Schedulers of their own: stream-K (../portable/stream_k.py), and those of the Hopper kernels, whose programs split tiles
@@ -42,12 +42,15 @@ class Shards(NamedTuple):
 class WorkTile(NamedTuple):
     """What a program computes next: the tile at (row, col) of the (m, n) matrix that is the shard of rank `owner`.
 
-    `index` counts in the order of all tiles, `tile` in the shard. Row `a_row` of A belongs to row `row`.
+    `index` counts in the order of all tiles, `tile` in the shard, `turn` the shards before it. The shard begins at row
+    `start` of the matrix. Row `a_row` of A belongs to row `row` of the shard.
     """
 
     index: Any
-    owner: Any
     tile: Any
+    turn: Any
+    owner: Any
+    start: Any
     row: Any
     col: Any
     a_row: Any
@@ -77,42 +80,38 @@ def tile_origin(tile, block, TILE: tl.constexpr):
 def row_grouped(index, block, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Return the work tile of an index of one matrix, which belongs to the rows of A of the same numbers."""
     row, col = tile_origin(index, block, TILE)
-    return WorkTile(index, rank, index, row, col, row, block.m, block.n)
+    return WorkTile(index, index, 0, rank, 0, row, col, row, block.m, block.n)
 
 
 @triton.jit
-def own_shard_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def own_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Return the work tile of an index in the order that begins with this rank's shard."""
-    return _tile_of_shard(index, shards, rank, WORLD_SIZE, TILE)
+    tiles = num_tiles(shards, TILE)
+    turn = index // tiles
+    return _tile_of_shard(index, index % tiles, turn, (rank + turn) % WORLD_SIZE, shards, TILE)
 
 
 @triton.jit
 def peers_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Return the work tile of an index in the order that ends with this rank's shard."""
-    return _tile_of_shard(index, shards, rank + 1, WORLD_SIZE, TILE)
-
-
-@triton.jit
-def _tile_of_shard(index, shards, first_rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     tiles = num_tiles(shards, TILE)
-    owner = owner_of(index, tiles, first_rank, WORLD_SIZE)
-    tile = index % tiles
-    row, col = tile_origin(tile, shards, TILE)
-    start, stop = rows_of_owner(owner, shards)
-    return WorkTile(index, owner, tile, row, col, owner * shards.a_rows_apart + row, stop - start, shards.n)
+    turn = index // tiles
+    return _tile_of_shard(index, index % tiles, turn, (rank + 1 + turn) % WORLD_SIZE, shards, TILE)
 
 
 @triton.jit
-def owner_of(index, tiles, first_rank, WORLD_SIZE: tl.constexpr):
-    """Return whose tile an index is, of so many a shard, in the order that begins with the shard of `first_rank`."""
-    return (first_rank + index // tiles) % WORLD_SIZE
+def own_last(tile, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of a tile of this rank's shard, with which the order of `peers_first` ends."""
+    index = num_tiles(shards, TILE) * (WORLD_SIZE - 1) + tile
+    return _tile_of_shard(index, tile, WORLD_SIZE - 1, rank, shards, TILE)
 
 
 @triton.jit
-def rows_of_owner(owner, shards):
-    """Return the first row of a rank's shard, and the one after its last."""
+def _tile_of_shard(index, tile, turn, owner, shards, TILE: tl.constexpr):
     start = tl.minimum(owner * shards.m, shards.rows)
-    return start, tl.minimum(start + shards.m, shards.rows)
+    m = tl.minimum(shards.m, shards.rows - start)
+    row, col = tile_origin(tile, shards, TILE)
+    return WorkTile(index, tile, turn, owner, start, row, col, owner * shards.a_rows_apart + row, m, shards.n)
 
 
 @triton.jit

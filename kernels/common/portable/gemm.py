@@ -21,10 +21,10 @@ DESCRIPTORS_B_NK = tl.constexpr(2)  # B column-major, the transpose of a Linear'
 
 
 @triton.jit
-def rows_of_block(block, start, stop):
-    """Return the rows from `start` and without `stop` of a block, as a block."""
-    c_ptr = block.c_ptr + tl.cast(start, tl.int64) * block.stride_cm
-    return Block(c_ptr, stop - start, block.n, block.stride_cm, from_row(block.epilogue, start))
+def shard_of(block, work):
+    """Return the rows of a block that are a work tile's shard, as a block."""
+    c_ptr = block.c_ptr + tl.cast(work.start, tl.int64) * block.stride_cm
+    return Block(c_ptr, work.m, block.n, block.stride_cm, from_row(block.epilogue, work.start))
 
 
 @triton.jit
@@ -34,17 +34,12 @@ def unfinished_block(c_ptr, m, n, stride_cm):
 
 
 @triton.jit
-def matmul_tile(a, b, gemm, block, row, col, a_row, TILE: tl.constexpr):
-    """Return the tile of A @ B that starts at (row, col) of a block, fp32 (BLOCK_M, BLOCK_N), summed over all of k.
-
-    `a_row` is the row of A that belongs to the block's row `row`.
-    """
-    return matmul_steps(a, b, gemm, block, row, col, a_row, 0, gemm.k, TILE)
-
-
-@triton.jit
 def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.constexpr):
-    """Return the same summed over the steps of k that begin from `first_k`, a multiple of BLOCK_K, to `stop_k`."""
+    """Return the tile of A @ B that starts at (row, col) of a block, fp32 (BLOCK_M, BLOCK_N), summed over steps of k.
+
+    `a_row` is the row of A that belongs to the block's row `row`. The steps begin from `first_k`, a multiple of
+    BLOCK_K, to `stop_k`.
+    """
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     BLOCK_K: tl.constexpr = TILE.BLOCK_K
