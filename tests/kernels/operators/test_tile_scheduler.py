@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -164,13 +164,13 @@ def test_every_tile_is_computed_once_in_order_and_by_programs_alike(ranks: Calla
                 assert all(one.a_row - one.row == owner * shard_rows for one in of_shard)
                 assert all(one.index == one.turn * len(origins) + one.tile for one in of_shard)
                 assert {one.turn for one in of_shard} == {(owner - first) % world_size}
-            for before, after in zip(noted, noted[1:], strict=False):
+            for before, after in pairwise(noted):
                 assert before.program < after.program or before.index < after.index
 
 
 @pytest.mark.parametrize("device", ["cpu"])
 def test_a_sum_waits_for_what_its_peers_compute_earlier(ranks: Callable[[int], Ranks]) -> None:
-    """All programs are resident and take their tiles in ascending order: so none can wait for each other in a circle."""
+    """Programs are resident and take their tiles in ascending order, so they cannot wait for each other in a circle."""
     for world_size, (rows, columns, programs) in product(WORLD_SIZES[1:], SIZES):
         (found,) = ranks(1).call(note, PEERS_FIRST.value, world_size, rows, columns, programs)
         places = [{(one.owner, one.tile): one.index for one in noted} for noted in found]
