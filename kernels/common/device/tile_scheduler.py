@@ -108,8 +108,8 @@ def own_last(tile, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _tile_of_shard(index, tile, turn, owner, shards, TILE: tl.constexpr):
-    start = tl.minimum(owner * shards.m, shards.rows)
-    m = tl.minimum(shards.m, shards.rows - start)
+    start = min(owner * shards.m, shards.rows)
+    m = min(shards.m, shards.rows - start)
     row, col = tile_origin(tile, shards, TILE)
     return WorkTile(index, tile, turn, owner, start, row, col, owner * shards.a_rows_apart + row, m, shards.n)
 
