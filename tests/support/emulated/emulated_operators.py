@@ -30,6 +30,7 @@ from iris_kernels.all_gather_gemm import copies as copies_module
 from iris_kernels.all_gather_gemm.host import keeps_gathered
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import epilogue as epilogue_ops
+from iris_kernels.common.device import tile_scheduler as tile_order
 from iris_kernels.common.hopper import (
     epilogue_load,
     epilogue_store,
@@ -40,7 +41,6 @@ from iris_kernels.common.hopper import (
     tile_scheduler,
 )
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.portable import gemm
 from iris_kernels.gemm_reduce_scatter import roles as reduce_scatter_roles
 from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
@@ -229,7 +229,7 @@ def run_case(
                 "rank", partial(run_rank, machine, world, operator, case.layout, faults, is_traced=is_traced), rank=rank
             )
         modules = [
-            gemm,
+            tile_order,
             tile_scheduler,
             pipeline,
             epilogue_store,
