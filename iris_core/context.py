@@ -228,6 +228,16 @@ class Context(TensorFactories):
         self.check()
         return self._device_context
 
+    # By the names that Iris has for them.
+    cur_rank = property(get_rank)
+    num_ranks = property(get_num_ranks)
+    heap_bases = property(get_heap_bases)
+
+    @property
+    def device(self) -> str:
+        """The device the heap is on, as text: "cuda:0"."""
+        return str(self.get_device())
+
     def is_interpreted(self) -> bool:
         """Return whether kernels run in Triton's interpreter, as they do without a GPU."""
         return self.backend.name == "shm"
@@ -393,13 +403,13 @@ class Context(TensorFactories):
         """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
         self.recovery.note_call(what, digest, rows)
 
-    def broadcast(self, value: Any, source_rank: int) -> Any:
-        """Return `source_rank`'s value on every rank; collective.
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """Return the value of rank `src` on every rank; collective.
 
         Args:
             value: a tensor of any shape, dtype and device, an array or a number of numpy's, or anything JSON holds; of
                 the source, others may pass None.
-            source_rank: the rank whose value is taken.
+            src: the rank whose value is taken.
 
         Returns:
             A new tensor on the context's device, not on the heap; a new array; or the value.
@@ -409,7 +419,7 @@ class Context(TensorFactories):
                 one; on every rank.
             TypeError: torch has no dtype such as the array's; on every rank.
         """
-        return self.collectives.broadcast(value, source_rank)
+        return self.collectives.broadcast(value, src)
 
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""

@@ -5,6 +5,7 @@ Names are the Iris documentation's, and so are the arguments, which are torch's;
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,11 +22,13 @@ class Options(TypedDict, total=False):
     """Arguments of torch's that all factories take, by keyword.
 
     Args:
-        out: a tensor on the heap of the shape, and the dtype if one is given, that is filled in place of a new one.
+        out: a tensor on the heap that is filled in place of a new one: of the shape, or contiguous and of as many
+            elements, of which a view is returned; and of the dtype, if one is given.
         layout: ``torch.strided``; there is no other.
         requires_grad: whether autograd records what is done with it.
         pin_memory: False; the heap is no memory to pin.
-        memory_format: ``torch.contiguous_format``; `zeros_like` of a contiguous tensor takes ``preserve_format``, too.
+        memory_format: of a new tensor, ``torch.contiguous_format`` or ``torch.channels_last``; `zeros_like` takes
+            ``torch.preserve_format``, too.
     """
 
     out: torch.Tensor | None
@@ -94,9 +97,9 @@ class TensorFactories(ABC):
         **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return a tensor of zeros with the shape and dtype of `input`, which need not be on the heap."""
-        if options.get("memory_format") is torch.preserve_format and input.is_contiguous():
-            options["memory_format"] = torch.contiguous_format
-        return self.zeros(input.shape, dtype=dtype or input.dtype, device=device, **options)
+        memory_format = options.get("memory_format", torch.contiguous_format)
+        strides = torch.empty_like(input, device="meta", memory_format=memory_format).stride()
+        return self._filled((input.shape,), dtype or input.dtype, device, torch.Tensor.zero_, options, strides)
 
     def arange(
         self,
@@ -124,6 +127,7 @@ class TensorFactories(ABC):
         **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return `steps` values evenly from `start` to `end`, both included."""
+        (steps,) = _shape((steps,))
         return self._place(torch.linspace(start, end, steps, dtype=dtype, device="cpu"), device, options)
 
     def rand(
@@ -142,8 +146,8 @@ class TensorFactories(ABC):
         size: Size,
         low: float = 0.0,
         high: float = 1.0,
-        *,
         dtype: torch.dtype | None = None,
+        *,
         device: Device = None,
         **options: Unpack[Options],
     ) -> torch.Tensor:
@@ -195,23 +199,34 @@ class TensorFactories(ABC):
         device: Device,
         fill: Callable[[torch.Tensor], torch.Tensor],
         options: Options,
+        strides: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         """Return a tensor once it is filled; of one that cannot be, of that dtype, nothing is left on the heap."""
         out = options.get("out")
         shape, dtype = _shape(size), dtype or (torch.get_default_dtype() if out is None else out.dtype)
         _check_options(options, dtype)
-        if out is not None and (out.shape != shape or out.dtype != dtype or not self.is_symmetric(out)):
-            where = "on the heap" if self.is_symmetric(out) else "not on the heap"
-            raise ValueError(
-                f"out is {tuple(out.shape)} of {out.dtype}, {where}; it takes {shape} of {dtype} on the heap"
-            )
-        buffer = self._allocate(shape, dtype, device) if out is None else out
+        if out is not None:
+            buffer = self._as_output(out, shape, dtype)
+        else:
+            strides = _strides(shape, options) if strides is None else strides
+            buffer = self._allocate(shape, dtype, device)
+            buffer = buffer if buffer.stride() == strides else buffer.as_strided(shape, strides)
         try:
             return fill(buffer).requires_grad_(options.get("requires_grad", False) or buffer.requires_grad)
         except Exception:
             if out is None:
                 self.free(buffer)
             raise
+
+    def _as_output(self, out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor that the caller gave to be filled, in this shape."""
+        fits = out.shape == shape or (out.is_contiguous() and out.numel() == math.prod(shape))
+        if not fits or out.dtype != dtype or not self.is_symmetric(out):
+            where = "on the heap" if self.is_symmetric(out) else "not on the heap"
+            raise ValueError(
+                f"out is {tuple(out.shape)} of {out.dtype}, {where}; it takes {shape} of {dtype} on the heap"
+            )
+        return out if out.shape == shape else out.view(shape)
 
     def _place(self, values: torch.Tensor, device: Device, options: Options) -> torch.Tensor:
         out = options.get("out")
@@ -227,14 +242,18 @@ def _check_options(options: Options, dtype: torch.dtype) -> None:
         raise ValueError(f"layout is {layout}; tensors on the heap are torch.strided")
     if options.get("pin_memory"):
         raise RuntimeError("pin_memory=True: only dense CPU tensors can be pinned, and the heap's memory cannot")
-    memory_format = options.get("memory_format", torch.contiguous_format)
-    if memory_format is not torch.contiguous_format:
-        raise RuntimeError(f"memory_format is {memory_format}; tensors on the heap are torch.contiguous_format")
     if options.get("requires_grad") and not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"only tensors of floating point and complex dtype can require gradients, not {dtype}")
 
 
+def _strides(shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
+    """Return how the elements of a new tensor lie; raises torch's RuntimeError if they cannot lie so."""
+    memory_format = options.get("memory_format", torch.contiguous_format)
+    return torch.empty(shape, device="meta", memory_format=memory_format).stride()
+
+
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
-    """Both ``zeros(2, 3)`` and ``zeros((2, 3))``."""
-    are_numbers = len(size) != 1 or hasattr(size[0], "__index__")
-    return tuple(operator.index(part) for part in (size if are_numbers else size[0]))
+    """Both ``zeros(2, 3)`` and ``zeros((2, 3))``, and ``zeros(((2, 3),))``, which a function may make of the second."""
+    while len(size) == 1 and not hasattr(size[0], "__index__"):
+        (size,) = size
+    return tuple(map(operator.index, size))
