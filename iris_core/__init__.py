@@ -37,6 +37,7 @@ from .launcher.pool import RankError, RankPool, launch
 from .rendezvous.rank_info import RankInfo
 from .utils.do_bench import do_bench
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
+from .x.views import TensorView, Tile, TileView, make_tensor_view
 
 __all__ = [
     "DEBUG",
@@ -51,6 +52,9 @@ __all__ = [
     "RankError",
     "RankInfo",
     "RankPool",
+    "TensorView",
+    "Tile",
+    "TileView",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -73,6 +77,7 @@ __all__ = [
     "launch",
     "load",
     "logger",
+    "make_tensor_view",
     "pause",
     "put",
     "set_logger_level",

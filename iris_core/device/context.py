@@ -14,6 +14,7 @@ import triton.language as tl
 
 from . import rma, sync
 from .aggregate import aggregate
+from .tiles import TileOperations
 
 # Layout of a context tensor (int64 words on the device), which `Context.get_device_context` returns.
 _RANK = tl.constexpr(0)
@@ -225,7 +226,7 @@ class _Operations:
 
 
 @aggregate
-class DeviceContext(_Operations):
+class DeviceContext(_Operations, TileOperations):
     """A rank's handle on the heap and its peers in a kernel in Triton. Make it with `initialize`.
 
     A pointer is given as it is on the rank that runs the kernel, for memory on the symmetric heap.

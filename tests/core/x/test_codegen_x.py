@@ -14,7 +14,7 @@ from tile_collectives import COLLECTIVES, collective_kernel
 
 pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
 # Files whose stores are of tiles, whose atomics are on tiles.
-STORING = ("access.py", "moves.py", "values.py")
+STORING = ("access.py", "moves.py", "tiles.py", "values.py")
 FLAGGED = ("all_reduce_ring", "messages")  # these are nothing without
 VALUES = {"all_reduce_value": False, "reduce_scatter_value": True}
 
