@@ -32,6 +32,7 @@ from .device.rma import (
     translate,
 )
 from .device.sync import barrier, signal, signal_each, wait, wait_each
+from .device.tracing import TraceEvent
 from .errors import AllocationMismatch, HeapExhausted, PeerError
 from .launcher.pool import RankError, RankPool, launch
 from .rendezvous.rank_info import RankInfo
@@ -55,6 +56,7 @@ __all__ = [
     "TensorView",
     "Tile",
     "TileView",
+    "TraceEvent",
     "atomic_add",
     "atomic_and",
     "atomic_cas",

@@ -110,6 +110,7 @@ class Context(TensorFactories):
         recovery: what fails on all ranks at once, and its reset.
         collectives: what the hosts of all ranks start together.
         ccl: collectives on whole tensors.
+        tracing: events that kernels record by their context object.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         reserve_sms: SMs that its kernels leave free.
@@ -149,6 +150,7 @@ class Context(TensorFactories):
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
         from .collectives.ccl import CCL  # which are no part of the core
         from .collectives.host_collectives import HostCollectives
+        from .tracing.of_context import ContextTracing
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
@@ -177,6 +179,7 @@ class Context(TensorFactories):
         self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
         self.ccl = CCL(self)
+        self.tracing = ContextTracing(self, self._device_context)
         self.barrier()
 
     # Who and where ---------------------------------------------------------------------------------------------

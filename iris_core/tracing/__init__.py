@@ -3,12 +3,14 @@
 A kernel takes `Trace.words` as ``trace_ptr``, or None, with which it is compiled as if nothing were recorded.
 """
 
+from ..device.spans import Span, begin_event, clear_spans, end_event, make_spans, read_spans, record_event
 from .clocks import align, read_clocks
+from .of_context import ContextTracing
 from .perfetto import perfetto_events, write_perfetto
-from .spans import Span, begin_event, clear_spans, end_event, make_spans, read_spans, record_event
 from .trace import Trace, TracedRanks
 
 __all__ = [
+    "ContextTracing",
     "Span",
     "Trace",
     "TracedRanks",

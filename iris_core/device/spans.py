@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device.intrinsics import clock_ns
+from .intrinsics import clock_ns
 
 SPAN_WORDS = tl.constexpr(7)
 _HEAD_WORDS = tl.constexpr(2)
