@@ -23,6 +23,7 @@ from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
 from .rendezvous.process_group import ProcessGroup
 from .utils import settings
+from .utils.profiler_ranges import profiler_ranges
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
 from .utils.settings import is_whole, switch_in
 from .utils.torch_modes import plain_tensors
@@ -116,6 +117,7 @@ class Context(TensorFactories):
         reserve_sms: SMs that its kernels leave free.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
+        profiler_ranges: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
         debug_mode: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
@@ -162,6 +164,7 @@ class Context(TensorFactories):
                     f"reserve_sms is {self.reserve_sms!r}; it takes 0 to {most} of the {most + LEAST_SMS} SMs here: "
                     f"kernels need {LEAST_SMS}"
                 )
+        self.profiler_ranges = profiler_ranges(on_gpu=not self.is_interpreted())
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
@@ -404,6 +407,8 @@ class Context(TensorFactories):
 
     def note_call(self, what: object, digest: int, rows: int) -> None:
         """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
+        if self.profiler_ranges is not None:
+            self.profiler_ranges.mark(f"{what}, {rows} rows")
         self.recovery.note_call(what, digest, rows)
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
