@@ -278,12 +278,10 @@ def train_in_bf16(rank: int, world_size: int, gathers: str, sums: str, sequence_
     device, dtype = context().get_device(), torch.bfloat16
     rounded = [torch.nn.Linear(*sizes, device=device, dtype=dtype) for sizes in ((width, features), (features, width))]
     gathers = gathers if sequence_parallel else sums
-    cut = tuple(
-        layer.from_linear(context(), one, variant=forward, backward_variant=backward, sequence_parallel=sequence_parallel)
-        for layer, one, forward, backward in (
-            (ColumnParallelLinear, rounded[0], gathers, sums),
-            (RowParallelLinear, rounded[1], sums, gathers),
-        )
+    options = {"sequence_parallel": sequence_parallel}
+    cut = (
+        ColumnParallelLinear.from_linear(context(), rounded[0], variant=gathers, backward_variant=sums, **options),
+        RowParallelLinear.from_linear(context(), rounded[1], variant=sums, backward_variant=gathers, **options),
     )
     whole = tuple(torch.nn.Linear(one.in_features, one.out_features, device=device) for one in rounded)
     for one, other in zip(parameters(whole), parameters(rounded), strict=True):
