@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
         requires_grad: whether autograd records what is done with it.
         pin_memory: False; the heap is no memory to pin.
         memory_format: of a new tensor, ``torch.contiguous_format`` or ``torch.channels_last``; `zeros_like` takes
-            ``torch.preserve_format``, too.
+            ``torch.preserve_format``, too, and without any.
     """
 
     out: torch.Tensor | None
@@ -97,7 +97,7 @@ class TensorFactories(ABC):
         **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return a tensor of zeros with the shape and dtype of `input`, which need not be on the heap."""
-        memory_format = options.get("memory_format", torch.contiguous_format)
+        memory_format = options.get("memory_format", torch.preserve_format)
         strides = torch.empty_like(input, device="meta", memory_format=memory_format).stride()
         return self._filled((input.shape,), dtype or input.dtype, device, torch.Tensor.zero_, options, strides)
 

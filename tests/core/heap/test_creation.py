@@ -80,6 +80,7 @@ LAID_OUT = {
         else make.zeros(2, 3, 4, 5, memory_format=torch.channels_last)
     ),
     "as the other": lambda make, kw: make.zeros_like(torch.ones(2, 3).t(), memory_format=torch.preserve_format, **kw),
+    "as the other unasked": lambda make, kw: make.zeros_like(torch.ones(2, 3).t(), **kw),
     "as the other's channels": lambda make, kw: make.zeros_like(
         torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), memory_format=torch.preserve_format, **kw
     ),
