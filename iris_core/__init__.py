@@ -4,6 +4,8 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 `store`, `get`, `put`, `copy`, atomics) and synchronisation (`signal`, `wait`, `barrier`), to be called from kernels.
 """
 
+from typing import Any
+
 from .context import Context, iris
 from .device.context import DeviceContext
 from .device.intrinsics import (
@@ -38,7 +40,6 @@ from .launcher.pool import RankError, RankPool, launch
 from .rendezvous.rank_info import RankInfo
 from .utils.do_bench import do_bench
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
-from .x.views import TensorView, Tile, TileView, make_tensor_view
 
 __all__ = [
     "DEBUG",
@@ -90,3 +91,12 @@ __all__ = [
     "wait",
     "wait_each",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return what Iris has here and `iris_core.x` defines, which is imported once it is asked for."""
+    if name not in ("TensorView", "Tile", "TileView", "make_tensor_view"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import x
+
+    return getattr(x, name)

@@ -1,4 +1,4 @@
-"""Spans of programs' time, recorded from kernels; nothing at all where `trace_ptr` is None.
+"""Spans of programs' time, recorded from kernels; nothing where `trace_ptr` is None. tracing/spans.py reads them.
 
 A trace is int64 words: how many spans there are, for how many there is room, then a row of `SPAN_WORDS` a span. Rows
 are handed out in the order in which spans end; what finds no room is counted and not kept.
@@ -9,37 +9,13 @@ loads and stores that are under way belong to whoever waits for them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 
 from .intrinsics import clock_ns
 
 SPAN_WORDS = tl.constexpr(7)
-_HEAD_WORDS = tl.constexpr(2)
-
-
-class Span(NamedTuple):
-    """A stretch of a program's time, on its device's clock.
-
-    Attributes:
-        program: its number in the grid.
-        kind: what it did, a number of the kernel's author.
-        tile: for which tile, or -1.
-        begin_ns, end_ns: when.
-        peer: with which rank, or -1.
-        num_bytes: how much went from rank to rank, or 0.
-    """
-
-    program: int
-    kind: int
-    tile: int
-    begin_ns: int
-    end_ns: int
-    peer: int = -1
-    num_bytes: int = 0
+HEAD_WORDS = tl.constexpr(2)
 
 
 @triton.jit
@@ -69,7 +45,7 @@ def record_event(trace_ptr, KIND: tl.constexpr, begin, end, peer=-1, num_bytes=0
         # No edge: the host reads the trace when the kernel has ended.
         index = tl.atomic_add(trace_ptr, 1, sem="relaxed", scope="gpu")
         if index < tl.load(trace_ptr + 1):
-            row_ptr = trace_ptr + _HEAD_WORDS + index * SPAN_WORDS
+            row_ptr = trace_ptr + HEAD_WORDS + index * SPAN_WORDS
             tl.store(row_ptr, tl.cast(tl.program_id(0), tl.int64))
             tl.store(row_ptr + 1, tl.cast(KIND, tl.int64))
             tl.store(row_ptr + 2, tl.cast(tile, tl.int64))
@@ -77,23 +53,3 @@ def record_event(trace_ptr, KIND: tl.constexpr, begin, end, peer=-1, num_bytes=0
             tl.store(row_ptr + 4, end)
             tl.store(row_ptr + 5, tl.cast(peer, tl.int64))
             tl.store(row_ptr + 6, tl.cast(num_bytes, tl.int64))
-
-
-def make_spans(capacity: int, device: torch.device) -> torch.Tensor:
-    """Return the words of an empty trace with room for `capacity` spans."""
-    words = torch.zeros(_HEAD_WORDS.value + capacity * SPAN_WORDS.value, dtype=torch.int64, device=device)
-    words[1] = capacity
-    return words
-
-
-def clear_spans(words: torch.Tensor) -> None:
-    """Forget a trace's spans."""
-    words[0] = 0
-
-
-def read_spans(words: torch.Tensor) -> tuple[list[Span], int]:
-    """Return a trace's spans, and how many found no room."""
-    count, capacity = words[:2].tolist()
-    kept = min(count, capacity)
-    rows = words[_HEAD_WORDS.value :][: kept * SPAN_WORDS.value].view(kept, SPAN_WORDS.value)
-    return [Span(*row) for row in rows.tolist()], count - kept

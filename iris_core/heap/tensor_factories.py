@@ -208,9 +208,11 @@ class TensorFactories(ABC):
         if out is not None:
             buffer = self._as_output(out, shape, dtype)
         else:
-            strides = _strides(shape, options) if strides is None else strides
+            if strides is None and "memory_format" in options:  # raises, if there is none such for the shape
+                strides = torch.empty(shape, device="meta", memory_format=options["memory_format"]).stride()
             buffer = self._allocate(shape, dtype, device)
-            buffer = buffer if buffer.stride() == strides else buffer.as_strided(shape, strides)
+            if strides is not None and buffer.stride() != strides:
+                buffer = buffer.as_strided(shape, strides)
         try:
             return fill(buffer).requires_grad_(options.get("requires_grad", False) or buffer.requires_grad)
         except Exception:
@@ -244,12 +246,6 @@ def _check_options(options: Options, dtype: torch.dtype) -> None:
         raise RuntimeError("pin_memory=True: only dense CPU tensors can be pinned, and the heap's memory cannot")
     if options.get("requires_grad") and not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"only tensors of floating point and complex dtype can require gradients, not {dtype}")
-
-
-def _strides(shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
-    """Return how the elements of a new tensor lie; raises torch's RuntimeError if they cannot lie so."""
-    memory_format = options.get("memory_format", torch.contiguous_format)
-    return torch.empty(shape, device="meta", memory_format=memory_format).stride()
 
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ import torch
 
 from ..context import Context
 from ..device.context import set_trace
-from ..device.spans import Span, make_spans
 from ..device.tracing import EVENTS
+from .spans import Span, make_spans
 from .trace import Trace, TracedRanks
 
 

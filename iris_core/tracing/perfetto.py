@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..device.spans import Span
+from .spans import Span
 
 
 def perfetto_events(

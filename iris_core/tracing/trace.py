@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..context import Context
-from ..device.spans import Span, clear_spans, make_spans, read_spans
 from ..utils.settings import is_whole
 from .clocks import align, read_clocks
 from .perfetto import perfetto_events, write_perfetto
+from .spans import Span, clear_spans, make_spans, read_spans
 
 DEFAULT_CAPACITY = 1 << 16
 
