@@ -1,29 +1,14 @@
 """The cost model: the predicted time of a call of each variant of each family, from a machine's constants.
 
-A GEMM is waves of tiles over the SMs. What is told apart is what may run beside it, and what cannot: the first wave has
-nothing to send, the bytes of the last one leave when there is nothing left to multiply. A call takes the longer of the
-work and the communication, and what neither hides; docs/design.md has the formulas and how far they are off.
+Each variant brings its own prediction, made of the parts in cost.py; docs/design.md has the formulas.
 """
 
 from __future__ import annotations
 
-from .axes import Agent, Mainloop
+from .axes import Mainloop
 from .cost import SUMMING_FAMILIES, Work, aligned_us, gemm
 from .machine import Machine
-from .patterns import all_gather, all_scatter, reductions
-from .patterns.common import Pattern, Place
-from .registry import find_variant
-
-# By family: of baselines by name, of ours by their places in the taxonomy.
-FAMILIES: dict[str, tuple[dict[str, Pattern], dict[Place, Pattern]]] = {
-    "gemm_all_scatter": (all_scatter.BASELINES, all_scatter.PLACES),
-    "all_gather_gemm": (all_gather.BASELINES, all_gather.PLACES),
-    "gemm_reduce_scatter": (reductions.REDUCE_SCATTER_BASELINES, reductions.REDUCE_SCATTER),
-    "gemm_all_reduce": (reductions.ALL_REDUCE_BASELINES, reductions.ALL_REDUCE),
-}
-
-
-_READ_THROUGH_POINTERS = {("all_gather_gemm", Place(Agent.COMPUTING_PROGRAM))}  # from peers
+from .registry import find_variant, list_families
 
 
 def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
@@ -36,14 +21,12 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
     Raises:
         ValueError: the model does not know the family.
     """
-    if work.family not in FAMILIES:
-        raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(FAMILIES)}")
-    baselines, places = FAMILIES[work.family]
-    place = _place_of(work.family, variant)
-    pattern = places.get(place) if place else baselines.get(variant)
-    if pattern is None or (place and place.mainloop is Mainloop.SM90 and not machine.is_hopper):
+    if work.family not in (families := list_families()):
+        raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(families)}")
+    one = find_variant(work.family, variant)
+    if one is None or one.predict is None or (one.mainloop is Mainloop.SM90 and not machine.is_hopper):
         return None
-    us = pattern(machine, work)
+    us = one.predict(machine, work)
     return us + aligned_us(machine, work, *_operands(work)) if copies_operands(machine, variant, work) else us
 
 
@@ -61,16 +44,10 @@ def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
 
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
     """Return whether a call of one of our variants begins with a copy of A and B, whose rows are not on 16 bytes."""
-    place = _place_of(work.family, variant)
-    if work.family not in FAMILIES or place is None or (work.family, place) in _READ_THROUGH_POINTERS:
+    one = find_variant(work.family, variant)
+    if one is None or not one.has_kernels or one.reads_pointers:
         return False
     return machine.has_descriptors(work.element_bytes) and work.reads_narrow_rows
-
-
-def _place_of(family: str, name: str) -> Place | None:
-    """Return where a variant of ours stands in the taxonomy; None for a baseline, and for what is not there."""
-    variant = find_variant(family, name)
-    return Place(variant.agent, variant.mainloop, variant.schedule) if variant and variant.has_kernels else None
 
 
 def _operands(work: Work) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from ..common.implementation import Implementation, valid_config
 from ..common.portable.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .host import FAMILY, OPTIONS, GatherCall
 from .problem import AllGatherGemmProblem
 from .shards import MULTIPLIES, rows_of_shard
@@ -97,7 +97,16 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 VARIANT = variant_of(
     Implementation(
-        FAMILY, "fused_sequential", plan, workspace, launch, host.outputs, supports=supports, options=OPTIONS
+        FAMILY,
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        host.outputs,
+        supports=supports,
+        options=OPTIONS,
+        predict=prediction.fused_sequential,
+        reads_pointers=True,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,

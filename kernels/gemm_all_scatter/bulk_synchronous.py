@@ -16,7 +16,7 @@ from ..common.call import Call
 from ..common.device.handshake import begin_call, current_call, finish_call
 from ..common.implementation import Implementation
 from ..common.variants import variant_of
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES, PUSHES, SIGNAL_NOTHING, compute_tiles, push_tiles
@@ -55,7 +55,15 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "bulk_synchronous", host.plan, host.workspace, launch, host.outputs),
+    Implementation(
+        FAMILY,
+        "bulk_synchronous",
+        host.plan,
+        host.workspace,
+        launch,
+        host.outputs,
+        predict=prediction.bulk_synchronous,
+    ),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

@@ -19,7 +19,7 @@ from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call
 from ..common.implementation import Implementation
 from ..common.variants import variant_of
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES_AND_PUSHES, SIGNAL_NOTHING, compute_tiles
@@ -51,7 +51,15 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "fused_sequential", plan, host.workspace, launch, host.outputs),
+    Implementation(
+        FAMILY,
+        "fused_sequential",
+        plan,
+        host.workspace,
+        launch,
+        host.outputs,
+        predict=prediction.fused_sequential,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

@@ -21,7 +21,7 @@ from ..common.device.handshake import begin_call, current_call, finish_call
 from ..common.implementation import Implementation
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES, PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
@@ -90,6 +90,7 @@ VARIANT = variant_of(
         workspace,
         launch,
         host.outputs,
+        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
     ),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,

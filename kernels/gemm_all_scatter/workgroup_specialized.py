@@ -25,7 +25,7 @@ from ..common.device.handshake import begin_call, finish_call
 from ..common.implementation import Implementation
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES_AND_PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
@@ -88,6 +88,7 @@ VARIANT = variant_of(
         workspace,
         launch,
         host.outputs,
+        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,

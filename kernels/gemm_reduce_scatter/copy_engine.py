@@ -32,7 +32,7 @@ from ..common.implementation import Implementation
 from ..common.portable.partials import COMPUTES_FOR_PEERS, SIGNAL_CHUNK, SUMS, compute_partial_tiles, sum_own_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY, KEPT, ReduceCall
 from .problem import GemmReduceScatterProblem
 
@@ -148,7 +148,17 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "copy_engine", plan, workspace, launch, KEPT.outputs, fit, counts_chunks=True),
+    Implementation(
+        FAMILY,
+        "copy_engine",
+        plan,
+        workspace,
+        launch,
+        KEPT.outputs,
+        fit,
+        counts_chunks=True,
+        predict=prediction.copy_engine,
+    ),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.CHUNK_COUNTER,
