@@ -5,8 +5,10 @@ Each variant brings its own prediction, made of the parts in cost.py; docs/desig
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .axes import Mainloop
-from .cost import SUMMING_FAMILIES, Work, aligned_us, gemm
+from .cost import Work, aligned_us, gemm
 from .machine import Machine
 from .registry import find_variant, list_families
 
@@ -21,13 +23,46 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
     Raises:
         ValueError: the model does not know the family.
     """
-    if work.family not in (families := list_families()):
-        raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(families)}")
     one = find_variant(work.family, variant)
-    if one is None or one.predict is None or (one.mainloop is Mainloop.SM90 and not machine.is_hopper):
+    if one is None and work.family not in (families := list_families()):
+        raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(families)}")
+    if one is None or one.predict is None:
+        return None
+    if one.mainloop is Mainloop.SM90 and not (machine.is_hopper and work.element_bytes == 2):
         return None
     us = one.predict(machine, work)
     return us + aligned_us(machine, work, *_operands(work)) if copies_operands(machine, variant, work) else us
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a predicted time is made of, in µs: `work_us`, `wait_us` and `latency_us` are all of `us`.
+
+    Args:
+        us: the time.
+        work_us: what is left if bytes to peers, launches and signals took no time: the GEMM, copies, sums.
+        link_us: what the bytes to peers would take by themselves.
+        wait_us: what of that nothing hides, and the work waits for.
+        latency_us: launches, handshakes, trips and starts of copies.
+    """
+
+    us: float
+    work_us: float
+    link_us: float
+    wait_us: float
+    latency_us: float
+
+
+def explain_us(machine: Machine, variant: str, work: Work) -> Parts | None:
+    """Return what a predicted time is made of, by predictions for machines that lack something; as `predict_us`."""
+    us = predict_us(machine, variant, work)
+    if us is None:
+        return None
+    at_once = machine.without_latency()
+    without_latency, work_us, link_us = (
+        predict_us(one, variant, work) or 0.0 for one in (at_once, at_once.without_links(), at_once.without_work())
+    )
+    return Parts(us, work_us, link_us, without_latency - work_us, us - without_latency)
 
 
 def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
@@ -37,8 +72,7 @@ def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
         machine, work: where, and what.
         wire_bytes: what a rank must send at least; the family's problem knows.
     """
-    n, k = (work.n, work.share(work.k)) if work.family in SUMMING_FAMILIES else (work.share(work.n), work.k)
-    alone_us = gemm(machine, work, work.m, n, k, kind="library").us + machine.launch_us
+    alone_us = gemm(machine, work, *work.product, kind="library").us + machine.launch_us
     return max(alone_us, wire_bytes / max(machine.link_gbps, machine.engine_gbps) / 1e3)
 
 
@@ -52,6 +86,5 @@ def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
 
 def _operands(work: Work) -> tuple[int, int, int]:
     """Return rows, columns and the sum's length of what a rank is given."""
-    if work.family in SUMMING_FAMILIES:
-        return work.m, work.n, work.share(work.k)
-    return work.share(work.m) if work.family == "all_gather_gemm" else work.m, work.share(work.n), work.k
+    m, n, k = work.product
+    return work.share(m) if work.family == "all_gather_gemm" else m, n, k

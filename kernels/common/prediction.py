@@ -9,11 +9,9 @@ neither hides; docs/design.md has the formulas and how far they are off.
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, collective_us
+from overlap_taxonomy.cost import Gemm, collective_us, stream_k_us
 
 from .config import LEAST_CHUNK_BYTES
-
-_STREAM_K_ROWS = 16  # of the lowest tile
 
 
 def in_sequence(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
@@ -21,16 +19,12 @@ def in_sequence(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
     return own.us + collective_us(machine, work, sent) + machine.launch_us
 
 
-def stream_k_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
-    """A stream-K GEMM, and what its one kernel waits for: all SMs read, or multiply slowly."""
-    rows = -(-m // _STREAM_K_ROWS) * _STREAM_K_ROWS
-    tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
-    tflops *= min(machine.tile_rates.values())
+def stream_k_call_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
+    """A stream-K GEMM, its early launch, and a trip to a peer."""
+    us = stream_k_us(machine, m, n, k, work.element_bytes)
     if work.reads_narrow_rows and not machine.has_descriptors(work.element_bytes):
-        tflops /= machine.narrow_slowdown
-    read_us = work.element_bytes * (m * k + k * n + m * n) / machine.memory_gbps / 1e3
-    multiply_us = 2.0 * rows * n * k / tflops / 1e6
-    return max(read_us, multiply_us) + machine.split_us + machine.hop_us + machine.launch_us
+        us *= machine.narrow_slowdown
+    return us + machine.early_launch_us + (machine.hop_us if work.peers else 0.0)
 
 
 def rows_in_tiles(work: Work) -> int:
@@ -38,9 +32,9 @@ def rows_in_tiles(work: Work) -> int:
     return work.world_size * -(-work.share(work.m) // 128) * 128
 
 
-def ends(machine: Machine, *, kernels: int) -> float:
-    """The handshake, and the launches of so many kernels."""
-    return machine.handshake_us + kernels * machine.launch_us
+def ends(machine: Machine, work: Work, *, kernels: int) -> float:
+    """The handshake with peers, and the launches of so many kernels."""
+    return (machine.handshake_us if work.peers else 0.0) + kernels * machine.launch_us
 
 
 def comm_sms(machine: Machine, share: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import collective_us, push_us, stores_narrow_rows
 
-from ..common.prediction import ends, stream_k_us
+from ..common.prediction import ends, stream_k_call_us
 from ..gemm_reduce_scatter import prediction as reduce_scatter
 from ..gemm_reduce_scatter.prediction import behind_peers_us, own_gemm, reduced_bytes, split_partials, sum_us
 
@@ -27,12 +27,12 @@ def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     own, push = split_partials(machine, work, comm_share)
     sent = max(own.us * work.peers / work.world_size, behind_peers_us(work, own.wave_us, push, 0.0))
     summed = max(own.us / work.world_size, own.wave_us + _sums_us(machine, work))
-    return sent + summed + sum_us(machine, work) + ends(machine, kernels=1)
+    return sent + summed + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def fused_sequential(machine: Machine, work: Work) -> float:
     """One-shot: programs store partial tiles to every rank."""
-    return own_gemm(machine, work).us + _exchange_us(machine, work) + ends(machine, kernels=1)
+    return own_gemm(machine, work).us + _exchange_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def warp_specialized_sm90(machine: Machine, work: Work) -> float:
@@ -43,12 +43,12 @@ def warp_specialized_sm90(machine: Machine, work: Work) -> float:
     # The last tiles are own ones, whose sums leave when there is nothing left to multiply.
     sent_last = sums * min(1.0, own.last_share * work.world_size)
     summed = max(own.us + sent_last, own.wave_us + partials + sums)
-    return summed + sum_us(machine, work) + ends(machine, kernels=1)
+    return summed + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
     """All SMs read weights; then partial tiles go to every rank."""
-    return stream_k_us(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
+    return stream_k_call_us(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
 
 
 def _sums_us(machine: Machine, work: Work) -> float:

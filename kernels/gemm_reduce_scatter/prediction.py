@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import Gemm, copy_us, gemm, push_us, stores_narrow_rows
 
-from ..common.prediction import comm_sms, ends, in_sequence, num_chunks, rows_in_tiles, stream_k_us
+from ..common.prediction import comm_sms, ends, in_sequence, num_chunks, rows_in_tiles, stream_k_call_us
 
 _MOST_CHUNKS = 2  # that the copy engines send, of a shard
 
@@ -19,14 +19,14 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
     """The GEMM, then all SMs pull and add partials."""
     slower = machine.link_gbps / machine.narrow_link_gbps if stores_narrow_rows(machine, work) else 1.0
     pull = reduced_bytes(work) * slower / machine.pull_gbps / 1e3
-    return own_gemm(machine, work).us + pull + ends(machine, kernels=2)
+    return own_gemm(machine, work).us + pull + ends(machine, work, kernels=2)
 
 
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     """Some SMs push partial tiles, `comm_share` of all; own tiles, multiplied last, add the peers'."""
     own, push = split_partials(machine, work, comm_share)
     sent = behind_peers_us(work, own.wave_us, push, own.wave_us)
-    return max(own.us, sent) + sum_us(machine, work) + ends(machine, kernels=1)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def fused_sequential(machine: Machine, work: Work) -> float:
@@ -34,7 +34,7 @@ def fused_sequential(machine: Machine, work: Work) -> float:
     own = own_gemm(machine, work)
     push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work), to_one=True)
     sent = behind_peers_us(work, own.wave_us, push, own.wave_us)
-    return max(own.us, sent) + sum_us(machine, work) + ends(machine, kernels=1)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def copy_engine(machine: Machine, work: Work) -> float:
@@ -45,28 +45,31 @@ def copy_engine(machine: Machine, work: Work) -> float:
     copies = work.peers * chunks * copy_us(machine, shard / chunks, row_bytes if row_bytes % 16 else 512)
     first = own.us / (work.world_size * chunks)
     sent = behind_peers_us(work, first, copies, first)
-    return max(own.us, sent) + sum_us(machine, work) + ends(machine, kernels=3)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=3)
 
 
 def warp_specialized_sm90(machine: Machine, work: Work) -> float:
     """Partial tiles leave by TMA while the next are multiplied."""
-    own = gemm(machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized")
+    own = gemm(
+        machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized", shards=work.world_size
+    )
     push = push_us(machine, reduced_bytes(work), narrow=False, to_one=True)
     own_last = own.wave_us if own.waves > 1 else 0.0  # in a single wave they are multiplied beside the peers'
     sent = behind_peers_us(work, own.wave_us, push, own_last)
-    return max(own.us, sent) + sum_us(machine, work) + ends(machine, kernels=1)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
     """All SMs read weights; then partial tiles are pushed and added."""
     push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
-    own_us = stream_k_us(machine, work, work.m, work.n, work.share(work.k))
+    own_us = stream_k_call_us(machine, work, work.m, work.n, work.share(work.k))
     return own_us + push + sum_us(machine, work)
 
 
 def own_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
     """A rank's GEMM, over its part of k."""
-    return gemm(machine, work, work.m, work.n, work.share(work.k), sms=sms, kind=kind)
+    shards = 1 if kind == "library" else work.world_size
+    return gemm(machine, work, work.m, work.n, work.share(work.k), sms=sms, kind=kind, shards=shards)
 
 
 def reduced_bytes(work: Work) -> int:
