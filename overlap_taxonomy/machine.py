@@ -71,6 +71,58 @@ H200_STREAM_K = StreamK(
 
 
 @dataclass(frozen=True)
+class Sm90:
+    """What tiles of 128 rows cost in the sm90 main loop, by which its kernels choose tilings.
+
+    Args:
+        sm_tflops: an SM multiplying the widest tile, in calls so long that the GPU is hot.
+        rates: how fast tiles of other widths multiply, relative to that.
+        rates_beside_copies: the same where no stores to peers hold the narrower ones up.
+        tile_us: what a tile takes beside its multiplication.
+        pingpong_tile_us: the same where two warp groups multiply in turns.
+        store_gbps: stores of all SMs to peers.
+        exchange_us: of the partial sums of a split tile of 128 columns, where tiles are sent.
+        exchange_beside_copies_us: the same where none are.
+        copy_gbps: a copy engine.
+        copy_start_us: until its first byte is copied, and from its last until it is seen.
+        next_copy_us: between copies.
+        beside_copies_us: a launch, the last tile's store, and the barrier at the end.
+    """
+
+    sm_tflops: float
+    rates: Mapping[int, float]
+    rates_beside_copies: Mapping[int, float]
+    tile_us: float
+    pingpong_tile_us: float
+    store_gbps: float
+    exchange_us: float
+    exchange_beside_copies_us: float
+    copy_gbps: float
+    copy_start_us: float
+    next_copy_us: float
+    beside_copies_us: float
+
+
+# Those without copies were chosen together, so that of 104 tilings of 37 all-scatters over 4 H200s, in six runs, the
+# fastest are predicted to be; the exchange by 14 all-scatters over two H200s that send as four do. Those beside copies
+# for 124 schedules of 13 all-gathers over 2 H200s (results/notebook.md).
+H200_SM90 = Sm90(
+    sm_tflops=5.8,
+    rates={256: 1.0, 128: 1.0, 64: 0.55},
+    rates_beside_copies={256: 1.0, 128: 0.98, 64: 0.55},
+    tile_us=3.0,
+    pingpong_tile_us=1.4,
+    store_gbps=345.0,
+    exchange_us=14.0,
+    exchange_beside_copies_us=4.0,
+    copy_gbps=387.0,
+    copy_start_us=10.0,
+    next_copy_us=7.0,
+    beside_copies_us=6.0,
+)
+
+
+@dataclass(frozen=True)
 class Machine:
     """The constants of a kind of GPU and of what joins several of them. Rates are of one GPU.
 
@@ -118,6 +170,7 @@ class Machine:
         small_collective_gbps, small_collective_us: the same on small ones, where it uses another protocol.
         all_reduce_gbps: `collective_gbps` of an all-reduce, whose bytes go round twice.
         stream_k: what tiles cost that programs split.
+        sm90: what tiles cost in the sm90 main loop. Plans are made by an H200's.
     """
 
     name: str
@@ -165,6 +218,7 @@ class Machine:
         default_factory=lambda: {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
     )
     stream_k: StreamK = H200_STREAM_K
+    sm90: Sm90 = H200_SM90
     l2_bytes: int = 40 << 20
 
     def has(self, device_name: str) -> bool:
