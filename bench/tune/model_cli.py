@@ -114,7 +114,7 @@ def _evaluate(console: Console, files: list[Path], *, each: bool) -> None:
     shipped = all_shipped_tables()
     asked = tables(record for file in files for record in read_records(file)) if files else shipped
     summary = report.make_table(
-        "GPUs", "hidden", "problems", "over fastest", "within 3 %", "over library", "slower", "error"
+        "GPUs", "hidden", "problems", "over fastest", "within 3 %", "library", "slower", "error"
     )
     for hidden in HIDDEN:
         found = list(judge(asked, shipped, hidden))
@@ -127,7 +127,7 @@ def _evaluate(console: Console, files: list[Path], *, each: bool) -> None:
             out = verdict(here)
             over_best = ", ".join(f"{ratio:.3f}" for ratio in out.over_best)
             over_library = ", ".join(f"{ratio:.3f}" for ratio in out.over_library)
-            error = ", ".join(f"{error:.1%}" for error in out.error)
+            error = ", ".join(f"{error:.0%}" for error in out.error)
             shares = (f"{out.good:.0%}", over_library, str(out.slower), error)
             summary.add_row(_gpus(gpu, world_size), hidden, str(out.problems), over_best, *shares)
     console.print(summary)
