@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -97,6 +98,7 @@ class Gemm:
         return self.last_tiles / self.tiles
 
 
+@functools.lru_cache(maxsize=1024)  # several variants have the same
 def gemm(
     machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, kind: str = "portable", shards: int = 1
 ) -> Gemm:
@@ -171,6 +173,7 @@ def _clock(machine: Machine, us: float) -> float:
     return machine.hot_share + (1 - machine.hot_share) * math.exp(-us / (machine.warm_ms * 1e3))
 
 
+@functools.lru_cache(maxsize=1024)
 def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int) -> float:
     """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
 

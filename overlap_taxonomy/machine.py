@@ -122,9 +122,11 @@ H200_SM90 = Sm90(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Machine:
     """The constants of a kind of GPU and of what joins several of them. Rates are of one GPU.
+
+    Each is equal to itself alone, so that what is computed of it can be kept.
 
     Args:
         name: what the command line calls it.

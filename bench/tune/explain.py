@@ -135,10 +135,10 @@ def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.d
 
 
 def _nearest(known: Knowledge, gpu: str, work: Work, baseline: str) -> list[Near]:
-    there = [one for one in like(known.evidence(), work) if baseline in one.times_us]
+    there = [one for one in like(known.evidence(), work) if baseline in one.measured.times_us]
     found = []
     for one in sorted(there, key=lambda one: distance(gpu, work, one))[:_NEAREST]:
-        family, times = one.key.family, one.times_us
+        family, times = one.key.family, one.measured.times_us
         compared = [name for name in times if name == baseline or get_variant(family, name).has_kernels]
         fastest = min(compared, key=lambda name: times[name])
         found.append(Near(one, distance(gpu, work, one), fastest, times[fastest] / times[baseline]))

@@ -114,8 +114,11 @@ def work_of(family: str, problem: Problem) -> Work:
 
 
 def slower(estimate: Estimate) -> float:
-    """Return the logarithm of how much slower than the baseline a variant may be: the choice is the least of these."""
-    return estimate.log_ratio + CAUTION * estimate.doubt
+    """Return the logarithm of how much slower than the baseline a variant may be: the choice is the least of these.
+
+    It is rounded, as the last bits may be others on another rank, whose linear algebra has other threads.
+    """
+    return round(estimate.log_ratio + CAUTION * estimate.doubt, 6)
 
 
 def measured_estimates(times_us: Mapping[str, float], baseline: str) -> dict[str, Estimate]:

@@ -19,7 +19,7 @@ import numpy as np
 from overlap_taxonomy import Machine, Work, machine_for, predict_us
 
 from ..config import DTYPES
-from .measured import Key, Table
+from .measured import Key, Measured, Table
 
 NOISE = 0.02  # of a measured time's logarithm, from run to run
 SPREAD = 0.27  # of the logarithm of measured over predicted, where nothing is near
@@ -37,15 +37,22 @@ class Evidence:
     Args:
         gpu, key: where, and what.
         work: the same to the model.
-        times_us: the times, by variant.
-        off: the logarithm of measured over predicted time, by variant; with default configurations alone.
+        measured: the times, by variant.
     """
 
     gpu: str
     key: Key
     work: Work
-    times_us: Mapping[str, float]
-    off: Mapping[str, float]
+    measured: Measured
+
+    @functools.cached_property
+    def off(self) -> dict[str, float]:
+        """The logarithm of measured over predicted time, by variant; with default configurations alone."""
+        machine = machine_for(self.gpu, self.key.world_size)
+        assert machine is not None
+        times = {name: us for name, us in self.measured.times_us.items() if name not in self.measured.configs}
+        predicted = {name: predict_us(machine, name, self.work) for name in times}
+        return {name: math.log(times[name] / us) for name, us in predicted.items() if us}
 
     @functools.cached_property
     def place(self) -> tuple[float, ...]:
@@ -73,14 +80,10 @@ def evidence_of(tables: Mapping[str, Table]) -> list[Evidence]:
     found = []
     for gpu, table in tables.items():
         for key, measured in table.items():
-            machine, element_bytes = machine_for(gpu, key.world_size), _ELEMENT_BYTES.get(key.dtype)
-            if machine is None or element_bytes is None:
-                continue
-            work = Work(key.family, key.m, key.n, key.k, key.world_size, element_bytes)
-            times = {name: us for name, us in measured.times_us.items() if name not in measured.configs}
-            predicted = {name: predict_us(machine, name, work) for name in times}
-            off = {name: math.log(times[name] / us) for name, us in predicted.items() if us}
-            found.append(Evidence(gpu, key, work, measured.times_us, off))
+            element_bytes = _ELEMENT_BYTES.get(key.dtype)
+            if element_bytes and machine_for(gpu, key.world_size):
+                work = Work(key.family, key.m, key.n, key.k, key.world_size, element_bytes)
+                found.append(Evidence(gpu, key, work, measured))
     return found
 
 
