@@ -35,6 +35,7 @@ from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .trace.cli import trace
 from .tune.cli import defaults, tune
+from .tune.explain_cli import explain_choice
 from .tune.model_cli import model
 
 app = typer.Typer(
@@ -49,6 +50,7 @@ app.command()(check)
 app.command()(stress)
 app.command()(memcheck)
 app.command()(model)
+app.command("explain")(explain_choice)
 app.command()(tune)
 app.command()(defaults)
 app.command()(trace)

@@ -3,7 +3,7 @@
 from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
 from .cost import Work
 from .machine import MACHINES, Machine, machine_for
-from .model import copies_operands, predict_ideal_us, predict_us
+from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
 from .registry import (
     current_name,
     find_variant,
@@ -24,12 +24,14 @@ __all__ = [
     "Choice",
     "Machine",
     "Mainloop",
+    "Parts",
     "Schedule",
     "Sync",
     "Variant",
     "Work",
     "copies_operands",
     "current_name",
+    "explain_us",
     "find_variant",
     "full_name",
     "get_variant",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .machine import Machine
+from .machine import Machine, StreamK
 
-LIBRARY_TILE_RATES = {(128, 192): 0.97}  # the library has tiles that our kernels do not
+LIBRARY_TILE_RATES = {
+    (128, 192): 0.97,
+    (256, 128): 1.0,
+    (192, 128): 0.97,
+    (64, 256): 0.85,
+}  # that our kernels do not have
 SUMMING_FAMILIES = ("gemm_reduce_scatter", "gemm_all_reduce")  # whose ranks have parts of K
+LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
 
 
@@ -41,6 +48,12 @@ class Work:
     def share(self, size: int) -> int:
         """Return the largest rank's shard of a size."""
         return -(-size // self.world_size)
+
+    @property
+    def product(self) -> tuple[int, int, int]:
+        """M, N and K of the GEMM of the rank that has most to do."""
+        n, k = (self.n, self.share(self.k)) if self.family in SUMMING_FAMILIES else (self.share(self.n), self.k)
+        return self.m, n, k
 
     def is_narrow(self, elements: int) -> bool:
         """Whether rows of so many elements are not on 16 bytes."""
@@ -85,7 +98,10 @@ class Gemm:
         return self.last_tiles / self.tiles
 
 
-def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, kind: str = "portable") -> Gemm:
+@functools.lru_cache(maxsize=1024)  # several variants have the same
+def gemm(
+    machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, kind: str = "portable", shards: int = 1
+) -> Gemm:
     """Return a rank's GEMM with the tile whose waves end first.
 
     Args:
@@ -94,30 +110,35 @@ def gemm(machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, 
         sms: that multiply; 0 for all.
         kind: "library", "portable" (our kernels in Triton), "pointers" (those that have no descriptors anywhere) or
             "specialized" (warps with roles).
+        shards: parts of the rows, one multiplied after the other: each reads a B that the L2 cache does not hold.
     """
     sms = sms or machine.num_sms
     is_portable = kind in ("portable", "pointers")
     sm_flops_a_us = _tflops(machine, work, m, kind) * 1e6 / machine.num_sms
     sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
     full_tile_us = machine.narrow_tile_us if stores_narrow_rows(machine, work) else machine.portable_tile_us
-    best: Gemm | None = None
+    stream_k, slowest = machine.stream_k, float("inf")
     for (tile_m, tile_n), rate in _tile_rates(machine, work, m, kind).items():
         tiles = -(-m // tile_m) * -(-n // tile_n)
         waves = -(-tiles // sms)
-        beside_us = machine.tile_us
-        if is_portable:
-            beside_us = full_tile_us * tile_m * tile_n / (128 * 256)
+        beside_us = full_tile_us * tile_m * tile_n / (128 * 256) if is_portable else machine.tile_us
         wave_us = 2.0 * tile_m * tile_n * k / (sm_flops_a_us * rate) + beside_us
-        tile_bytes = tile_m * tile_n * work.element_bytes
-        candidate = Gemm(tiles, waves, wave_us, tile_n, tile_bytes, tiles - (waves - 1) * sms)
-        if best is None or candidate.us < best.us:
-            best = candidate
-    assert best is not None
-    floor_us = work.element_bytes * (m * k + k * n + m * n) / machine.memory_gbps / 1e3
-    wave_us = max(best.wave_us, floor_us / best.waves)
+        if kind != "library":
+            gbps = stream_k.stream_gbps if m <= tile_m else stream_k.read_gbps
+            wave_us = max(wave_us, (tile_m + tile_n) * k * work.element_bytes / gbps / 1e3 + beside_us)
+        if waves * wave_us < slowest:
+            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
+    tiles, waves, wave_us, tile_m, tile_n = best
     if work.element_bytes <= 2:  # what exact fp32 draws was not measured
-        wave_us /= _clock(machine, wave_us * best.waves)
-    return replace(best, wave_us=wave_us)
+        wave_us /= _clock(machine, wave_us * waves)
+    b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
+    floor_us = work.element_bytes * (m * k + b_reads * k * n + m * n) / machine.memory_gbps / 1e3
+    wave_us, last_tiles = max(wave_us, floor_us / waves), tiles - (waves - 1) * sms
+    if kind == "library" and not _library_slows_down(work, m):
+        split_us = stream_k_us(machine, m, n, k, work.element_bytes)
+        if split_us < waves * wave_us:
+            waves, wave_us, last_tiles = 1, split_us, tiles
+    return Gemm(tiles, waves, wave_us, tile_n, tile_m * tile_n * work.element_bytes, last_tiles)
 
 
 def _tflops(machine: Machine, work: Work, m: int, kind: str) -> float:
@@ -150,6 +171,59 @@ def _library_slows_down(work: Work, m: int) -> bool:
 def _clock(machine: Machine, us: float) -> float:
     """The clock's share of its highest, in calls of this length one after the other: power is limited."""
     return machine.hot_share + (1 - machine.hot_share) * math.exp(-us / (machine.warm_ms * 1e3))
+
+
+@functools.lru_cache(maxsize=1024)
+def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int) -> float:
+    """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
+
+    It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict.
+    """
+    costs, sms = machine.stream_k, machine.num_sms
+    low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
+
+    def us(block_m: int, block_n: int) -> float:
+        block_k = 128 if block_m <= LOW_ROWS else 64
+        rows, steps = -(-m // block_m), -(-k // block_k)
+        waves, left = divmod(rows * -(-n // block_n), sms)
+
+        def wave_us(programs: int, splits: float) -> float:
+            one_us = step_us(costs, block_m, block_n, block_k, rows, programs, element_bytes)
+            return steps / splits * one_us + costs.tile_us
+
+        whole_us = waves * wave_us(sms, 1) if waves else 0.0
+        if not left:
+            return whole_us
+        load_us = 4.0 * block_m * block_n / costs.load_gbps / 1e3
+        alone_us = wave_us(left, 1)
+        splits = max(1.0, min(sms / left, steps, math.sqrt(alone_us / load_us)))
+        fixup_us = costs.fixup_us + store_partial_us(costs, block_m, block_n) + (splits - 1) * load_us
+        return whole_us + min(alone_us, wave_us(round(left * splits), splits) + fixup_us)
+
+    split_us = min(us(*tile) for tile in costs.tile_rates if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
+    if element_bytes > 2:
+        return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
+    multiply_us = 2e-6 * m * n * k / machine.boost_tflops
+    return max(split_us, multiply_us / _clock(machine, multiply_us))
+
+
+def step_us(
+    costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int
+) -> float:
+    """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
+    rate = max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
+    weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
+    stream_gbps = costs.low_stream_gbps if block_m < LOW_ROWS else costs.stream_gbps
+    return max(
+        (block_m + block_n) * block_k * element_bytes / (1e3 * (stream_gbps if rows == 1 else costs.read_gbps)),
+        weight_bytes * programs / (1e3 * costs.memory_gbps),
+        2.0 * block_m * block_n * block_k / (1e6 * costs.sm_tflops * rate),
+    )
+
+
+def store_partial_us(costs: StreamK, block_m: int, block_n: int) -> float:
+    """Return the time until a program has stored its partial of a tile."""
+    return costs.store_us + 4.0 * block_m * block_n / (1e3 * costs.store_gbps)
 
 
 def push_us(

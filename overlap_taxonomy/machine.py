@@ -4,15 +4,134 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
+class StreamK:
+    """What multiplying tiles costs where programs split them (stream-K): of an SM, and of a partial sum.
+
+    Args:
+        read_gbps: operands into an SM from the L2 cache.
+        stream_gbps: the same where the weights come from memory for it alone.
+        low_stream_gbps: the same where the tile has 16 or 32 rows, too.
+        memory_gbps: weights into all of them.
+        sm_tflops: an SM multiplying 2-byte operands.
+        tile_rates: how fast each tile multiplies, relative to that.
+        least_rate: of all other tiles.
+        tile_us: from a tile's first load to its first multiplication, and from its last to its stored tile.
+        fixup_us: to wait for the other splits of a tile, of which there is a known number.
+        uneven_fixup_us: the same where there is not.
+        store_us: to store a partial sum, beside its bytes.
+        store_gbps, load_gbps: at which a program stores and loads them.
+    """
+
+    read_gbps: float
+    stream_gbps: float
+    low_stream_gbps: float
+    memory_gbps: float
+    sm_tflops: float
+    tile_rates: Mapping[tuple[int, int], float]
+    least_rate: float
+    tile_us: float
+    fixup_us: float
+    uneven_fixup_us: float
+    store_us: float
+    store_gbps: float
+    load_gbps: float
+
+
+# Fitted to 507 tilings of 66 problems on one H200 (mean error 5 %; the tiling that they choose is 0.8 % slower than the
+# best in the mean, 8 % at most), but for what storing a partial takes, which was measured alone.
+H200_STREAM_K = StreamK(
+    read_gbps=117.0,
+    stream_gbps=96.0,
+    low_stream_gbps=78.0,
+    memory_gbps=4270.0,
+    sm_tflops=7.0,
+    tile_rates={
+        (128, 256): 0.96,
+        (128, 128): 0.85,
+        (64, 128): 0.73,
+        (128, 64): 0.42,
+        (64, 64): 0.48,
+        (32, 128): 0.30,
+        (32, 64): 0.177,
+        (16, 128): 0.178,
+        (16, 64): 0.105,
+    },
+    least_rate=0.09,
+    tile_us=2.5,
+    fixup_us=1.85,
+    uneven_fixup_us=2.0,
+    store_us=0.8,
+    store_gbps=40.0,
+    load_gbps=37.0,
+)
+
+
+@dataclass(frozen=True)
+class Sm90:
+    """What tiles of 128 rows cost in the sm90 main loop, by which its kernels choose tilings.
+
+    Args:
+        sm_tflops: an SM multiplying the widest tile, in calls so long that the GPU is hot.
+        rates: how fast tiles of other widths multiply, relative to that.
+        rates_beside_copies: the same where no stores to peers hold the narrower ones up.
+        tile_us: what a tile takes beside its multiplication.
+        pingpong_tile_us: the same where two warp groups multiply in turns.
+        store_gbps: stores of all SMs to peers.
+        exchange_us: of the partial sums of a split tile of 128 columns, where tiles are sent.
+        exchange_beside_copies_us: the same where none are.
+        copy_gbps: a copy engine.
+        copy_start_us: until its first byte is copied, and from its last until it is seen.
+        next_copy_us: between copies.
+        beside_copies_us: a launch, the last tile's store, and the barrier at the end.
+    """
+
+    sm_tflops: float
+    rates: Mapping[int, float]
+    rates_beside_copies: Mapping[int, float]
+    tile_us: float
+    pingpong_tile_us: float
+    store_gbps: float
+    exchange_us: float
+    exchange_beside_copies_us: float
+    copy_gbps: float
+    copy_start_us: float
+    next_copy_us: float
+    beside_copies_us: float
+
+
+# Those without copies were chosen together, so that of 104 tilings of 37 all-scatters over 4 H200s, in six runs, the
+# fastest are predicted to be; the exchange by 14 all-scatters over two H200s that send as four do. Those beside copies
+# for 124 schedules of 13 all-gathers over 2 H200s (results/notebook.md).
+H200_SM90 = Sm90(
+    sm_tflops=5.8,
+    rates={256: 1.0, 128: 1.0, 64: 0.55},
+    rates_beside_copies={256: 1.0, 128: 0.98, 64: 0.55},
+    tile_us=3.0,
+    pingpong_tile_us=1.4,
+    store_gbps=345.0,
+    exchange_us=14.0,
+    exchange_beside_copies_us=4.0,
+    copy_gbps=387.0,
+    copy_start_us=10.0,
+    next_copy_us=7.0,
+    beside_copies_us=6.0,
+)
+
+
+@dataclass(frozen=True, eq=False)
 class Machine:
     """The constants of a kind of GPU and of what joins several of them. Rates are of one GPU.
+
+    Each is equal to itself alone, so that what is computed of it can be kept.
 
     Args:
         name: what the command line calls it.
         gpu: how the device's name ends, as its driver gives it.
+        chip: GPUs of one chip are alike: what is measured on one says something of the other.
         world_size: ranks that the constants are for.
         is_measured: False where they are taken from data sheets or from another machine: what follows is a prediction.
         is_hopper: whether the warp-specialised kernels run there.
@@ -21,7 +140,8 @@ class Machine:
         hot_share: what is left of that in calls so long that the power limit holds the clock down.
         warm_ms: length of a call, among others back to back, by which two thirds of that is lost.
         fp32_tflops: all SMs multiplying fp32 exactly.
-        tile_rates: how fast each tile multiplies, relative to `boost_tflops`.
+        tile_rates: how fast each tile of 2-byte operands multiplies, relative to `boost_tflops`: 8192x2048x8192 on an
+            H200, where 128x256 with 8 warps runs at cuBLAS speed. Plans choose tiles by those of an H200.
         portable_rate: our portable kernels' main loop against the library's and the warp-specialised one.
         tile_us: what a tile costs beside its multiplications, in a kernel that overlaps its epilogue.
         portable_tile_us: the same for a 128x256 tile in our portable kernels, which do not.
@@ -31,9 +151,10 @@ class Machine:
         library_narrow_slowdown: how much slower the library's multiply where A's rows are not.
         launch_us: from one kernel to the next on a stream.
         handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
-        split_us: with stream-K, from the last split of a tile computed to the sum of all of them.
+        early_launch_us: the same where the kernel after is launched early, as with stream-K.
         hop_us: with stream-K, from the first store of something small to a peer to the peer's knowing of it.
-        memory_gbps: a kernel streaming its own memory.
+        memory_gbps: kernels that multiply tiles, in waves, reading their own memory.
+        l2_bytes: of weights that stay in the L2 cache.
         layout_gbps: a copy that changes the layout: bytes read and written.
         align_gbps: a copy of operands to rows on 16 bytes, read and written.
         sum_gbps: partial sums read and added in an epilogue.
@@ -50,10 +171,13 @@ class Machine:
         collective_gbps, collective_us: the library's collectives on large buffers: rate, and latency for each peer.
         small_collective_gbps, small_collective_us: the same on small ones, where it uses another protocol.
         all_reduce_gbps: `collective_gbps` of an all-reduce, whose bytes go round twice.
+        stream_k: what tiles cost that programs split.
+        sm90: what tiles cost in the sm90 main loop. Plans are made by an H200's.
     """
 
     name: str
     gpu: str
+    chip: str
     world_size: int
     is_measured: bool
     is_hopper: bool
@@ -71,7 +195,7 @@ class Machine:
     library_narrow_slowdown: float
     launch_us: float
     handshake_us: float
-    split_us: float
+    early_launch_us: float
     hop_us: float
     memory_gbps: float
     layout_gbps: float
@@ -95,6 +219,9 @@ class Machine:
     tile_rates: Mapping[tuple[int, int], float] = field(
         default_factory=lambda: {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
     )
+    stream_k: StreamK = H200_STREAM_K
+    sm90: Sm90 = H200_SM90
+    l2_bytes: int = 40 << 20
 
     def has(self, device_name: str) -> bool:
         """Return whether its GPUs are of that name: a GH200, an H200 NVL or a part of an H200 is no H200."""
@@ -106,102 +233,139 @@ class Machine:
         boost_tflops, fp32_tflops = self.boost_tflops * share, self.fp32_tflops * share
         return replace(self, num_sms=num_sms, boost_tflops=boost_tflops, fp32_tflops=fp32_tflops)
 
+    def without_latency(self) -> Machine:
+        """Return the same machine whose launches, signals and trips take no time."""
+        return self._changed(0.0, *_LATENCIES)
+
+    def without_links(self) -> Machine:
+        """Return the same machine whose bytes to peers take no time."""
+        return self._changed(_AT_ONCE, *_LINKS)
+
+    def without_work(self) -> Machine:
+        """Return the same machine whose SMs multiply, and move their own memory, in no time."""
+        stream_k: Any = {name: _AT_ONCE * getattr(self.stream_k, name) for name in _STREAM_K_RATES}
+        stream_k |= dict.fromkeys(_STREAM_K_TIMES, 0.0)
+        changed = self._changed(_AT_ONCE, *_WORK)._changed(0.0, *_TILES)
+        return replace(changed, stream_k=replace(self.stream_k, **stream_k))
+
+    def _changed(self, factor: float, *names: str) -> Machine:
+        changed: Any = {name: factor * getattr(self, name) for name in names}
+        return replace(self, **changed)
+
     def has_descriptors(self, element_bytes: int) -> bool:
         """Return whether our kernels read elements of that size by tensor descriptors; fp32 goes through pointers."""
         return self.is_hopper and element_bytes <= 2
 
 
-# Fitted to results/h200x4-large-bf16.csv, h200x4-decode-bf16.csv and h200x4-bf16.csv, from starting points measured one
-# by one.
+_AT_ONCE = 1e9  # times as fast as it is
+_LATENCIES = (
+    *("launch_us", "early_launch_us", "handshake_us", "hop_us", "signal_us", "engine_us"),
+    *("collective_us", "small_collective_us"),
+)
+_LINKS = (
+    *("link_gbps", "peer_gbps", "sm_link_gbps", "narrow_link_gbps", "pull_gbps", "engine_gbps"),
+    *("engine_narrow_rows_gbps", "collective_gbps", "small_collective_gbps", "all_reduce_gbps"),
+)
+_WORK = ("boost_tflops", "fp32_tflops", "memory_gbps", "layout_gbps", "align_gbps", "sum_gbps")
+_TILES = ("tile_us", "portable_tile_us", "narrow_tile_us")
+_STREAM_K_RATES = ("read_gbps", "stream_gbps", "low_stream_gbps", "memory_gbps", "sm_tflops", "store_gbps", "load_gbps")
+_STREAM_K_TIMES = ("tile_us", "fixup_us", "uneven_fixup_us", "store_us")
+
+# Fitted to the measured times that come with the library, from starting points measured one by one; rates of the link
+# as they were measured (`iris-bench model --fit --keep`).
 H200X4 = Machine(
     name="h200x4",
     gpu="H200",
+    chip="GH100",
     world_size=4,
     is_measured=True,
     is_hopper=True,
     num_sms=132,
     boost_tflops=997.0,
     hot_share=0.741,
-    warm_ms=0.502,
+    warm_ms=0.484,
     fp32_tflops=45.0,
     portable_rate=0.989,
-    tile_us=1.87,
+    tile_us=1.77,
     portable_tile_us=5.24,
-    spare_power=0.0563,
+    spare_power=0.0638,
     narrow_slowdown=28.6,
     narrow_tile_us=15.0,
     library_narrow_slowdown=6.93,
-    launch_us=2.92,
-    handshake_us=14.7,
-    split_us=2.76,
-    hop_us=3.0,
-    memory_gbps=3920.0,
+    launch_us=3.09,
+    handshake_us=9.09,
+    early_launch_us=1.01,
+    hop_us=4.0,
+    memory_gbps=2270.0,
     layout_gbps=1660.0,
     align_gbps=4000.0,
-    sum_gbps=5560.0,
+    sum_gbps=2790.0,
     link_gbps=361.0,
     peer_gbps=332.0,
     sm_link_gbps=61.0,
-    signal_us=3.5,
+    signal_us=3.43,
     narrow_link_gbps=185.0,
     pull_gbps=323.0,
     engine_gbps=378.0,
     engine_narrow_rows_gbps=335.0,
-    engine_us=8.34,
-    stall_share=0.574,
-    collective_gbps=298.0,
-    collective_us=7.87,
-    small_collective_gbps=130.0,
-    small_collective_us=2.67,
-    all_reduce_gbps=338.0,
+    engine_us=7.81,
+    stall_share=0.631,
+    collective_gbps=286.0,
+    collective_us=8.17,
+    small_collective_gbps=144.0,
+    small_collective_us=2.78,
+    all_reduce_gbps=335.0,
 )
 
 # Two of them multiply twice as much a rank, and send half: what the link does hardly shows, so its rates are those of
-# four (`iris-bench model --fit --keep`).
+# four.
 H200X2 = replace(
     H200X4,
     name="h200x2",
     world_size=2,
-    boost_tflops=1230.0,
-    hot_share=0.583,
-    warm_ms=0.268,
-    portable_rate=0.979,
-    tile_us=0.61,
-    portable_tile_us=2.9,
-    spare_power=0.0649,
+    boost_tflops=1240.0,
+    hot_share=0.589,
+    warm_ms=0.17,
+    portable_rate=0.999,
+    tile_us=0.365,
+    portable_tile_us=3.51,
+    spare_power=0.129,
     narrow_slowdown=27.4,
     narrow_tile_us=15.0,
     library_narrow_slowdown=7.14,
-    launch_us=5.36,
-    handshake_us=9.52,
-    split_us=1.39,
-    hop_us=0.962,
-    memory_gbps=4280.0,
+    launch_us=2.79,
+    handshake_us=12.2,
+    early_launch_us=1.0,
+    hop_us=2.1,
+    memory_gbps=3390.0,
     layout_gbps=1790.0,
-    sum_gbps=24900.0,
-    signal_us=1.76,
-    engine_us=6.6,
-    collective_gbps=214.0,
-    collective_us=21.0,
-    small_collective_gbps=81.0,
-    small_collective_us=3.43,
-    all_reduce_gbps=259.0,
+    sum_gbps=12500.0,
+    signal_us=0.89,
+    engine_us=5.45,
+    collective_gbps=208.0,
+    collective_us=24.7,
+    small_collective_gbps=77.4,
+    small_collective_us=6.3,
+    all_reduce_gbps=249.0,
 )
 
 # The same GPUs behind the same switch. Nothing was measured on eight.
 H200X8 = replace(H200X4, name="h200x8", world_size=8, is_measured=False)
 
-# The same chip and links (SXM), beside memory that data sheets have at 3.35 TB/s, not 4.8. One was measured by itself,
-# and nothing here fitted to it (docs/design.md).
+# The same chip and links (SXM), beside memory that data sheets have at 3.35 TB/s, not 4.8. One was measured by itself:
+# fitted to it and to one H200, launches and the rates at which waves of tiles read memory are in the ratios here.
 H100X2, H100X4, H100X8 = (
     replace(
         one,
         name=one.name.replace("h200", "h100"),
         gpu="H100 80GB HBM3",
         is_measured=False,
-        memory_gbps=one.memory_gbps * 3.35 / 4.8,
+        launch_us=one.launch_us * 1.9,
+        early_launch_us=one.early_launch_us * 2.4,
+        memory_gbps=one.memory_gbps * 0.9,
         layout_gbps=one.layout_gbps * 3.35 / 4.8,
         align_gbps=one.align_gbps * 3.35 / 4.8,
+        stream_k=replace(one.stream_k, memory_gbps=one.stream_k.memory_gbps * 3.35 / 4.8),
     )
     for one in (H200X2, H200X4, H200X8)
 )
@@ -212,6 +376,7 @@ MI300X8 = replace(
     H200X4,
     name="mi300xx8",
     gpu="MI300X",
+    chip="MI300X",
     world_size=8,
     is_measured=False,
     is_hopper=False,
@@ -228,6 +393,7 @@ MI300X8 = replace(
     collective_gbps=300.0,
     all_reduce_gbps=300.0,
     tile_rates={(128, 128): 1.0, (64, 128): 0.7, (64, 64): 0.45},
+    stream_k=replace(H200_STREAM_K, memory_gbps=4000.0, sm_tflops=2.1),
 )
 
 MACHINES = {machine.name: machine for machine in (H200X2, H200X4, H200X8, H100X2, H100X4, H100X8, MI300X8)}

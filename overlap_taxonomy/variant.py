@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
+from .cost import Work
+from .machine import Machine
 
 
 def full_name(pattern: str, mainloop: Mainloop, schedule: Schedule) -> str:
@@ -42,6 +44,9 @@ class Variant:
         can_trace: whether its kernels write down what they do, and when.
         choose: ``choose(ctx, problem, config, options)`` returns which variant does a problem and with what
             configuration, the same on all ranks; None where it is this one.
+        predict: ``predict(machine, work)`` returns the predicted time of a call, in µs, without the copies of operands
+            that kernels cannot read as they are; None where there is no model of it.
+        reads_pointers: whether it reads operands as they are where descriptors cannot name them: nothing is copied.
     """
 
     family: str
@@ -57,6 +62,8 @@ class Variant:
     is_baseline: bool = False
     can_trace: bool = False
     choose: Callable[..., Choice] | None = field(default=None, repr=False, compare=False)
+    predict: Callable[[Machine, Work], float] | None = field(default=None, repr=False, compare=False)
+    reads_pointers: bool = False
 
     @property
     def delegates(self) -> bool:

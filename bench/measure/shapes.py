@@ -14,9 +14,10 @@ class Model:
     Args:
         name: as it is published.
         width: of the hidden state.
-        features: of the feed-forward block.
-        qkv: queries, keys and values of all heads together; 0 where their layers are in no shape set.
+        features: of the feed-forward block; 0 where its layers are in no shape set.
+        qkv: queries, keys and values of all heads together; 0 where their layer is in no shape set.
         is_gated: whether the feed-forward block has a gate beside `up`, of the same sizes.
+        o: what heads give together, the input of `o`; None for `width` where there is a `qkv`, 0 for no such layer.
     """
 
     name: str
@@ -24,12 +25,15 @@ class Model:
     features: int
     qkv: int = 0
     is_gated: bool = True
+    o: int | None = None
 
     @property
     def column_parallel(self) -> dict[str, tuple[int, int]]:
         """(N, K) of the layers whose input is gathered, by name."""
-        layers = {"gate" if self.is_gated else "up": (self.features, self.width)}
-        if self.is_gated:
+        layers = {}
+        if self.features:
+            layers["gate" if self.is_gated else "up"] = (self.features, self.width)
+        if self.features and self.is_gated:
             layers["gate_up"] = (2 * self.features, self.width)
         if self.qkv:
             layers["qkv"] = (self.qkv, self.width)
@@ -38,8 +42,9 @@ class Model:
     @property
     def row_parallel(self) -> dict[str, tuple[int, int]]:
         """(N, K) of the layers whose output is summed over the ranks, by name."""
-        layers = {"down": (self.width, self.features)}
-        return layers | {"o": (self.width, self.width)} if self.qkv else layers
+        layers = {"down": (self.width, self.features)} if self.features else {}
+        heads = (self.width if self.qkv else 0) if self.o is None else self.o
+        return layers | {"o": (self.width, heads)} if heads else layers
 
     def layers(self, collective: str) -> dict[str, tuple[int, int]]:
         """Return the (N, K) that go with a collective, "all_gather" or "reduce_scatter", by the layer's name."""
@@ -55,10 +60,22 @@ LLAMA_3_405B = Model("Llama-3-405B", 16384, 53248)
 GEMMA_2_9B = Model("Gemma-2-9B", 3584, 14336)
 GEMMA_2_27B = Model("Gemma-2-27B", 4608, 36864)
 GPT_3 = Model("GPT-3", 12288, 49152, is_gated=False)
-MODELS = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B, LLAMA_2_7B, LLAMA_3_405B, GEMMA_2_9B, GEMMA_2_27B, GPT_3)
+# No constant was fitted to their layers, and no table of times has them: those `o` are left out that one has.
+_HELD_OUT = (
+    Model("Qwen3-14B", 5120, 17408, qkv=7168, o=0),
+    Model("Qwen3-32B", 5120, 25600, qkv=10240, o=8192),
+    Model("DeepSeek-V3", 7168, 18432, o=16384),
+    Model("Mistral-Nemo", 5120, 14336, qkv=6144, o=4096),
+    Model("Mistral-Large", 12288, 28672, qkv=14336, o=0),
+    Model("Gemma-3-12B", 3840, 15360, qkv=8192, o=4096),
+    Model("Gemma-3-27B", 5376, 21504, qkv=8192, o=4096),
+    Model("gpt-oss-120b", 2880, 0, qkv=5120, o=4096),
+)
+MODELS = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B, LLAMA_2_7B, LLAMA_3_405B, GEMMA_2_9B, GEMMA_2_27B, GPT_3, *_HELD_OUT)
 
 _PAPER_NK = ((4096, 12288), (4096, 14336), (3584, 14336), (4608, 36864), (8192, 28672), (8192, 30720))
 _SMALL_M = (1, 8, 32, 64, 128, 256, 512)
+_HELD_OUT_M = (1, 5, 16, 33, 64, 96, 128, 200, 256, 300, 500, 777, 1024, 1500, 2048, 3001, 4096, 6000, 8192, 16384)
 _FFN_MODELS = {
     "all_gather": (LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_3_405B, QWEN_72B, GPT_3),
     "reduce_scatter": (LLAMA_2_7B, LLAMA_3_8B, GEMMA_2_9B, GEMMA_2_27B, LLAMA_3_70B, QWEN_72B),
@@ -126,6 +143,13 @@ def _layers(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     return [(m, n, k) for m in (8192, 64) for n, k in sizes]
 
 
+def _held_out(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
+    """Every fourth number of rows for a layer, from another one on for the next: few and many for each."""
+    layers = [model.layers(collective) for model in _HELD_OUT]
+    sizes = dict.fromkeys(nk for named in layers for name, nk in named.items() if name != "gate_up")
+    return [(m, n, k) for index, (n, k) in enumerate(sizes) for m in _HELD_OUT_M[index % 4 :: 4]]
+
+
 def _ragged(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     return [(4091 * world_size, 5120, 1024), (8191, 5119, 1031), (257, 4099, 2055), (127, 1001, 333)]
 
@@ -152,6 +176,7 @@ SHAPE_SETS = {
         ShapeSet("layers", "qkv, gate, gate_up; o, down of Llama-3-8B, -70B and Qwen2.5-72B, M 8192 and 64", _layers),
         ShapeSet("llama", "gate (or up); down of eight language models, M 8192", _llama),
         ShapeSet("small_m", "the same layers, M 1 to 512", _small_m),
+        ShapeSet("held_out", "layers of eight language models that tuned nothing, M 1 to 16384", _held_out),
         ShapeSet("ragged", "sizes that divide nothing", _ragged),
     )
 }

@@ -29,6 +29,14 @@ def make_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH)
 
 
+def make_table(*columns: str, left: int = 2) -> Table:
+    """Return a table of these columns, the first `left` of them of words and the others of numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, column in enumerate(columns):
+        table.add_column(column, no_wrap=True, justify="left" if index < left else "right")
+    return table
+
+
 def print_records(console: Console, records: Sequence[Record]) -> None:
     """Print the latest rows of each thing measured; see `print_frame`."""
     print_frame(console, frames.latest(frames.to_frame(records)))

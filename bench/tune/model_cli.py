@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from iris_kernels.common.choice.measured import all_shipped_tables
 from overlap_taxonomy import MACHINES, Machine, Work, list_variants, predict_ideal_us, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 
@@ -23,21 +22,29 @@ from ..measure.shapes import parse_shapes
 from ..measure.sweep import select_families
 from ..records import report
 from ..records.record import LIBRARY, Record, read_records
-from .measured import measurements
+from .evaluate import HIDDEN, Judged, judge, verdict
+from .measured import measurements, tables
 
 _SHAPES = "8192x8192x8192"
+_MACHINE = "h200x4"
 
 
 def model(
     files: Annotated[list[Path] | None, typer.Argument(help="CSVs that run wrote, to compare with.")] = None,
     refit: Annotated[bool, typer.Option("--fit", help="Fit the constants to the CSVs first, and print them.")] = False,
     keep: Annotated[str, typer.Option(help="Constants that --fit leaves as they are, by commas.")] = "",
-    machine: Annotated[str, typer.Option(help=f"Of {', '.join(MACHINES)}; several by commas.")] = "h200x4",
+    machine: Annotated[str, typer.Option(help=f"Of {', '.join(MACHINES)}; several by commas.")] = _MACHINE,
     family: Annotated[str, typer.Option(help="'all', or names separated by commas; without CSVs.")] = "all",
     shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, by commas; without CSVs.")] = _SHAPES,
     each: Annotated[bool, typer.Option("--each", help="Show every row of the CSVs, not the medians alone.")] = False,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Show how good `auto` is at problems that are hidden from it.")
+    ] = False,
 ) -> None:
     """Print the cost model's median error against measured times, by variant; without CSVs, what it predicts.
+
+    With --evaluate: how much slower what `auto` takes is than the fastest variant and than the library, for the
+    problems of the CSVs, or else of the measured times that come with the library, each hidden from what it knows.
 
     Exit status: 0, or 2 if the command makes no sense.
     """
@@ -48,10 +55,15 @@ def model(
             raise ValueError("--fit needs CSVs to fit to, e.g. --fit sweep.csv")
         if keep and not refit:
             raise ValueError(f"--keep {keep} says what --fit leaves as it is; there is no --fit")
-        if each and not files:
-            raise ValueError("--each shows the rows of CSVs; there are none, e.g. --each sweep.csv")
         if files and (family, shapes) != ("all", _SHAPES):
             raise ValueError("--family and --shapes say what to predict; with CSVs, their rows are what is compared")
+        if evaluate:
+            if refit or machine != _MACHINE or (family, shapes) != ("all", _SHAPES):
+                raise ValueError("--evaluate takes CSVs and --each alone")
+            _evaluate(console, files or [], each=each)
+            return
+        if each and not files:
+            raise ValueError("--each shows the rows of CSVs; there are none, e.g. --each sweep.csv")
         if not files:
             families = select_families(family)
             for one in chosen:
@@ -98,9 +110,50 @@ def _check_modelled(machine: Machine, measured: list[Measurement]) -> None:
         )
 
 
+def _evaluate(console: Console, files: list[Path], *, each: bool) -> None:
+    shipped = all_shipped_tables()
+    asked = tables(record for file in files for record in read_records(file)) if files else shipped
+    summary = report.make_table(
+        "GPUs", "hidden", "problems", "over fastest", "within 3 %", "library", "slower", "error"
+    )
+    for hidden in HIDDEN:
+        found = list(judge(asked, shipped, hidden))
+        if not found:
+            raise ValueError("no problem of the CSVs has times of library and of one of ours on a GPU of the model")
+        if each and hidden == next(iter(HIDDEN)):
+            _print_judged(console, found)
+        for gpu, world_size in sorted({(one.gpu, one.key.world_size) for one in found}):
+            here = [one for one in found if (one.gpu, one.key.world_size) == (gpu, world_size)]
+            out = verdict(here)
+            over_best = ", ".join(f"{ratio:.3f}" for ratio in out.over_best)
+            over_library = ", ".join(f"{ratio:.3f}" for ratio in out.over_library)
+            error = ", ".join(f"{error:.0%}" for error in out.error)
+            shares = (f"{out.good:.0%}", over_library, str(out.slower), error)
+            summary.add_row(_gpus(gpu, world_size), hidden, str(out.problems), over_best, *shares)
+    console.print(summary)
+    console.print(
+        "What auto takes, over the fastest: geometric mean, 90th percentile, most; over the library: mean, most; "
+        "slower than the library by over 2 %. Error of predicted times: median, 90th percentile."
+    )
+
+
+def _gpus(gpu: str, world_size: int) -> str:
+    return f"{world_size} x {gpu.removeprefix('NVIDIA ').removesuffix(' 80GB HBM3')}"
+
+
+def _print_judged(console: Console, judged: list[Judged]) -> None:
+    table = report.make_table("problem", "auto", "over fastest", "library")
+    for one in sorted(judged, key=lambda one: -one.over_best):
+        key = one.key
+        problem = f"{_gpus(one.gpu, key.world_size)} {key.family} {key.m}x{key.n}x{key.k}"
+        ratios = f"{one.over_best:.3f}", f"{one.over_library:.3f}"
+        table.add_row(problem, one.chosen, *ratios)
+    console.print(table)
+
+
 def _compare(console: Console, machine: Machine, measured: list[Measurement], *, each: bool) -> None:
     if each:
-        table = _table("family", "variant", "M x N x K", "measured us", "model us", "error")
+        table = report.make_table("family", "variant", "M x N x K", "measured us", "model us", "error")
         for one in measured:
             if (error := error_of(machine, one)) is not None:
                 work = one.work
@@ -110,7 +163,7 @@ def _compare(console: Console, machine: Machine, measured: list[Measurement], *,
                 )
         console.print(table)
     errors = median_errors(machine, measured)
-    table = _table("family", "variant", "rows", "median error")
+    table = report.make_table("family", "variant", "rows", "median error")
     for (family, variant), error in errors.items():
         rows = sum((one.work.family, one.variant) == (family, variant) for one in measured)
         table.add_row(family, variant, str(rows), f"{error:.1%}")
@@ -133,7 +186,7 @@ def _predict(console: Console, machine: Machine, family: str, shapes: str) -> No
         sizes: dict[str, Any] = {"m": shape.m, "n": shape.n, "k": shape.k, "world_size": machine.world_size}
         ideal = predict_ideal_us(machine, work, FAMILIES[family].problem(**sizes, dtype=torch.bfloat16).wire_bytes)
         console.print(Text(f"{family}  {shape}  2-byte dtypes, {machine.name} ({label})", style="bold"))
-        table = _table("variant", "predicted us", "speedup", "efficiency")
+        table = report.make_table("variant", "predicted us", "speedup", "efficiency")
         for variant in list_variants(family):
             us = predict_us(machine, variant.name, work)
             if us is not None and library is not None:
@@ -147,10 +200,3 @@ def _print_constants(console: Console, machine: Machine) -> None:
     for column in fields(machine):
         if isinstance(getattr(machine, column.name), float):
             console.print(f"    {column.name}={getattr(machine, column.name)},", soft_wrap=True)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=True, justify="left" if index < 2 else "right")
-    return table

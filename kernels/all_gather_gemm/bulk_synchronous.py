@@ -16,7 +16,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.device.handshake import begin_call, finish_call, wait_ready
 from ..common.variants import variant_of
-from . import host
+from . import host, prediction
 from .host import GatherCall
 from .shards import MULTIPLIES, PUSHES, multiply_shards, push_shard
 
@@ -52,7 +52,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("bulk_synchronous", host.plan, host.workspace, launch),
+    host.implementation("bulk_synchronous", host.plan, host.workspace, launch, predict=prediction.bulk_synchronous),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

@@ -18,7 +18,7 @@ from ..common.config import GemmConfig
 from ..common.device.handshake import current_call, finish_and_clear
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .copies import flags_buffer, queue, shard_chunks
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
@@ -71,7 +71,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("copy_engine", plan, workspace, launch),
+    host.implementation("copy_engine", plan, workspace, launch, predict=prediction.copy_engine),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,

@@ -17,6 +17,7 @@ Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leav
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from triton.experimental import gluon
@@ -44,7 +45,7 @@ from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
 from ..common.launch.launch_metadata import launch_metadata
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
@@ -277,6 +278,7 @@ VARIANT = variant_of(
         supports=hopper.supports,
         can_describe=hopper.can_describe,
         mainloop=Mainloop.SM90,
+        predict=partial(prediction.copy_engine, kind="specialized"),
     ),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,

@@ -27,7 +27,7 @@ from ..common.implementation import Implementation, valid_config
 from ..common.portable.tile_loop import compute_tiles, keep_tile
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .host import FAMILY, OPTIONS, GatherCall
 from .problem import AllGatherGemmProblem
 from .shards import MULTIPLIES
@@ -98,7 +98,16 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 VARIANT = variant_of(
     Implementation(
-        FAMILY, "fused_sequential", plan, workspace, launch, host.outputs, supports=supports, options=OPTIONS
+        FAMILY,
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        host.outputs,
+        supports=supports,
+        options=OPTIONS,
+        predict=prediction.fused_sequential,
+        reads_pointers=True,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,

@@ -40,7 +40,7 @@ from ..common.portable.gemm import store_tile
 from ..common.portable.stream_k import buffer_of_call, compute_tiles, with_columns
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
 from .shards import PUSHES_AND_MULTIPLIES, chunk_offsets, num_chunks_of
@@ -189,7 +189,15 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("fused_sequential", plan, workspace, launch, schedule=Schedule.STREAM_K, counts_chunks=True),
+    host.implementation(
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        schedule=Schedule.STREAM_K,
+        counts_chunks=True,
+        predict=prediction.fused_sequential_stream_k,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,

@@ -9,7 +9,7 @@ import torch
 
 from ..common.library import all_gather_single, library_variant
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .host import FAMILY, OPTIONS, GatherCall
 
 
@@ -51,5 +51,6 @@ VARIANT = library_variant(
     options=OPTIONS,
     gathered=host.gathered,
     has_epilogue=True,
+    predict=prediction.library,
     summary="all_gather_into_tensor, then torch.mm",
 )

@@ -12,6 +12,7 @@ take part in ending the call. Pattern: arXiv 2511.12500, section 4 ("producer-co
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import COUNTS_OF_A_CALL, begin_call, current_call, finish_after_arrivals, wait_ready
 from ..common.variants import variant_of
-from . import host
+from . import host, prediction
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
 from .shards import MULTIPLIES, PUSHES, Arrivals, multiply_shards, push_shard
@@ -65,10 +66,13 @@ def all_gather_gemm_producer_consumer(
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
+_COMM_SHARE = 12 / 132
+
+
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     """Return the family's plan with chunks of 64 rows, and 12 of an H200's SMs to send them."""
     # 0.510 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.523.
-    config = host.plan(problem, device, comm_share=12 / 132)
+    config = host.plan(problem, device, comm_share=_COMM_SHARE)
     return config if config.block_m < 64 else replace(config, comm_rows=64)
 
 
@@ -93,7 +97,14 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("producer_consumer", plan, host.workspace, launch, counts_chunks=True),
+    host.implementation(
+        "producer_consumer",
+        plan,
+        host.workspace,
+        launch,
+        counts_chunks=True,
+        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    ),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.SHARD_COUNTER,

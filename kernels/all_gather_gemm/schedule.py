@@ -14,22 +14,15 @@ from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, TFLOPS, Tiling, possible_tilings, split_tile_us, split_waves, whole_waves
+from ..common.hopper.plan import BLOCK_M, COSTS, Tiling, possible_tilings, split_tile_us, split_waves, whole_waves
 
 SPLITS = (1, 2)
 ROW_CHUNKS = (1, 2, 4, 8)
 K_CHUNKS = (1, 2)  # four are half a percent faster and take the host 10 µs more
 GROUP = 8  # rows of tiles that consecutive tiles share, where row chunks are not smaller
 LEAST_CHUNK_BYTES = 8 << 20  # smaller chunks gain nothing, and each costs the host a copy and a flag
-# Widths of tiles, and how fast each multiplies, relative to the first: no stores to peers hold the narrower ones up.
-_WIDTHS = {256: 1.0, 128: 0.98, 64: 0.55}
 _LEAST_GAIN = 1.02  # that a split must bring, and k chunks: each costs the host a copy and a flag
 _STEPS_OF_A_K_CHUNK = 8  # or a multiple: copies of rows of 9,600 bytes are slower than of 7,168
-_EXCHANGE_US = 4.0  # of a split tile's partial sums of 128 columns
-_LINK_GBPS = 387.0  # a copy engine, H200 and NVLink 4
-_START_US = 10.0  # until the first byte is copied, and from the last one until it is seen
-_NEXT_US = 7.0  # between copies
-_BESIDE_US = 6.0  # a launch, the last tile's store, and the barrier at the end
 
 
 def row_chunks_of(row_tiles: int, group: int, most: int) -> tuple[int, int]:
@@ -108,7 +101,8 @@ class Gathering:
     def predicted_us(self, schedule: Schedule) -> float:
         """Return how long the call is predicted to take, in µs."""
         tiling = schedule.tiling
-        tile_us = 2e-6 * BLOCK_M * tiling.block_n * self.k / (TFLOPS * _WIDTHS[tiling.block_n])
+        tflops = COSTS.sm_tflops * COSTS.rates_beside_copies[tiling.block_n]
+        tile_us = 2e-6 * BLOCK_M * tiling.block_n * self.k / tflops
         arrivals = self.arrivals_us(schedule)
         count = self.num_programs
         ends = np.zeros(count)
@@ -125,8 +119,9 @@ class Gathering:
                 first = number * tiling.splits if tiles == count // tiling.splits else -(-number * count // tiles)
                 programs = first[:, None] + np.arange(splits)
                 begun = np.maximum(ends[programs].max(axis=1), coming)
-                ends[programs] = (begun + split_tile_us(tiling, tile_us, splits, _EXCHANGE_US))[:, None]
-        return float(ends.max()) + _BESIDE_US
+                split_us = split_tile_us(tiling, tile_us, splits, COSTS.exchange_beside_copies_us)
+                ends[programs] = (begun + split_us)[:, None]
+        return float(ends.max()) + COSTS.beside_copies_us
 
     def arrivals_us(self, schedule: Schedule) -> np.ndarray:
         """Return when the chunks of the rows of A that each tile needs are there: (tiles, chunks).
@@ -141,7 +136,7 @@ class Gathering:
         )
         chunk_rows, row_chunks = row_chunks_of(rows, schedule.group, schedule.row_chunks)
         k_chunks = schedule.k_chunks
-        shard_us = 1e-3 * self._shard_bytes / _LINK_GBPS
+        shard_us = 1e-3 * self._shard_bytes / COSTS.copy_gbps
         shards = [np.zeros((len(row), k_chunks))]
         copies = 0  # of shards before
         for distance in range(1, self.world_size):
@@ -151,7 +146,7 @@ class Gathering:
             if is_cut:
                 chunk = (row // chunk_rows * k_chunks)[:, None] + np.arange(k_chunks)
             arrived_us = (distance - 1 + (chunk + 1) / chunks) * shard_us
-            shards.append(_START_US + arrived_us + (copies + chunk) * _NEXT_US)
+            shards.append(COSTS.copy_start_us + arrived_us + (copies + chunk) * COSTS.next_copy_us)
             copies += chunks
         return np.concatenate(shards)
 

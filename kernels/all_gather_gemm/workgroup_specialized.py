@@ -12,6 +12,7 @@ Pushing programs have the lower numbers, so they are scheduled first: the peers 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import triton
@@ -23,7 +24,7 @@ from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import COUNTS_OF_A_CALL, begin_call, finish_after_arrivals, wait_ready
 from ..common.variants import variant_of
-from . import host
+from . import host, prediction
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
 from .shards import PUSHES_AND_MULTIPLIES, Arrivals, multiply_shards, push_shard
@@ -61,10 +62,13 @@ def all_gather_gemm_workgroup_specialized(
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
+_COMM_SHARE = 16 / 132
+
+
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     """Return the family's plan with narrower tiles, chunks of 64 rows, and 16 of an H200's SMs to send them."""
     # 0.493 ms for 8192x8192x8192 over 4 H200s, with 128x256 tiles 0.520.
-    config = host.plan(problem, device, comm_share=16 / 132)
+    config = host.plan(problem, device, comm_share=_COMM_SHARE)
     if config.block_n == 256:
         config = replace(config, block_n=128, num_stages=4)
     return config if config.block_m < 64 else replace(config, comm_rows=64)
@@ -80,7 +84,14 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("workgroup_specialized", plan, host.workspace, launch, counts_chunks=True),
+    host.implementation(
+        "workgroup_specialized",
+        plan,
+        host.workspace,
+        launch,
+        counts_chunks=True,
+        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,

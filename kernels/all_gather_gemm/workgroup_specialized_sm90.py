@@ -19,6 +19,7 @@ unbuilt.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from triton.experimental import gluon
@@ -48,11 +49,12 @@ from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.portable.operands import padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
-from . import host
+from . import host, prediction
 from .comm_programs import ShardChunks, load_gate, send_shard, signal_chunks, wait_all_chunks
 from .host import GatherCall
 from .problem import AllGatherGemmProblem
 
+_COMM_SMS = 16  # programs that send, of 132
 # A chunk is counted and awaited at once: a shard's bytes over so many, within bounds.
 _CHUNKS = 32
 _CHUNK_BYTES = (1 << 19, 1 << 22)
@@ -273,7 +275,7 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
         config = replace(config, block_n=128, num_stages=STAGES[128])
     shard_bytes = problem.wire_bytes // (problem.world_size - 1)
     is_small = shard_bytes < _SMALL_SHARD_BYTES
-    return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=16)
+    return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=_COMM_SMS)
 
 
 def chunks_of_shards(call: GatherCall) -> ShardChunks:
@@ -352,6 +354,7 @@ VARIANT = variant_of(
         supports=supports,
         can_describe=hopper.can_describe,
         mainloop=Mainloop.SM90,
+        predict=partial(prediction.workgroup_specialized_sm90, comm_share=_COMM_SMS / 132),
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,

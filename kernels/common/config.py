@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
+from overlap_taxonomy.machine import H200X4
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_TILE = 16  # rows or columns of the smallest tile
 _MOST_TILE = 1024  # two such sides make the largest tensor that Triton takes
 
-# Tiles for 2-byte dtypes and how fast each multiplies, relative to the first: 8192x2048x8192 on an H200, where 128x256
-# with 8 warps runs at cuBLAS speed. The rates decide between a large tile and one that leaves fewer SMs idle at last.
-_TILE_RATES = {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
 # The copy engines' chunks are at least so large: each costs the host a wait and a copy, about 30 µs together.
 LEAST_CHUNK_BYTES = 8 << 20
 MOST_SPLITS = 32
@@ -161,7 +160,7 @@ def default_config(
         config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if comm_share else num_sms
-    rates = {tile: rate for tile, rate in _TILE_RATES.items() if tile[1] <= widest_tile(arch)}
+    rates = {tile: rate for tile, rate in H200X4.tile_rates.items() if tile[1] <= widest_tile(arch)}
     block_m, block_n = fastest_tile(m, n, compute_sms, rates)
     config = GemmConfig(
         block_m,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import Mainloop, Schedule, full_name
+from overlap_taxonomy import Machine, Mainloop, Schedule, Work, full_name
 
 from .call import Call, Device
 from .config import GemmConfig, invalid_reason
@@ -48,6 +48,9 @@ class Implementation:
         counts_chunks: whether `done` counts chunks (device/handshake.py), and no calls.
         is_ours: whether it runs kernels of ours, which have a state, and are prepared.
         can_trace: whether these write traces.
+        predict: returns the predicted time of a call among others on a machine, in µs, without the copies of operands
+            that kernels cannot read as they are; None where there is no model of it.
+        reads_pointers: whether it reads operands as they are where descriptors cannot name them: nothing is copied.
     """
 
     family: str
@@ -67,6 +70,8 @@ class Implementation:
     counts_chunks: bool = False
     is_ours: bool = True
     can_trace: bool = True
+    predict: Callable[[Machine, Work], float] | None = None
+    reads_pointers: bool = False
     mainloop: Mainloop = Mainloop.PORTABLE
     schedule: Schedule = Schedule.DATA_PARALLEL
 

@@ -45,4 +45,6 @@ def variant_of(
         schedule=implementation.schedule,
         is_baseline=not implementation.is_ours,
         can_trace=implementation.can_trace and implementation.is_ours,
+        predict=implementation.predict,
+        reads_pointers=implementation.reads_pointers,
     )

@@ -10,10 +10,11 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.variants import variant_of
 from ..gemm_reduce_scatter.bulk_synchronous import implementation
 from ..gemm_reduce_scatter.host import EVERYWHERE
+from . import prediction
 from .host import FAMILY
 
 VARIANT = variant_of(
-    implementation(FAMILY, EVERYWHERE),
+    implementation(FAMILY, EVERYWHERE, prediction.bulk_synchronous),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

@@ -30,7 +30,7 @@ from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter import host as reduce_scatter
 from ..gemm_reduce_scatter.host import ReduceCall
-from . import host
+from . import host, prediction
 from .host import FAMILY, ONE_SHOT
 from .problem import GemmAllReduceProblem
 
@@ -111,7 +111,9 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, host.outputs),
+    Implementation(
+        FAMILY, "fused_sequential", plan, workspace, launch, host.outputs, predict=prediction.fused_sequential
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

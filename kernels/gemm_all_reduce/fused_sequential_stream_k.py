@@ -28,7 +28,7 @@ from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter.fused_sequential_stream_k import plan
 from ..gemm_reduce_scatter.host import ReduceCall
-from . import host
+from . import host, prediction
 from .host import FAMILY, ONE_SHOT
 
 
@@ -133,7 +133,16 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, host.outputs, schedule=Schedule.STREAM_K),
+    Implementation(
+        FAMILY,
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        host.outputs,
+        schedule=Schedule.STREAM_K,
+        predict=prediction.fused_sequential_stream_k,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

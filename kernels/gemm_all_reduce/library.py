@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ..common.library import library_variant
 from ..common.workspace import Buffer
 from ..gemm_reduce_scatter.host import ReduceCall
+from . import prediction
 from .host import FAMILY
 
 
@@ -35,5 +36,6 @@ VARIANT = library_variant(
     workspace=workspace,
     outputs=lambda call: (call.memory["output"],),
     has_epilogue=True,
+    predict=prediction.library,
     summary="torch.mm, then all_reduce",
 )

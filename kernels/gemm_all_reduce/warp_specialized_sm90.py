@@ -25,6 +25,7 @@ from ..gemm_reduce_scatter import warp_specialized_sm90
 from ..gemm_reduce_scatter.host import ReduceCall
 from ..gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from ..gemm_reduce_scatter.tile_scheduler import Shards
+from . import prediction
 from .host import FAMILY
 from .problem import GemmAllReduceProblem
 
@@ -106,6 +107,7 @@ VARIANT = variant_of(
         supports=warp_specialized_sm90.supports,
         can_describe=hopper.can_describe,
         mainloop=Mainloop.SM90,
+        predict=prediction.warp_specialized_sm90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,

@@ -10,10 +10,11 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.variants import variant_of
 from ..gemm_reduce_scatter.host import EVERYWHERE
 from ..gemm_reduce_scatter.workgroup_specialized import implementation
+from . import prediction
 from .host import FAMILY
 
 VARIANT = variant_of(
-    implementation(FAMILY, EVERYWHERE),
+    implementation(FAMILY, EVERYWHERE, prediction.comm_programs),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,

@@ -18,7 +18,7 @@ from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
 from ..common.portable.tile_loop import compute_tiles, keep_tile
 from ..common.variants import variant_of
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES, PUSHES, push_tiles
@@ -57,7 +57,15 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "bulk_synchronous", host.plan, host.workspace, launch, host.outputs),
+    Implementation(
+        FAMILY,
+        "bulk_synchronous",
+        host.plan,
+        host.workspace,
+        launch,
+        host.outputs,
+        predict=prediction.bulk_synchronous,
+    ),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

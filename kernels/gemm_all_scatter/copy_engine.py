@@ -25,7 +25,7 @@ from ..common.implementation import Implementation
 from ..common.portable.tile_loop import compute_tiles, keep_and_count
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES
@@ -124,7 +124,7 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "copy_engine", plan, workspace, launch, host.outputs, fit),
+    Implementation(FAMILY, "copy_engine", plan, workspace, launch, host.outputs, fit, predict=prediction.copy_engine),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.CHUNK_COUNTER,

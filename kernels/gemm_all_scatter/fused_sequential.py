@@ -23,7 +23,7 @@ from ..common.implementation import Implementation
 from ..common.portable.gemm import store_tile
 from ..common.portable.tile_loop import compute_tiles, wait_ready_once
 from ..common.variants import variant_of
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES_AND_PUSHES
@@ -67,7 +67,15 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "fused_sequential", plan, host.workspace, launch, host.outputs),
+    Implementation(
+        FAMILY,
+        "fused_sequential",
+        plan,
+        host.workspace,
+        launch,
+        host.outputs,
+        predict=prediction.fused_sequential,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

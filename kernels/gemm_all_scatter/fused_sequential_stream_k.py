@@ -33,7 +33,7 @@ from ..common.portable.gemm import store_tile
 from ..common.portable.stream_k import compute_tiles, with_columns
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES_AND_PUSHES
@@ -115,6 +115,7 @@ VARIANT = variant_of(
         host.outputs,
         schedule=Schedule.STREAM_K,
         counts_chunks=True,
+        predict=prediction.fused_sequential_stream_k,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ..common.call import Call
 from ..common.library import all_gather_single, library_variant
 from ..common.workspace import Buffer
+from . import prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 
@@ -95,6 +96,7 @@ VARIANTS = (
         outputs=lambda call: (call.memory["output"],),
         as_matrix=blocks_as_matrix,
         has_epilogue=True,
+        predict=prediction.library,
         summary="torch.mm, then all_gather_into_tensor; C in blocks, a rank each",
     ),
     library_variant(
@@ -104,6 +106,7 @@ VARIANTS = (
         workspace=layout_workspace,
         outputs=matrix_of,
         has_epilogue=True,
+        predict=prediction.library_layout,
         summary="the same, then a copy into one matrix",
     ),
     library_variant(
@@ -113,6 +116,7 @@ VARIANTS = (
         workspace=list_workspace,
         outputs=matrix_of,
         has_epilogue=True,
+        predict=prediction.library_list,
         summary="torch.mm, then all_gather into column slices (the paper's baseline)",
     ),
 )

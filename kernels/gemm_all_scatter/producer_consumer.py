@@ -23,7 +23,7 @@ from ..common.implementation import Implementation
 from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .tiles import MULTIPLIES, PUSHES, push_tiles
@@ -94,6 +94,7 @@ VARIANT = variant_of(
         workspace,
         launch,
         host.outputs,
+        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
     ),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,

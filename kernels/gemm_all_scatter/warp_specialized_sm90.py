@@ -44,6 +44,7 @@ from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ..common.portable.operands import ROW_BYTES, padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
+from . import prediction
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 
@@ -194,6 +195,7 @@ VARIANT = variant_of(
         supports=supports,
         can_describe=hopper.can_describe,
         mainloop=Mainloop.SM90,
+        predict=prediction.warp_specialized_sm90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,

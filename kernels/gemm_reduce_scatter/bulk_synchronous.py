@@ -7,6 +7,7 @@ Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 
 from iris_core import translate
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Work
 
 from ..common.call import Device
 from ..common.config import GemmConfig
@@ -27,7 +28,7 @@ from ..common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partia
 from ..common.portable.tile_loop import compute_tiles, keep_tile
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .host import FAMILY, KEPT, Destination, ReduceCall
 from .problem import GemmReduceScatterProblem
 
@@ -71,8 +72,8 @@ def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     return replace(host.plan(problem, device), comm_rows=16)
 
 
-def implementation(family: str, destination: Destination) -> Implementation:
-    """Return the pattern for a family, with the destination of its sums."""
+def implementation(family: str, destination: Destination, predict: Callable[[Machine, Work], float]) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums, and its prediction."""
 
     def workspace(call: ReduceCall) -> dict[str, Buffer]:
         return {**destination.workspace(call), **host.workspace(call, keeps_partials=False)}
@@ -89,11 +90,11 @@ def implementation(family: str, destination: Destination) -> Implementation:
         )
         return destination.outputs(call)
 
-    return Implementation(family, "bulk_synchronous", plan, workspace, launch, destination.outputs)
+    return Implementation(family, "bulk_synchronous", plan, workspace, launch, destination.outputs, predict=predict)
 
 
 VARIANT = variant_of(
-    implementation(FAMILY, KEPT),
+    implementation(FAMILY, KEPT, prediction.bulk_synchronous),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

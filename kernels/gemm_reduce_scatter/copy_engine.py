@@ -34,7 +34,7 @@ from ..common.portable.partials import COMPUTES_FOR_PEERS, SUMS, Sums, own_parti
 from ..common.portable.tile_loop import compute_tiles, keep_and_count
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY, KEPT, ReduceCall
 from .problem import GemmReduceScatterProblem
 
@@ -157,7 +157,17 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "copy_engine", plan, workspace, launch, KEPT.outputs, fit, counts_chunks=True),
+    Implementation(
+        FAMILY,
+        "copy_engine",
+        plan,
+        workspace,
+        launch,
+        KEPT.outputs,
+        fit,
+        counts_chunks=True,
+        predict=prediction.copy_engine,
+    ),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.CHUNK_COUNTER,

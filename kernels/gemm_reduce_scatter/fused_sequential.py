@@ -35,7 +35,7 @@ from ..common.portable.partials import (
 from ..common.portable.tile_loop import compute_tiles, wait_ready_once
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
-from . import host
+from . import host, prediction
 from .host import FAMILY, KEPT, ReduceCall
 from .problem import GemmReduceScatterProblem
 
@@ -90,7 +90,9 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, KEPT.outputs),
+    Implementation(
+        FAMILY, "fused_sequential", plan, workspace, launch, KEPT.outputs, predict=prediction.fused_sequential
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

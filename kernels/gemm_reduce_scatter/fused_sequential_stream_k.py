@@ -33,7 +33,7 @@ from ..common.portable.partials import COMPUTES_AND_SUMS
 from ..common.portable.stream_k import Halves, buffer_of_call, compute_tiles
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
-from . import host
+from . import host, prediction
 from .host import FAMILY, KEPT, ReduceCall
 from .problem import GemmReduceScatterProblem
 
@@ -232,7 +232,16 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "fused_sequential", plan, workspace, launch, KEPT.outputs, schedule=Schedule.STREAM_K),
+    Implementation(
+        FAMILY,
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        KEPT.outputs,
+        schedule=Schedule.STREAM_K,
+        predict=prediction.fused_sequential_stream_k,
+    ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

@@ -9,6 +9,7 @@ import torch
 
 from ..common.library import library_variant, reduce_scatter_single
 from ..common.workspace import Buffer
+from . import prediction
 from .host import FAMILY, ReduceCall
 
 
@@ -43,5 +44,6 @@ VARIANT = library_variant(
     workspace=workspace,
     outputs=outputs,
     has_epilogue=True,
+    predict=prediction.library,
     summary="torch.mm, then reduce_scatter_tensor",
 )

@@ -13,6 +13,7 @@ take part in ending the call. Pattern: arXiv 2511.12500, section 4 ("producer-co
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ from ..common.portable.partials import (
 from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY, KEPT, ReduceCall
 from .problem import GemmReduceScatterProblem
 
@@ -80,10 +81,13 @@ def gemm_reduce_scatter_producer_consumer_sum(
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
+_COMM_SHARE = 16 / 132
+
+
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     """Return the family's plan with chunks of 64 rows, and 16 of an H200's SMs to send them."""
     # 0.533 ms for 8192x8192x8192 over 4 H200s, with 32 rows 0.592.
-    config = host.plan(problem, device, comm_share=16 / 132)
+    config = host.plan(problem, device, comm_share=_COMM_SHARE)
     return config if config.block_m < 64 else replace(config, comm_rows=64)
 
 
@@ -116,7 +120,15 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    Implementation(FAMILY, "producer_consumer", plan, workspace, launch, KEPT.outputs),
+    Implementation(
+        FAMILY,
+        "producer_consumer",
+        plan,
+        workspace,
+        launch,
+        KEPT.outputs,
+        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    ),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,

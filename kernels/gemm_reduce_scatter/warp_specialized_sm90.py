@@ -62,6 +62,7 @@ from ..common.portable.operands import padded
 from ..common.portable.partials import signal_partial
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
+from . import prediction
 from .host import FAMILY, ReduceCall
 from .problem import GemmReduceScatterProblem
 from .roles import sum_second, sum_tiles
@@ -382,6 +383,7 @@ VARIANT = variant_of(
         supports=supports,
         can_describe=hopper.can_describe,
         mainloop=Mainloop.SM90,
+        predict=prediction.warp_specialized_sm90,
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,

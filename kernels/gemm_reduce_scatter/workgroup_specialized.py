@@ -11,6 +11,7 @@ Flags hold call numbers and are never reset. Pattern: arXiv 2511.12500, section 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -33,7 +34,7 @@ from ..common.portable.partials import (
 from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
-from . import host
+from . import host, prediction
 from .host import FAMILY, KEPT, Destination, ReduceCall
 
 
@@ -90,8 +91,8 @@ def gemm_reduce_scatter_workgroup_specialized(
 _COMM_SHARE = 24 / 132
 
 
-def implementation(family: str, destination: Destination) -> Implementation:
-    """Return the pattern for a family, with the destination of its sums."""
+def implementation(family: str, destination: Destination, predict: Callable[..., float]) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums, and its prediction."""
 
     def workspace(call: ReduceCall) -> dict[str, Buffer]:
         computed = local_flags(host.num_sent(call), "partial tile")
@@ -111,11 +112,19 @@ def implementation(family: str, destination: Destination) -> Implementation:
         return destination.outputs(call)
 
     plan = partial(host.plan, comm_share=_COMM_SHARE)
-    return Implementation(family, "workgroup_specialized", plan, workspace, launch, destination.outputs)
+    return Implementation(
+        family,
+        "workgroup_specialized",
+        plan,
+        workspace,
+        launch,
+        destination.outputs,
+        predict=partial(predict, comm_share=_COMM_SHARE),
+    )
 
 
 VARIANT = variant_of(
-    implementation(FAMILY, KEPT),
+    implementation(FAMILY, KEPT, prediction.comm_programs),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.TILE_FLAG,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from overlap_taxonomy import current_name
+from overlap_taxonomy import current_name, machine_for
 
 from ..config import GemmConfig, current_fields, invalid_reason
 from ..problem import Problem
@@ -123,6 +123,25 @@ def shipped_table(gpu: str) -> Table:
     """Return the times that come with the library, for a kind of GPU; none for most."""
     file = resources.files(__package__).joinpath("measured_times", file_name(gpu))
     return from_json(file.read_text(encoding="utf-8"), {"format": FORMAT, "gpu": gpu}) if file.is_file() else {}
+
+
+def shipped_tables(gpu: str) -> dict[str, Table]:
+    """Return the times that come with the library of a kind of GPU, and of others of its chip, by their names."""
+    chip = _chip_of(gpu)
+    return {name: table for name, table in all_shipped_tables().items() if chip and _chip_of(name) == chip}
+
+
+def all_shipped_tables() -> dict[str, Table]:
+    """Return all times that come with the library, by the GPUs' names."""
+    files = resources.files(__package__).joinpath("measured_times").iterdir()
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files if file.name.endswith(".json")}
+    gpus = {name: json.loads(text.partition('"entries"')[0].rstrip(" ,") + "}")["gpu"] for name, text in texts.items()}
+    return {gpu: from_json(texts[name], {"format": FORMAT, "gpu": gpu}) for name, gpu in sorted(gpus.items())}
+
+
+def _chip_of(gpu: str) -> str | None:
+    machine = machine_for(gpu, 1)
+    return machine.chip if machine else None
 
 
 def _entry(entry: Any) -> tuple[Key, Measured]:

@@ -24,10 +24,10 @@ from ..workspace import Buffer, local_flags
 from .arguments import Sizes, SplitWorkspace, WarpTile
 from .plan import (
     BLOCK_M,
+    COSTS,
     PINGPONG_COLUMNS,
     STEP_K,
     SUBTILE_ROWS,
-    WIDTHS,
     Tiling,
     fastest_tiling,
     num_subtiles,
@@ -63,7 +63,7 @@ def config_reason(config: GemmConfig) -> str | None:
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
         return f"two warp groups multiply tiles of 128 rows: {has}"
-    if config.block_n not in WIDTHS or config.block_k != STEP_K:
+    if config.block_n not in COSTS.rates or config.block_k != STEP_K:
         tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
         return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
     if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.splits > 1):

@@ -6,28 +6,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
+from overlap_taxonomy.machine import H200X4
+
 from .tile_scheduler import SUBTILE_COLS
 
 BLOCK_M = 128
 STEP_K = 64
-# Widths of tiles, and how fast each multiplies, relative to the first. These constants were chosen together, so that of
-# 104 tilings of 37 all-scatters over 4 H200s, in six runs, the fastest are predicted to be (results/notebook.md).
-WIDTHS = {256: 1.0, 128: 1.0, 64: 0.55}
 SUBTILE_ROWS = 32  # of default configurations; a program of a split tile keeps one or more
-TFLOPS = 5.8  # of an SM, with the widest tile
-_TILE_US = 3.0  # that a tile takes beside its multiplication
-# The same with pingpong. Within these bounds it gained 0 to 7 % of ten all-scatters over 2 H200s, 2 % in the mean.
-# Beyond the first it lost 6 %, beyond the second it gained nothing in the mean, beyond the third it was not measured.
-_PINGPONG_TILE_US = 1.4
+COSTS = H200X4.sm90  # by which tilings are chosen, on every GPU
+# Within these bounds pingpong gained 0 to 7 % of ten all-scatters over 2 H200s, 2 % in the mean. Beyond the first it
+# lost 6 %, beyond the second it gained nothing in the mean, beyond the third it was not measured.
 _PINGPONG_MOST_US = 1000.0
 _PINGPONG_MOST_K = 8192
 _PINGPONG_MOST_SENT = 0.5  # of that time in which the link is busy: a tile's subtiles leave later
 PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
-_LINK_GBPS = 345.0  # stores of all SMs to peers, H200 and NVLink 4
-# What the fix-up of a split tile of 128 columns costs, all in all, where tiles are sent; chosen by 14 all-scatters over
-# two H200s that send as four do. Split tiles of 256 columns took 2 % more in the mean than was predicted there, to
-# split tiles that take less time lost, and split tiles of 64 columns were not measured.
-_EXCHANGE_US = 14.0
+# Split tiles of 256 columns took 2 % more in the mean than was predicted for all-scatters over two H200s that send as
+# four do, to split tiles that take less time lost, and split tiles of 64 columns were not measured.
 _SPLIT_COLUMNS = 128
 _SPLIT_LEAST_TILE_US = 45.0
 
@@ -58,7 +52,7 @@ def predicted_us(tiling: Tiling, m: int, n: int, k: int, *, num_programs: int, p
     whole = whole_waves(tiles, num_programs)
     waves = [(num_programs, tile_us)] * whole
     for finished, splits in split_waves(tiling, tiles - whole * num_programs, k, num_programs=num_programs):
-        waves.append((finished, split_tile_us(tiling, tile_us, splits, _EXCHANGE_US)))
+        waves.append((finished, split_tile_us(tiling, tile_us, splits, COSTS.exchange_us)))
     multiplied = sent = 0.0  # when the wave before is, and when its tiles are
     for finished, wave_us in waves:
         multiplied = max(multiplied + wave_us, sent)
@@ -73,8 +67,8 @@ def tiles_of(m: int, n: int, block_n: int) -> int:
 
 def tile_alone_us(tiling: Tiling, k: int) -> float:
     """Return how long a program takes for a tile by itself."""
-    beside_us = _PINGPONG_TILE_US if tiling.pingpong else _TILE_US
-    return 2e-6 * BLOCK_M * tiling.block_n * k / (TFLOPS * WIDTHS[tiling.block_n]) + beside_us
+    beside_us = COSTS.pingpong_tile_us if tiling.pingpong else COSTS.tile_us
+    return 2e-6 * BLOCK_M * tiling.block_n * k / (COSTS.sm_tflops * COSTS.rates[tiling.block_n]) + beside_us
 
 
 def split_tile_us(tiling: Tiling, tile_us: float, splits: int, exchange_us: float) -> float:
@@ -104,7 +98,7 @@ def split_waves(tiling: Tiling, left: int, k: int, *, num_programs: int) -> list
 
 def tile_sent_us(tiling: Tiling, peers: int) -> float:
     """Return how long the link takes for a tile of one program."""
-    return 2e-3 * BLOCK_M * tiling.block_n * peers / _LINK_GBPS
+    return 2e-3 * BLOCK_M * tiling.block_n * peers / COSTS.store_gbps
 
 
 def fastest_tiling(
@@ -137,7 +131,9 @@ def fastest_tiling(
 def possible_tilings(k: int, *, num_programs: int, splits: Iterable[int]) -> list[Tiling]:
     """Return the tilings whose last tiles are split so, for an inner size; narrow tiles are not split."""
     tilings = [
-        Tiling(block_n, count) for block_n, count in product(WIDTHS, splits) if count == 1 or block_n >= _SPLIT_COLUMNS
+        Tiling(block_n, count)
+        for block_n, count in product(COSTS.rates, splits)
+        if count == 1 or block_n >= _SPLIT_COLUMNS
     ]
     return [
         tiling for tiling in tilings if is_possible(tiling, k) and (tiling.splits == 1 or tiling.splits < num_programs)

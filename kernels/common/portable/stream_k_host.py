@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from overlap_taxonomy.cost import LOW_ROWS
+
 from ..call import Call, Device
 from ..config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
 from ..device.handshake import OwnCalls
@@ -13,7 +15,6 @@ from ..workspace import Buffer, local_flags
 from .stream_k import StreamK
 from .stream_k_plan import (
     GROUP_M,
-    LOW_ROWS,
     StreamKPlan,
     Tiling,
     fastest_tiling,

@@ -1,4 +1,4 @@
-"""The tiling of the variants with stream-K, and how many programs split a tile, by a model of an H200.
+"""The tiling of the variants with stream-K, and how many programs split a tile, by what tiles cost on a machine.
 
 Whole tiles come first, one program each; those that are left are split along k (stream_k.py), so that every SM streams
 weights, however few tiles there are.
@@ -10,37 +10,14 @@ from typing import NamedTuple
 
 import triton
 
+from overlap_taxonomy.cost import LOW_ROWS, step_us, store_partial_us
+from overlap_taxonomy.machine import H200X4
+
 from ..config import MOST_SPLITS
 from .stream_k import LARGE, NONE, UNEVEN
 
-LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 GROUP_M = 8  # rows of tiles whose columns follow each other
-# A model of an H200, in µs and bytes, fitted to 507 tilings of 66 problems on one (mean error 5 %; the tiling that
-# it chooses is 0.8 % slower than the best in the mean, 8 % at most), but for what storing a partial takes, which was
-# measured alone.
-_SM_BYTES_US = 117e3  # operands into an SM from the L2 cache
-_SM_STREAM_US = 96e3  # and where the weights come from memory for it alone
-_SM_LOW_STREAM_US = 78e3  # and the tile has 16 or 32 rows
-_MEMORY_BYTES_US = 4.27e6  # weights into all of them
-_SM_FLOPS_US = 7.0e6
-_TILE_RATES = {
-    (128, 256): 0.96,
-    (128, 128): 0.85,
-    (64, 128): 0.73,
-    (128, 64): 0.42,
-    (64, 64): 0.48,
-    (32, 128): 0.30,
-    (32, 64): 0.177,
-    (16, 128): 0.178,
-    (16, 64): 0.105,
-}
-_LEAST_RATE = 0.09
-_TILE_US = 2.5  # from a tile's first load to its first multiplication, and its last to its stored tile
-_FIXUP_US = 1.85  # to wait for the other splits of a tile, of which there is a known number
-_UNEVEN_FIXUP_US = 2.0  # or of which there is not
-_STORE_US = 0.8  # to store a partial sum, beside
-_STORED_BYTES_US = 40e3  # at which it is stored
-_LOADED_BYTES_US = 37e3  # and loaded
+_COSTS = H200X4.stream_k  # by which tilings are chosen, on every GPU
 
 
 class Tiling(NamedTuple):
@@ -175,7 +152,7 @@ def tiling_us(
     )
 
     def waves_us(wave_steps: float, programs: int) -> float:
-        return wave_steps * step_us(block_m, block_n, block_k, rows, programs, element_bytes) + _TILE_US
+        return wave_steps * step_us(_COSTS, block_m, block_n, block_k, rows, programs, element_bytes) + _COSTS.tile_us
 
     whole_us = -(-plan.whole // plan.programs) * waves_us(steps, min(plan.whole, plan.programs))
     if not plan.split_programs:
@@ -187,9 +164,9 @@ def tiling_us(
     return (
         whole_us
         + waves_us(longest, plan.split_programs)
-        + (0.0 if is_aligned else columns / runs * _TILE_US + store_partial_us(block_m, block_n))
-        + (_UNEVEN_FIXUP_US if known_splits(plan, block_m, block_n) == UNEVEN.value else _FIXUP_US)
-        + 4.0 * block_m * block_n * others / _LOADED_BYTES_US
+        + (0.0 if is_aligned else columns / runs * _COSTS.tile_us + store_partial_us(_COSTS, block_m, block_n))
+        + (_COSTS.uneven_fixup_us if known_splits(plan, block_m, block_n) == UNEVEN.value else _COSTS.fixup_us)
+        + 4.0 * block_m * block_n * others / _COSTS.load_gbps / 1e3
     )
 
 
@@ -199,7 +176,7 @@ def plan_of_tiling(
     """Return how programs take the tiles of a tiling; arguments as for `tiling_us`."""
     block_m, block_n, splits = tiling
     rows = -(-m // block_m)
-    one_us = step_us(block_m, block_n, block_k, rows, num_sms, element_bytes)
+    one_us = step_us(_COSTS, block_m, block_n, block_k, rows, num_sms, element_bytes)
     return plan_stream_k(
         rows * -(-n // block_n),
         rows,
@@ -207,23 +184,6 @@ def plan_of_tiling(
         num_sms=num_sms,
         group_m=group_m,
         splits=splits,
-        store_steps=round(store_partial_us(block_m, block_n) / one_us),
-        switch_steps=round(_TILE_US / one_us),
+        store_steps=round(store_partial_us(_COSTS, block_m, block_n) / one_us),
+        switch_steps=round(_COSTS.tile_us / one_us),
     )
-
-
-def step_us(block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int) -> float:
-    """Return the predicted time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
-    rate = max(_LEAST_RATE, _TILE_RATES.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
-    weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
-    stream_us = _SM_LOW_STREAM_US if block_m < LOW_ROWS else _SM_STREAM_US
-    return max(
-        (block_m + block_n) * block_k * element_bytes / (stream_us if rows == 1 else _SM_BYTES_US),
-        weight_bytes * programs / _MEMORY_BYTES_US,
-        2.0 * block_m * block_n * block_k / (_SM_FLOPS_US * rate),
-    )
-
-
-def store_partial_us(block_m: int, block_n: int) -> float:
-    """Return the predicted time until a program has stored its partial of a tile."""
-    return _STORE_US + 4.0 * block_m * block_n / _STORED_BYTES_US

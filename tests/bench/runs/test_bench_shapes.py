@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iris_bench.measure.shapes import EXPLICIT, SHAPE_SETS, Shape, layer_name, parse_shapes, problem_label
+from iris_kernels.common.choice.measured import shipped_table
 
 
 def parse(text: str, collective: str = "all_gather", world_size: int = 4) -> list[Shape]:
@@ -42,6 +43,18 @@ def test_ragged_sizes_divide_nothing() -> None:
     assert any(shape.k % 2 for shape in shapes)
 
 
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_nothing_was_tuned_by_what_is_held_out(collective: str) -> None:
+    held_out = parse("held_out", collective)
+    assert len(held_out) >= 60
+    assert {1, 16384} < {shape.m for shape in held_out}
+    weights = {(shape.n, shape.k) for shape in held_out}
+    for name in SHAPE_SETS.keys() - {"held_out"}:
+        assert not weights & {(shape.n, shape.k) for shape in parse(name, collective)}
+    for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+        assert not weights & {(key.n, key.k) for key in shipped_table(gpu)}
+
+
 @pytest.mark.parametrize("text", ["", "papr", "1x2", "1x2x3x4", "0x4x5", "ax2x3", "-1x2x3", "smoke,,paper"])
 def test_an_unknown_shape_is_named_with_what_would_work(text: str) -> None:
     with pytest.raises(ValueError, match="unknown shape") as error:
@@ -63,6 +76,6 @@ def test_sizes_of_layers_have_their_names(collective: str, sizes: tuple[int, int
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-@pytest.mark.parametrize("shape_set", ["layers", "llama", "small_m"])
+@pytest.mark.parametrize("shape_set", ["layers", "llama", "small_m", "held_out"])
 def test_every_shape_of_models_is_a_named_layer(collective: str, shape_set: str) -> None:
     assert all(layer_name(collective, shape.n, shape.k) for shape in parse(shape_set, collective))

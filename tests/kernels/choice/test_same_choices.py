@@ -1,7 +1,7 @@
-"""`auto` chooses what it chose before variants had their present names.
+"""What `auto` chooses changes on purpose alone.
 
-choices.csv has problems of each kind, and, under the former names, what was chosen for them by the shipped times, the
-problem's own or those of problems like it, and by the cost model alone. It changes with these times and the model.
+choices.csv has problems of each kind, and what is chosen for them by the shipped times, the problem's own or those of
+problems like it, and by the cost model alone. It changes with these times and the model.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.common.choice.auto import choose
-from iris_kernels.common.choice.measured import shipped_table
+from iris_kernels.common.choice.auto import baseline_of
+from iris_kernels.common.choice.choices import Choices, Knowledge
+from iris_kernels.common.choice.measured import shipped_tables
 from iris_kernels.common.hopper import host as hopper
-from overlap_taxonomy import current_name, list_families, list_variants
+from overlap_taxonomy import list_families, list_variants
 
 with Path(__file__).with_name("choices.csv").open(newline="") as _file:
     ROWS = list(csv.DictReader(_file))
@@ -35,13 +36,13 @@ def on_hopper() -> Iterator[None]:
 def test_the_same_variant_is_chosen(gpu: str, family: str) -> None:
     rows = [row for row in ROWS if (row["gpu"], row["family"]) == (gpu, family)]
     assert len(rows) >= 5
-    baseline, table = "library_layout" if family == "gemm_all_scatter" else "library", shipped_table(gpu)
+    shipped = shipped_tables(gpu)
     for row in rows:
         sizes = (int(row[name]) for name in ("m", "n", "k", "world_size"))
         problem = make_problem(family, *sizes, getattr(torch, row["dtype"]))
         ours = [
             one.name for one in list_variants(family) if one.has_kernels and not one.unsupported_reason(problem, None)
         ]
-        for column, times in (("by_times", table), ("by_model", {})):
-            choice = choose(family, problem, [baseline, *ours], gpu=gpu, tables=({}, times))
-            assert choice.variant == current_name(family, row[column]), (row, choice)
+        for column, times in (("by_times", shipped), ("by_model", {})):
+            choice = Choices(Knowledge(gpu, {}, times), family, problem, [baseline_of(family), *ours]).of(problem)
+            assert choice.variant == row[column], (row, choice)

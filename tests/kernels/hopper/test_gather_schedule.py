@@ -87,7 +87,7 @@ def test_chunks_of_the_last_shard_arrive_one_after_the_other() -> None:
     last = cut[3 * tiles :]
     assert (last == last[0]).all()
     assert whole[2 * tiles] < last[0, 0] < last[0, 1] < last[0, 2]
-    assert last[0, 2] == pytest.approx(whole[-1, 0] + 2 * module._NEXT_US)
+    assert last[0, 2] == pytest.approx(whole[-1, 0] + 2 * module.COSTS.next_copy_us)
 
 
 def test_the_last_shard_is_cut_where_the_link_is_slower_than_the_multiplication() -> None:
@@ -106,7 +106,7 @@ def test_small_shards_are_not_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_split_tile_takes_all_k_chunks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles, both split by the two programs: the peer's is begun when its last chunk has come."""
-    monkeypatch.setattr(module, "_LINK_GBPS", 1.0)
+    monkeypatch.setattr(module, "COSTS", replace(module.COSTS, copy_gbps=1.0))
     two = Gathering(128, 256, 65536, world_size=2, itemsize=2, num_programs=2)
     whole, cut = (Schedule(Tiling(256, 2), 1, 1, chunks) for chunks in (1, 2))
     later_us = two.arrivals_us(cut)[-1, -1] - two.arrivals_us(whole)[-1, -1]
@@ -123,8 +123,8 @@ def test_chunks_are_whole_steps_of_rows_that_copy_engines_are_fast_with() -> Non
 def test_with_all_rows_there_waves_are_what_counts() -> None:
     alone = Gathering(128 * 132, 256, 8192, world_size=1, itemsize=2, num_programs=132)
     whole = Schedule(Tiling(256, 1), 1, 8)
-    wave_us = alone.predicted_us(whole) - module._BESIDE_US
-    twice = replace(alone, rows=128 * 133).predicted_us(whole) - module._BESIDE_US
+    wave_us = alone.predicted_us(whole) - module.COSTS.beside_copies_us
+    twice = replace(alone, rows=128 * 133).predicted_us(whole) - module.COSTS.beside_copies_us
     assert twice == pytest.approx(2 * wave_us)
 
 
@@ -220,15 +220,15 @@ def test_splits_are_chosen_where_they_were_faster_or_nearly() -> None:
 
 def test_a_split_tile_begins_when_the_last_of_its_programs_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tiles a shard, two programs: one of them waits for the peer's first tile, and then both split two."""
-    monkeypatch.setattr(module, "_LINK_GBPS", 1.0)
+    monkeypatch.setattr(module, "COSTS", replace(module.COSTS, copy_gbps=1.0))
     two = Gathering(128, 768, 65536, world_size=2, itemsize=2, num_programs=2)
     schedule = Schedule(Tiling(256, 2), 1, 1)
     tile_us = replace(two, rows=128, columns=256, world_size=1).predicted_us(Schedule(Tiling(256, 1), 1, 1))
-    tile_us -= module._BESIDE_US
+    tile_us -= module.COSTS.beside_copies_us
     arrived_us = two.arrivals_us(schedule)[-1, -1]
     assert arrived_us > 2 * tile_us
-    both_us = 2 * (tile_us / 2 + module._EXCHANGE_US * 2)
-    assert two.predicted_us(schedule) == pytest.approx(arrived_us + tile_us + both_us + module._BESIDE_US)
+    both_us = 2 * (tile_us / 2 + module.COSTS.exchange_beside_copies_us * 2)
+    assert two.predicted_us(schedule) == pytest.approx(arrived_us + tile_us + both_us + module.COSTS.beside_copies_us)
 
 
 def test_splits_and_k_chunks_must_gain_enough(monkeypatch: pytest.MonkeyPatch) -> None:

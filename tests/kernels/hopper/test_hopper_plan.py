@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -260,7 +261,7 @@ def test_no_split_is_taken_for_nothing() -> None:
     """Where the link bounds a call, splits and none are predicted to take as long; narrow and short tiles have none."""
     sizes = (2048, 3584, 8192)
     even = on_four(Tiling(128, 2), *sizes)
-    with mock.patch.object(plan, "_LINK_GBPS", 10.0):
+    with mock.patch.object(plan, "COSTS", replace(plan.COSTS, store_gbps=10.0)):
         assert on_four(Tiling(128, 2), *sizes) == pytest.approx(on_four(Tiling(128, 1), *sizes))
         assert fastest_tiling(*sizes, num_programs=132, peers=3, splits=(1, 2)).splits == 1
     with mock.patch.object(plan, "predicted_us", lambda tiling, *args, **kwargs: 100.0 - 0.01 * tiling.splits):

@@ -1,0 +1,123 @@
+"""How good `auto` is at problems that no table of measured times has: it chooses, and measured times judge.
+
+Each measured problem is hidden from what `auto` knows, alone or with others, and it chooses among the variants that
+were measured there, as on a machine that has them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from iris_kernels.common.choice.auto import baseline_of
+from iris_kernels.common.choice.choices import Choices, Knowledge, work_of
+from iris_kernels.common.choice.corrections import Evidence, evidence_of
+from iris_kernels.common.choice.measured import Key, Measured, Table
+from overlap_taxonomy import get_variant, machine_for
+
+from ..measure.families import FAMILIES
+
+# Whether a measured problem is hidden with one that is asked for on a GPU.
+HIDDEN: Mapping[str, Callable[[Evidence, str, Key], bool]] = {
+    "the problem": lambda one, gpu, key: (one.gpu, one.key) == (gpu, key),
+    "its N and K": lambda one, gpu, key: (one.key.n, one.key.k) == (key.n, key.k),
+    "its GPUs": lambda one, gpu, key: (one.gpu, one.key.world_size) == (gpu, key.world_size),
+    "everything": lambda one, gpu, key: True,
+}
+_DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A problem for which something was chosen.
+
+    Args:
+        gpu, key: where, and what.
+        hidden: of `HIDDEN`, what was not known.
+        chosen: the variant that was chosen.
+        over_best, over_library: its time over that of the fastest, and of the library.
+        errors: of predicted times, relative to measured ones; logarithms, by variant.
+    """
+
+    gpu: str
+    key: Key
+    hidden: str
+    chosen: str
+    over_best: float
+    over_library: float
+    errors: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out for several problems.
+
+    Args:
+        problems: how many.
+        over_best: the chosen variant's time over that of the fastest: geometric mean, 90th percentile, most.
+        good: the share of problems where that is at most 1.03.
+        over_library: the same over the library's: geometric mean and most.
+        slower: problems where that is over 1.02.
+        error: of predicted times: median, and 90th percentile.
+    """
+
+    problems: int
+    over_best: tuple[float, float, float]
+    good: float
+    over_library: tuple[float, float]
+    slower: int
+    error: tuple[float, float]
+
+
+def judge(asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str) -> Iterator[Judged]:
+    """Yield what is chosen for each problem; those of fp32, and without the library's time, are left out.
+
+    Args:
+        asked: the problems, by GPU, with their times.
+        known: the measured times that are known, but for what is hidden.
+        hidden: of `HIDDEN`.
+    """
+    evidence, hides = evidence_of(known), HIDDEN[hidden]
+    for gpu, table in asked.items():
+        for key, measured in table.items():
+            if key.dtype in _DTYPES:
+                left = [one for one in evidence if not hides(one, gpu, key)]
+                yield from _judge(gpu, key, measured, Knowledge.of_evidence(gpu, left), hidden)
+
+
+def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str) -> Iterator[Judged]:
+    baseline, times, machine = baseline_of(key.family), measured.times_us, machine_for(gpu, key.world_size)
+    ours = [name for name in times if get_variant(key.family, name).has_kernels]
+    if machine is None or baseline not in times or not ours:
+        return
+    dtype = getattr(torch, key.dtype)
+    problem = FAMILIES[key.family].problem(m=key.m, n=key.n, k=key.k, world_size=key.world_size, dtype=dtype)
+    candidates, work = [baseline, *ours], work_of(key.family, problem)
+    chosen = Choices(known, key.family, problem, candidates).ranking(key.m)[0]
+    (estimates,) = known.corrections(work, baseline).estimate(machine, [work], candidates)
+    errors = {name: math.log(one.us / times[name]) for name, one in estimates.items()}
+    over_best = times[chosen] / min(times[name] for name in candidates)
+    yield Judged(gpu, key, hidden, chosen, over_best, times[chosen] / times[baseline], errors)
+
+
+def verdict(judged: list[Judged]) -> Verdict:
+    """Return what came out for these problems, of which there is one at least."""
+    over_best = np.array([one.over_best for one in judged])
+    over_library = np.array([one.over_library for one in judged])
+    errors = np.abs([error for one in judged for error in one.errors.values()])
+    return Verdict(
+        len(judged),
+        (_geomean(over_best), float(np.quantile(over_best, 0.9)), float(over_best.max())),
+        float((over_best <= 1.03).mean()),
+        (_geomean(over_library), float(over_library.max())),
+        int((over_library > 1.02).sum()),
+        (float(np.median(errors)), float(np.quantile(errors, 0.9))),
+    )
+
+
+def _geomean(ratios: np.ndarray) -> float:
+    return float(np.exp(np.log(ratios).mean()))

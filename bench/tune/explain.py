@@ -1,0 +1,145 @@
+"""Why `auto` takes what it takes for a problem: predicted times and their parts, and what measured problems say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from iris_kernels.common.choice.auto import baseline_of
+from iris_kernels.common.choice.choices import CAUTION, Choices, Knowledge, work_of
+from iris_kernels.common.choice.corrections import Evidence, distance, like
+from iris_kernels.common.choice.measured import key_of, shipped_tables
+from iris_kernels.common.choice.tuning_cache import read_cache
+from overlap_taxonomy import (
+    MACHINES,
+    Choice,
+    Machine,
+    Parts,
+    Work,
+    explain_us,
+    get_variant,
+    list_variants,
+    machine_for,
+    predict_ideal_us,
+)
+
+from ..measure.families import FAMILIES
+from ..measure.shapes import Shape
+
+_NEAREST = 5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is known of a variant's time for the problem.
+
+    Args:
+        variant: its full name.
+        parts: of the time that the model predicts.
+        us: the time, corrected by measured problems, in µs.
+        over_library: that over the library's.
+        doubt: the standard deviation of the logarithm of that.
+        needed: what it must be below, for `auto` to take it rather than the library.
+        measured_us: the problem's own time, where it was measured.
+    """
+
+    variant: str
+    parts: Parts
+    us: float
+    over_library: float
+    doubt: float
+    needed: float
+    measured_us: float | None
+
+
+@dataclass(frozen=True)
+class Near:
+    """A measured problem near this one: how far, and what was fastest, in which part of the library's time."""
+
+    evidence: Evidence
+    distance: float
+    fastest: str
+    over_library: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why `auto` takes what it takes.
+
+    Args:
+        machine, family, shape: where, and what.
+        row: the number of rows of `auto`'s table that stands for the shape's, of which times are predicted.
+        choice: what it takes.
+        limit_us: a perfect overlap: the library's GEMM alone, or the bytes on the link.
+        candidates: the library first, then the fastest first.
+        nearest: measured problems, the nearest first.
+    """
+
+    machine: Machine
+    gpu: str
+    family: str
+    shape: Shape
+    row: int
+    choice: Choice
+    limit_us: float
+    candidates: list[Candidate]
+    nearest: list[Near]
+
+
+def gpu_name(text: str) -> str:
+    """Return the driver's name of a GPU that the model knows, from a part of it, such as "H100".
+
+    Raises:
+        ValueError: no such GPU, or several; names those that there are.
+    """
+    names = dict.fromkeys(machine.gpu for machine in MACHINES.values())
+    exact = machine_for(text, 1)
+    found = [exact.gpu] if exact else [name for name in names if text and text.lower() in name.lower()]
+    if len(found) != 1:
+        raise ValueError(f"{'several GPUs are' if found else 'unknown GPU'} {text!r}; known GPUs: {', '.join(names)}")
+    vendor = "NVIDIA" if next(one for one in MACHINES.values() if one.gpu == found[0]).is_hopper else "AMD Instinct"
+    return text if exact else f"{vendor} {found[0]}"
+
+
+def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.dtype) -> Explanation:
+    """Return why `auto` takes what it takes on so many GPUs; nothing is run.
+
+    Args:
+        gpu: as its driver names it, one that the model knows.
+        world_size, family, shape, dtype: the problem.
+    """
+    machine = machine_for(gpu, world_size)
+    assert machine is not None
+    problem = FAMILIES[family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=dtype)
+    baseline = baseline_of(family)
+    names = [baseline, *(one.name for one in list_variants(family) if one.has_kernels)]
+    known = Knowledge(gpu, read_cache(gpu), shipped_tables(gpu))
+    choices = Choices(known, family, problem, names, is_here=False)
+    row = choices.row_of(shape.m)
+    work = replace(work_of(family, problem), m=row)
+    limit_us = predict_ideal_us(machine, work_of(family, problem), problem.wire_bytes)
+    key = key_of(family, problem)
+    measured = next((dict(table[key].times_us) for table in known.tables.values() if key in table), {})
+    found = []
+    for name, one in choices.estimates(shape.m).items():
+        parts = explain_us(machine, name, work)
+        assert parts is not None
+        needed = math.exp(-CAUTION * one.doubt)
+        ratio = math.exp(one.log_ratio)
+        found.append(Candidate(name, parts, one.us, ratio, one.doubt, needed, measured.get(name)))
+    found[1:] = sorted(found[1:], key=lambda one: one.over_library / one.needed)
+    nearest = _nearest(known, gpu, work, baseline)
+    return Explanation(machine, gpu, family, shape, row, choices.of(problem), limit_us, found, nearest)
+
+
+def _nearest(known: Knowledge, gpu: str, work: Work, baseline: str) -> list[Near]:
+    there = [one for one in like(known.evidence(), work) if baseline in one.measured.times_us]
+    found = []
+    for one in sorted(there, key=lambda one: distance(gpu, work, one))[:_NEAREST]:
+        family, times = one.key.family, one.measured.times_us
+        compared = [name for name in times if name == baseline or get_variant(family, name).has_kernels]
+        fastest = min(compared, key=lambda name: times[name])
+        found.append(Near(one, distance(gpu, work, one), fastest, times[fastest] / times[baseline]))
+    return found

@@ -1,0 +1,62 @@
+"""Predicted times of GEMM + all-reduce, sums, or partials, of C to all: a function a variant."""
+
+from __future__ import annotations
+
+from overlap_taxonomy import Machine, Work
+from overlap_taxonomy.cost import collective_us, push_us, stores_narrow_rows
+
+from ..common.prediction import ends, stream_k_call_us
+from ..gemm_reduce_scatter import prediction as reduce_scatter
+from ..gemm_reduce_scatter.prediction import behind_peers_us, own_gemm, reduced_bytes, split_partials, sum_us
+
+
+def library(machine: Machine, work: Work) -> float:
+    """The GEMM, then an all-reduce."""
+    own = own_gemm(machine, work, kind="library")
+    sent = collective_us(machine, work, 2 * reduced_bytes(work), gbps=machine.all_reduce_gbps)
+    return own.us + sent + machine.launch_us
+
+
+def bulk_synchronous(machine: Machine, work: Work) -> float:
+    """As reduce-scatter, and all SMs push the sums."""
+    return reduce_scatter.bulk_synchronous(machine, work) + _sums_us(machine, work)
+
+
+def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
+    """Some SMs push partial tiles, `comm_share` of all; the others push sums."""
+    own, push = split_partials(machine, work, comm_share)
+    sent = max(own.us * work.peers / work.world_size, behind_peers_us(work, own.wave_us, push, 0.0))
+    summed = max(own.us / work.world_size, own.wave_us + _sums_us(machine, work))
+    return sent + summed + sum_us(machine, work) + ends(machine, work, kernels=1)
+
+
+def fused_sequential(machine: Machine, work: Work) -> float:
+    """One-shot: programs store partial tiles to every rank."""
+    return own_gemm(machine, work).us + _exchange_us(machine, work) + ends(machine, work, kernels=1)
+
+
+def warp_specialized_sm90(machine: Machine, work: Work) -> float:
+    """Partial tiles and sums leave by TMA while the next tiles are multiplied."""
+    own = own_gemm(machine, work, kind="specialized")
+    partials = push_us(machine, reduced_bytes(work), narrow=False, to_one=True)
+    sums = push_us(machine, reduced_bytes(work), narrow=False)
+    # The last tiles are own ones, whose sums leave when there is nothing left to multiply.
+    sent_last = sums * min(1.0, own.last_share * work.world_size)
+    summed = max(own.us + sent_last, own.wave_us + partials + sums)
+    return summed + sum_us(machine, work) + ends(machine, work, kernels=1)
+
+
+def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
+    """All SMs read weights; then partial tiles go to every rank."""
+    return stream_k_call_us(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
+
+
+def _sums_us(machine: Machine, work: Work) -> float:
+    return push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
+
+
+def _exchange_us(machine: Machine, work: Work) -> float:
+    """Partial sums of all of C to every peer, and those of all ranks added."""
+    whole = work.m * work.n * work.element_bytes
+    push = push_us(machine, work.peers * whole, narrow=stores_narrow_rows(machine, work))
+    return push + work.world_size * whole / machine.sum_gbps / 1e3

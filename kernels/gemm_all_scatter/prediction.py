@@ -1,0 +1,76 @@
+"""Predicted times of GEMM + all-scatter, tiles of C to every peer: a function a variant."""
+
+from __future__ import annotations
+
+from overlap_taxonomy import Machine, Work
+from overlap_taxonomy.cost import Gemm, copy_us, gemm, push_us
+
+from ..common.prediction import comm_sms, ends, exposed, in_sequence, num_chunks, sent_beside, stream_k_call_us
+
+_MOST_CHUNKS = 4  # that the copy engines send, of a rank's block
+
+
+def library(machine: Machine, work: Work) -> float:
+    """The GEMM, then an all-gather; C in blocks."""
+    return in_sequence(machine, _own(machine, work, kind="library"), work, _sent(work))
+
+
+def library_layout(machine: Machine, work: Work) -> float:
+    """The same, then a copy into one matrix."""
+    moved = 2 * work.m * work.n * work.element_bytes
+    return library(machine, work) + moved / machine.layout_gbps / 1e3 + machine.launch_us
+
+
+def library_list(machine: Machine, work: Work) -> float:
+    """The same, a copy a rank."""
+    return library_layout(machine, work) + machine.launch_us * work.peers
+
+
+def bulk_synchronous(machine: Machine, work: Work) -> float:
+    """The GEMM, then all SMs push."""
+    return _own(machine, work).us + _push_us(machine, work) + ends(machine, work, kernels=2)
+
+
+def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
+    """Some SMs push what the others multiply; `comm_share` of all."""
+    sms = comm_sms(machine, comm_share)
+    own = _own(machine, work, sms=machine.num_sms - sms)
+    return sent_beside(own, _push_us(machine, work, sms=sms)) + ends(machine, work, kernels=1)
+
+
+def fused_sequential(machine: Machine, work: Work) -> float:
+    """Programs store their tiles to peers, and stall."""
+    own, push = _own(machine, work), _push_us(machine, work)
+    return max(own.us + push * exposed(machine, own), own.wave_us + push) + ends(machine, work, kernels=1)
+
+
+def copy_engine(machine: Machine, work: Work) -> float:
+    """The copy engines send chunks of rows."""
+    own = _own(machine, work)
+    columns = work.share(work.n) * work.element_bytes
+    chunks = num_chunks(work.m * columns, most=_MOST_CHUNKS)
+    copies = work.peers * copy_us(machine, work.m * columns / chunks, columns)
+    return max(own.us + copies, own.us / chunks + chunks * copies) + ends(machine, work, kernels=2)
+
+
+def warp_specialized_sm90(machine: Machine, work: Work) -> float:
+    """Tiles leave by TMA while the next are multiplied."""
+    own = _own(machine, work, kind="specialized")
+    return sent_beside(own, push_us(machine, _sent(work), narrow=False)) + ends(machine, work, kernels=1)
+
+
+def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
+    """All SMs read weights; then tiles are pushed."""
+    return stream_k_call_us(machine, work, work.m, work.share(work.n), work.k) + _push_us(machine, work)
+
+
+def _own(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
+    return gemm(machine, work, work.m, work.share(work.n), work.k, sms=sms, kind=kind)
+
+
+def _sent(work: Work) -> int:
+    return work.peers * work.m * work.share(work.n) * work.element_bytes
+
+
+def _push_us(machine: Machine, work: Work, *, sms: int = 0) -> float:
+    return push_us(machine, _sent(work), narrow=work.is_narrow(work.n), sms=sms)

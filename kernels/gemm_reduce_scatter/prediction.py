@@ -1,0 +1,95 @@
+"""Predicted times of GEMM + reduce-scatter, partial tiles of C to their owners: a function a variant."""
+
+from __future__ import annotations
+
+from overlap_taxonomy import Machine, Work
+from overlap_taxonomy.cost import Gemm, copy_us, gemm, push_us, stores_narrow_rows
+
+from ..common.prediction import comm_sms, ends, in_sequence, num_chunks, rows_in_tiles, stream_k_call_us
+
+_MOST_CHUNKS = 2  # that the copy engines send, of a shard
+
+
+def library(machine: Machine, work: Work) -> float:
+    """The GEMM, then a reduce-scatter."""
+    return in_sequence(machine, own_gemm(machine, work, kind="library"), work, reduced_bytes(work))
+
+
+def bulk_synchronous(machine: Machine, work: Work) -> float:
+    """The GEMM, then all SMs pull and add partials."""
+    slower = machine.link_gbps / machine.narrow_link_gbps if stores_narrow_rows(machine, work) else 1.0
+    pull = reduced_bytes(work) * slower / machine.pull_gbps / 1e3
+    return own_gemm(machine, work).us + pull + ends(machine, work, kernels=2)
+
+
+def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
+    """Some SMs push partial tiles, `comm_share` of all; own tiles, multiplied last, add the peers'."""
+    own, push = split_partials(machine, work, comm_share)
+    sent = behind_peers_us(work, own.wave_us, push, own.wave_us)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
+
+
+def fused_sequential(machine: Machine, work: Work) -> float:
+    """Programs store partial tiles at their owners."""
+    own = own_gemm(machine, work)
+    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work), to_one=True)
+    sent = behind_peers_us(work, own.wave_us, push, own.wave_us)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
+
+
+def copy_engine(machine: Machine, work: Work) -> float:
+    """The copy engines send chunks of partials."""
+    own = own_gemm(machine, work)
+    shard, row_bytes = reduced_bytes(work) / max(1, work.peers), work.n * work.element_bytes
+    chunks = num_chunks(shard, most=_MOST_CHUNKS)
+    copies = work.peers * chunks * copy_us(machine, shard / chunks, row_bytes if row_bytes % 16 else 512)
+    first = own.us / (work.world_size * chunks)
+    sent = behind_peers_us(work, first, copies, first)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=3)
+
+
+def warp_specialized_sm90(machine: Machine, work: Work) -> float:
+    """Partial tiles leave by TMA while the next are multiplied."""
+    own = gemm(
+        machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized", shards=work.world_size
+    )
+    push = push_us(machine, reduced_bytes(work), narrow=False, to_one=True)
+    own_last = own.wave_us if own.waves > 1 else 0.0  # in a single wave they are multiplied beside the peers'
+    sent = behind_peers_us(work, own.wave_us, push, own_last)
+    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
+
+
+def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
+    """All SMs read weights; then partial tiles are pushed and added."""
+    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
+    own_us = stream_k_call_us(machine, work, work.m, work.n, work.share(work.k))
+    return own_us + push + sum_us(machine, work)
+
+
+def own_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
+    """A rank's GEMM, over its part of k."""
+    shards = 1 if kind == "library" else work.world_size
+    return gemm(machine, work, work.m, work.n, work.share(work.k), sms=sms, kind=kind, shards=shards)
+
+
+def reduced_bytes(work: Work) -> int:
+    """Bytes of partials that a rank sends."""
+    return work.peers * work.share(work.m) * work.n * work.element_bytes
+
+
+def split_partials(machine: Machine, work: Work, comm_share: float) -> tuple[Gemm, float]:
+    """The GEMM on the SMs that multiply, and what the others take to send and signal the peers' partial tiles."""
+    sms = comm_sms(machine, comm_share)
+    own = own_gemm(machine, work, sms=machine.num_sms - sms)
+    narrow = stores_narrow_rows(machine, work)
+    return own, push_us(machine, reduced_bytes(work), narrow=narrow, sms=sms, chunk_bytes=own.tile_bytes, to_one=True)
+
+
+def behind_peers_us(work: Work, first_us: float, sent_us: float, last_us: float) -> float:
+    """When the own tiles, multiplied last, are done after those that are sent; alone there are none to come after."""
+    return first_us + sent_us + last_us if work.peers else 0.0
+
+
+def sum_us(machine: Machine, work: Work) -> float:
+    """Adding the peers' partials in the own tiles' epilogue."""
+    return reduced_bytes(work) / machine.sum_gbps / 1e3

@@ -1,0 +1,148 @@
+"""`iris-bench explain` and `iris-bench model --evaluate`: what `auto` takes, why, and how good that is; no GPU."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from iris_bench import cli
+from iris_bench.measure.shapes import Shape
+from iris_bench.tune.evaluate import HIDDEN, judge, verdict
+from iris_bench.tune.explain import explain, gpu_name
+from iris_kernels.common.choice.measured import Key, Measured, Table, all_shipped_tables
+from overlap_taxonomy import Work, machine_for, predict_us
+
+H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
+FAMILY = "gemm_reduce_scatter"
+OURS = "fused_sequential:portable:stream_k"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+@pytest.fixture(autouse=True)
+def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_a_choice_is_explained_in_tables_a_csv_and_a_picture(tmp_path: Path) -> None:
+    out, plot = tmp_path / "why.csv", tmp_path / "why.png"
+    arguments = ("explain", "300x8192x28672", "--family", FAMILY, "--gpu", "h100", "--world-size", 2)
+    result = invoke(*arguments, "--out", out, "--plot", plot)
+    assert result.exit_code == 0, result.output
+    for said in ("PREDICTION, constants of another machine", "auto takes", "320 rows", "limit", "2 x H200"):
+        assert said in result.stdout
+    assert plot.stat().st_size > 10_000
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["variant"] == "library"
+    assert sum(row["is_chosen"] == "True" for row in rows) == 1
+    for row in rows:
+        parts = sum(float(row[name]) for name in ("work_us", "wait_us", "latency_us"))
+        assert parts == pytest.approx(float(row["model_us"]), rel=0.01)
+        taken = float(row["over_library"]) < float(row["must_be_below"])
+        assert taken or row["is_chosen"] == "False" or row["variant"] == "library"
+    assert invoke(*arguments, "--out", out).exit_code == 2  # it is there
+
+
+def test_what_is_nearest_and_was_measured_is_shown() -> None:
+    measured = explain(H200, 4, FAMILY, Shape(256, 8192, 28672), torch.bfloat16)
+    assert measured.choice.why == "measured"
+    assert measured.candidates[0].measured_us
+    assert [near.distance for near in measured.nearest] == sorted(near.distance for near in measured.nearest)
+    assert measured.nearest[0].distance == 0.0
+    assert measured.nearest[0].evidence.key == Key(FAMILY, 256, 8192, 28672, 4, "bfloat16")
+    assert 0.5 < measured.nearest[0].over_library <= 1.0
+    assert measured.limit_us < min(one.us for one in measured.candidates)
+    amd = explain("AMD Instinct MI300X", 8, FAMILY, Shape(256, 8192, 28672), torch.bfloat16)
+    assert not amd.nearest
+    assert not [one for one in amd.candidates if "sm90" in one.variant]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("8x8x8", "--gpu", "A100"), "unknown GPU 'A100'; known GPUs: H200, H100 80GB HBM3, MI300X"),
+        (("8x8x8", "--gpu", "H"), "several GPUs are 'H'"),
+        (("8x8x8", "--family", "gemm"), "unknown family 'gemm'; known families:"),
+        (("8x8x8", "--family", "all"), "--family takes one family, not 'all'"),
+        (("8x8", "--gpu", "H200"), "unknown shape '8x8'"),
+        (("square",), "explain takes one shape, MxNxK"),
+        (("8x8x8", "--dtype", "int4"), "unknown dtype 'int4'; known dtypes: bf16, fp16, fp32"),
+        (("8x8x8", "--plot", "why.txt"), "no picture"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(changed: tuple[str, ...], said: str) -> None:
+    family = () if "--family" in changed else ("--family", FAMILY)
+    result = invoke("explain", *changed, *family)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_gpus_are_named_by_a_part_of_their_names() -> None:
+    assert [gpu_name(name) for name in ("H100", "h200", "mi300x", H100)] == [
+        H100,
+        H200,
+        "AMD Instinct MI300X",
+        H100,
+    ]
+
+
+def table(m: int, *, library: float, ours: float) -> Table:
+    """A problem that takes so many times what the model says."""
+    key, machine = Key(FAMILY, m, 8192, 28672, 2, "bfloat16"), machine_for(H200, 2)
+    assert machine
+    work = Work(FAMILY, m, 8192, 28672, 2)
+    factors = {"library": library, OURS: ours}
+    return {key: Measured({name: factor * (predict_us(machine, name, work) or 0) for name, factor in factors.items()})}
+
+
+def test_a_problem_is_judged_by_times_that_are_hidden_when_it_is_chosen() -> None:
+    """There the library is three times as fast as the other says; nothing else is known."""
+    asked = table(256, library=1.0, ours=3.0)
+    other = table(512, library=3.0, ours=1.0)
+    times = next(iter(asked.values())).times_us
+    known = {H200: {**asked, **other}}
+    (fooled,) = judge({H200: asked}, known, "the problem")
+    assert fooled.chosen == OURS
+    assert fooled.over_best == fooled.over_library == pytest.approx(times[OURS] / times["library"])
+    assert fooled.errors["library"] > math.log(1.5)
+    (blind,) = judge({H200: asked}, known, "its N and K")
+    assert blind.errors["library"] == pytest.approx(0.0)
+    assert verdict([fooled, blind]).problems == 2
+    assert verdict([fooled]).slower == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", [H200, H100])
+def test_auto_is_good_at_problems_that_no_table_has(gpu: str) -> None:
+    """docs/performance.md has the table of which these are the bounds."""
+    shipped = all_shipped_tables()
+    for hidden, mean, good in (("the problem", 1.02, 0.8), ("its N and K", 1.03, 0.75)):
+        judged = list(judge({gpu: shipped[gpu]}, shipped, hidden))
+        for world_size in {one.key.world_size for one in judged}:
+            out = verdict([one for one in judged if one.key.world_size == world_size])
+            assert out.over_best[0] < mean
+            assert out.good > good
+            assert out.over_library[1] < (1.25 if world_size == 1 else 1.15)
+            assert out.slower <= (8 if world_size == 1 else 2)
+            assert out.error[0] < 0.04
+
+
+def test_the_command_evaluates_the_problems_of_csvs() -> None:
+    results = Path(__file__).parents[2] / "results"
+    result = invoke("model", "--evaluate", results / "h200x2-rows512-bf16.csv", "--each")
+    assert result.exit_code == 0, result.output
+    assert "512x11008x4096" in result.stdout
+    for hidden in HIDDEN:
+        assert hidden in result.stdout
+    refused = invoke("model", "--evaluate", "--machine", "h200x2")
+    assert refused.exit_code == 2
+    assert "--evaluate takes CSVs and --each alone" in refused.stderr
