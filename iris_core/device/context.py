@@ -94,8 +94,8 @@ class _Operations:
         rma.get(
             from_ptr,
             to_ptr,
-            from_rank,
             self.rank,
+            from_rank,
             self.heap_bases,
             mask,
             other,

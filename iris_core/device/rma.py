@@ -85,8 +85,11 @@ def get(
     store_cache_modifier=None,
     hint=None,
 ):
-    """Copy from `from_rank`'s heap at `from_ptr` to local memory of `to_rank` at `to_ptr`."""
-    value = load(from_ptr, to_rank, from_rank, heap_bases, mask, other, load_cache_modifier, hint=hint)
+    """Copy from `to_rank`'s heap at `from_ptr` to local memory of `from_rank`, which runs this, at `to_ptr`.
+
+    As in Iris's code and tests; its documentation exchanges the two ranks.
+    """
+    value = load(from_ptr, from_rank, to_rank, heap_bases, mask, other, load_cache_modifier, hint=hint)
     tl.store(to_ptr, value, mask=mask, cache_modifier=store_cache_modifier)
 
 

@@ -46,7 +46,7 @@ def modified_get_kernel(
     offsets = tl.arange(0, BLOCK)
     source, destination = source_ptr + offsets, destination_ptr + offsets
     iris_core.get(
-        source, destination, peer, rank, heap_bases, load_cache_modifier=LOAD, store_cache_modifier=STORE, hint=16
+        source, destination, rank, peer, heap_bases, load_cache_modifier=LOAD, store_cache_modifier=STORE, hint=16
     )
 
 
@@ -85,7 +85,7 @@ def hinted_kernel(
         iris_core.store(destination, value, rank, peer, heap_bases, hint=HINT)
     elif OPERATION == "get":  # of which the store is the caller's to hint at
         destination = tl.max_contiguous(tl.multiple_of(destination, 16), 16)
-        iris_core.get(source, destination, peer, rank, heap_bases, hint=HINT)
+        iris_core.get(source, destination, rank, peer, heap_bases, hint=HINT)
     elif OPERATION == "put":
         source = tl.max_contiguous(tl.multiple_of(source, 16), 16)
         iris_core.put(source, destination, rank, peer, heap_bases, hint=HINT)

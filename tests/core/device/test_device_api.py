@@ -36,7 +36,7 @@ def store_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, BLOCK: tl
 @triton.jit
 def get_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
-    iris_core.get(source_ptr + offsets, result_ptr + offsets, peer, rank, heap_bases, mask=offsets < size)
+    iris_core.get(source_ptr + offsets, result_ptr + offsets, rank, peer, heap_bases, mask=offsets < size)
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def move_kernel(
     elif OPERATION == "store":
         iris_core.store(theirs_ptr + lanes, tl.load(mine_ptr + lanes), rank, peer, heap_bases, mask=mask)
     elif OPERATION == "get":
-        iris_core.get(mine_ptr + lanes, result_ptr + lanes, peer, rank, heap_bases, mask=mask, other=other)
+        iris_core.get(mine_ptr + lanes, result_ptr + lanes, rank, peer, heap_bases, mask=mask, other=other)
     elif OPERATION == "put":
         iris_core.put(mine_ptr + lanes, theirs_ptr + lanes, rank, peer, heap_bases, mask=mask, other=other)
     else:

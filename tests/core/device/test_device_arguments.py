@@ -39,7 +39,7 @@ def load_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, OTHER: tl.
 def get_kernel(source_ptr, result_ptr, size, rank, peer, heap_bases, OTHER: tl.constexpr, LOAD: tl.constexpr):
     lanes = tl.arange(0, 32)
     mask = lanes < size
-    iris_core.get(source_ptr + lanes, result_ptr + lanes, peer, rank, heap_bases, mask, OTHER, LOAD, ".wt", 16)
+    iris_core.get(source_ptr + lanes, result_ptr + lanes, rank, peer, heap_bases, mask, OTHER, LOAD, ".wt", 16)
 
 
 @triton.jit

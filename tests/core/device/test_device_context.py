@@ -57,7 +57,7 @@ def use_functions(rank, world_size, bases, watchdog, data_ptr, words_ptr, state_
     value = iris_core.load(data_ptr + offsets, rank, peer, bases, mask, 0.0, ".cg", False, 16)
     iris_core.store(data_ptr + offsets, value + 1, rank, peer, bases, mask, 16, ".wt")
     other_ptr = data_ptr + 1024 + offsets
-    iris_core.get(data_ptr + offsets, other_ptr, peer, rank, bases, mask, 0.0, ".cg", ".wt", 16)
+    iris_core.get(data_ptr + offsets, other_ptr, rank, peer, bases, mask, 0.0, ".cg", ".wt", 16)
     iris_core.put(data_ptr + offsets, other_ptr, rank, peer, bases, mask, 0.0, ".cg", ".wt", 16)
     iris_core.copy(data_ptr + offsets, other_ptr, peer, peer + 1, rank, bases, mask, 0.0, ".cg", ".wt", 16)
     old = iris_core.atomic_add(words_ptr, 1, rank, peer, bases, sem="relaxed", scope="gpu")

@@ -23,7 +23,7 @@ def pass_on_kernel(source_ptr, inbox_ptr, pulled_ptr, rank, next_rank, heap_base
     lanes = tl.arange(0, BLOCK)
     value = tl.load(source_ptr + lanes)
     iris_core.store(inbox_ptr + lanes, value, rank, next_rank, heap_bases, mask=lanes < BLOCK - 3)
-    iris_core.get(source_ptr + lanes, pulled_ptr + lanes, next_rank, rank, heap_bases)
+    iris_core.get(source_ptr + lanes, pulled_ptr + lanes, rank, next_rank, heap_bases)
 
 
 def pass_on(rank: int, world_size: int, dtype: torch.dtype) -> list[str]:

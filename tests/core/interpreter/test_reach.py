@@ -35,7 +35,7 @@ def store_kernel(buffer_ptr, first, peer, rank, heap_bases, SIZE: tl.constexpr):
 @triton.jit
 def load_kernel(buffer_ptr, first, peer, rank, heap_bases, SIZE: tl.constexpr):
     offsets = tl.arange(0, SIZE)
-    iris_core.get(buffer_ptr + first + offsets, buffer_ptr + offsets, peer, rank, heap_bases)
+    iris_core.get(buffer_ptr + first + offsets, buffer_ptr + offsets, rank, peer, heap_bases)
 
 
 @triton.jit
