@@ -1,7 +1,8 @@
 """Styles for torch's ``parallelize_module``, by the names of torch's own, whose linear layers are fused.
 
 They take the same layouts, and leave the same DTensors as parameters, so that checkpoints and optimizers see what they
-see with torch's::
+see with torch's. Where a fused product takes or gives another layout than is asked for, the tensor is redistributed, as
+it is by torch's; each style says which are fused::
 
     up, down = ColwiseParallel(ctx, input_layouts=Shard(0)), RowwiseParallel(ctx, output_layouts=Shard(0))
     parallelize_module(model, mesh_of(ctx), {"layers.*.up": up, "layers.*.down": down})
@@ -21,7 +22,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from iris_core import Context
 
-from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear, check_whole, class_of_cut
 from .sharding import Sharding
 from .shardings import ColumnSharding, RowSharding
 
@@ -40,7 +41,6 @@ class _Style(ParallelStyle):
 
     layer: type[ParallelLinear]
     defaults: tuple[Placement, Placement]  # of input and output
-    known: str  # which layouts there are
 
     def __init__(
         self,
@@ -57,20 +57,21 @@ class _Style(ParallelStyle):
         self.output_layouts = (output_layouts or self.defaults[1],)
         self.use_local_output = use_local_output
         self.options = options
-        if not self._is_fused(self.input_layouts[0], self.output_layouts[0]):
-            raise ValueError(f"{self!r} is no layout of a fused layer; {self.known}")
+        self.fused_layouts = self._fused(self.input_layouts[0], self.output_layouts[0])
 
     @abstractmethod
-    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
-        """Return whether a layer of ours takes and gives this."""
+    def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
+        """Return what the layer takes and gives, nearest to what is asked for."""
 
     @abstractmethod
     def _sharding(self, linear: nn.Linear) -> Sharding:
         """Return how the layer is cut."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if type(module) is not nn.Linear:
-            raise ValueError(f"{self!r} is for a torch.nn.Linear, and was given a {type(module).__name__}")
+        try:
+            check_whole(module)
+        except ValueError as error:
+            raise ValueError(f"{self!r}: {error}") from None
         ranks = get_process_group_ranks(self.ctx.process_group())
         if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks:
             raise ValueError(
@@ -85,15 +86,19 @@ class _Style(ParallelStyle):
                 module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
         # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
         layer: Any = module
-        layer.__class__, layer.sharding = self.layer, sharding
+        layer.__class__, layer.sharding = class_of_cut(self.layer, type(module)), sharding
         module.register_forward_pre_hook(self._to_local(device_mesh), with_kwargs=True)
-        if not self.use_local_output:
+        if not self.use_local_output or self.output_layouts[0] != self.fused_layouts[1]:
             module.register_forward_hook(self._from_local(device_mesh))
         return module
 
     def _to_local(self, mesh: DeviceMesh) -> Any:
+        taken = self.fused_layouts[:1]
+
         def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
             x, *others = inputs
+            if taken != self.input_layouts and not isinstance(x, DTensor):
+                x = DTensor.from_local(x, mesh, self.input_layouts, run_check=False)
             if isinstance(x, DTensor):
                 if isinstance(module, ColumnParallelLinear) and module.sharding.sequence_parallel:
                     # It knows how many there are, where ranks have different numbers.
@@ -101,7 +106,7 @@ class _Style(ParallelStyle):
                 whole, shared = x, getattr(module, "shared", None)
 
                 def to_local() -> Tensor:
-                    return whole.redistribute(mesh, self.input_layouts).to_local()
+                    return whole.redistribute(mesh, taken).to_local()
 
                 x = to_local() if shared is None else shared.shard_of(whole, to_local)
             return (x, *others), options
@@ -109,12 +114,16 @@ class _Style(ParallelStyle):
         return hook
 
     def _from_local(self, mesh: DeviceMesh) -> Any:
-        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> DTensor:
+        given = self.fused_layouts[1:]
+
+        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             # Of the whole, which torch would take to be as many times this rank's shard as there are ranks.
             all_tokens = (inputs[0] if isinstance(module, RowParallelLinear) else output).shape[:-1]
             shape = torch.Size([*all_tokens, module.out_features])
             stride = torch.empty(shape, device="meta").stride()
-            return DTensor.from_local(output, mesh, self.output_layouts, run_check=False, shape=shape, stride=stride)
+            whole = DTensor.from_local(output, mesh, given, run_check=False, shape=shape, stride=stride)
+            whole = whole.redistribute(mesh, self.output_layouts)
+            return whole.to_local() if self.use_local_output else whole
 
         return hook
 
@@ -130,26 +139,24 @@ class ColwiseParallel(_Style):
 
     Args:
         ctx: the context; the mesh must be of its ranks (`mesh_of`).
-        input_layouts: ``Replicate()``, or ``Shard(dim)`` of a dimension before the last: all-gather and GEMM are fused.
-        output_layouts: ``Shard(-1)``; or, of replicated inputs, ``Replicate()``: GEMM and all-scatter are fused.
+        input_layouts: how x lies. From ``Shard(dim)``, of tokens, all-gather and GEMM are fused, but to
+            ``Replicate()``; there, and from others, x is redistributed to ``Replicate()``.
+        output_layouts: how the output lies. To ``Replicate()`` GEMM and all-scatter are fused, as for the head of a
+            model; what is neither that nor ``Shard(-1)`` is redistributed from ``Shard(-1)``.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
         options: variant, backward_variant; see `ColumnSharding`.
-
-    Raises:
-        ValueError: layouts that no fused layer has.
     """
 
     layer = ColumnParallelLinear
     defaults = (Replicate(), Shard(-1))
-    known = "from Replicate() to Shard(-1) or Replicate(), or from Shard(dim) of tokens to Shard(-1)"
 
-    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
-        if into == Replicate():
-            return out_of in (Shard(-1), Replicate())
-        return isinstance(into, Shard) and into.dim != -1 and out_of == Shard(-1)
+    def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
+        if out_of == Replicate():
+            return Replicate(), out_of
+        return into if _is_of_tokens(into) else Replicate(), Shard(-1)
 
     def _sharding(self, linear: nn.Linear) -> ColumnSharding:
-        into, out_of = self.input_layouts[0], self.output_layouts[0]
+        into, out_of = self.fused_layouts
         return ColumnSharding(
             self.ctx,
             linear.in_features,
@@ -166,26 +173,21 @@ class RowwiseParallel(_Style):
 
     Args:
         ctx: the context; the mesh must be of its ranks (`mesh_of`).
-        input_layouts: ``Shard(-1)``.
-        output_layouts: ``Replicate()``: GEMM and all-reduce are fused; or ``Shard(dim)`` of a dimension before the
-            last: GEMM and reduce-scatter are.
+        input_layouts: how x lies; what is not ``Shard(-1)`` is redistributed to it.
+        output_layouts: how the output lies. To ``Shard(dim)``, of tokens, GEMM and reduce-scatter are fused, to
+            ``Replicate()`` GEMM and all-reduce; what is neither is redistributed from ``Replicate()``.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
         options: variant, backward_variant; see `RowSharding`.
-
-    Raises:
-        ValueError: layouts that no fused layer has.
     """
 
     layer = RowParallelLinear
     defaults = (Shard(-1), Replicate())
-    known = "from Shard(-1) to Replicate(), or to Shard(dim) of tokens"
 
-    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
-        gives = out_of == Replicate() or (isinstance(out_of, Shard) and out_of.dim != -1)
-        return into == Shard(-1) and gives
+    def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
+        return Shard(-1), out_of if _is_of_tokens(out_of) else Replicate()
 
     def _sharding(self, linear: nn.Linear) -> RowSharding:
-        out_of = self.output_layouts[0]
+        out_of = self.fused_layouts[1]
         return RowSharding(
             self.ctx,
             linear.in_features,
@@ -194,3 +196,8 @@ class RowwiseParallel(_Style):
             sequence_dim=out_of.dim if isinstance(out_of, Shard) else 0,
             **self.options,
         )
+
+
+def _is_of_tokens(placement: Placement) -> bool:
+    """Whether ranks have parts of another dimension than the features, as far as a layout can say: the last, -1."""
+    return isinstance(placement, Shard) and placement.dim != -1

@@ -154,7 +154,7 @@ def test_what_cannot_be_merged_is_refused(ranks: Callable[[int], Ranks]) -> None
         "in_features is 0",
         "gather_output is of one layer",
         "linears is empty",
-        "one is a Identity; they must be torch.nn.Linear",
+        "a layer is a Identity; it must be a torch.nn.Linear",
         "one is a ColumnParallelLinear",
         "{'in_features': 10, 'bias': True",
         "'bias': False",
