@@ -57,7 +57,7 @@ class ParallelLinear(nn.Linear):
         Raises:
             ValueError: it is no `torch.nn.Linear`, or one with a forward of its own; or an option makes no sense.
         """
-        check_whole(linear)
+        checked_whole(linear)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer._take(linear, cls.sharding_type(ctx, linear.in_features, linear.out_features, **options))
@@ -160,9 +160,13 @@ class RowParallelLinear(ParallelLinear):
         return self.sharding(x, *self._parts())
 
 
-def check_whole(linear: object) -> None:
-    """Raise ValueError unless this is a whole `torch.nn.Linear`, or of a class of it that multiplies as it does."""
-    kind = type(linear)
+def checked_whole(linear: object) -> nn.Linear:
+    """Return a whole `torch.nn.Linear`, or one of a class of it that multiplies as it does.
+
+    Raises:
+        ValueError: this is none.
+    """
+    kind: Any = type(linear)
     if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
         raise ValueError(f"a layer is a {kind.__name__}; it must be a torch.nn.Linear")
     if kind.forward is not nn.Linear.forward or "forward" in vars(linear):
@@ -175,11 +179,17 @@ def check_whole(linear: object) -> None:
             f"a layer is a {kind.__name__} whose weight is computed from other parameters; make it a parameter first, "
             "as torch.nn.utils.parametrize.remove_parametrizations does"
         )
+    return linear
 
 
 @functools.cache
-def class_of_cut(layer: type[ParallelLinear], whole: type[nn.Linear]) -> type[ParallelLinear]:
-    """Return the class of a layer of a class of `torch.nn.Linear` once it is cut: it is of both."""
+def class_of_cut(layer: Any, whole: Any) -> Any:
+    """Return the class that a layer of a class of `torch.nn.Linear` has once it is cut: it is of both.
+
+    Args:
+        layer: `ColumnParallelLinear` or `RowParallelLinear`.
+        whole: the class.
+    """
     if whole is nn.Linear:
         return layer
     return type(f"{layer.__name__}Of{whole.__name__}", (layer, whole), {"__module__": layer.__module__})

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .layers import ColumnParallelLinear, check_whole
+from .layers import ColumnParallelLinear, checked_whole
 from .shardings import ColumnSharding
 
 
@@ -117,7 +117,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         if not linears:
             raise ValueError("linears is empty; it takes one torch.nn.Linear or more")
         for linear in linears:
-            check_whole(linear)
+            checked_whole(linear)
         kinds = [_kind(linear) for linear in linears]
         for kind in kinds:
             if kind != kinds[0]:

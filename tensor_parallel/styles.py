@@ -10,6 +10,7 @@ it is by torch's; each style says which are fused::
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from typing import Any
 
@@ -19,12 +20,15 @@ from torch.distributed import get_process_group_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+from typing_extensions import Self
 
 from iris_core import Context
 
-from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear, check_whole, class_of_cut
+from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear, checked_whole, class_of_cut
 from .sharding import Sharding
 from .shardings import ColumnSharding, RowSharding
+
+_FEW_TOKENS = 512  # up to so many, kernels of split products may be the fastest
 
 
 def mesh_of(ctx: Context) -> DeviceMesh:
@@ -36,15 +40,15 @@ def mesh_of(ctx: Context) -> DeviceMesh:
     return DeviceMesh.from_group(ctx.process_group(), ctx.get_device().type, mesh_dim_names=("tp",))
 
 
-class _Style(ParallelStyle):
-    """A layer of ours in the place of a `torch.nn.Linear`."""
+class FusedStyle(ParallelStyle):
+    """A layer of ours in the place of a `torch.nn.Linear`: what both styles are."""
 
     layer: type[ParallelLinear]
     defaults: tuple[Placement, Placement]  # of input and output
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: Context | None = None,
         *,
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
@@ -64,20 +68,32 @@ class _Style(ParallelStyle):
         """Return what the layer takes and gives, nearest to what is asked for."""
 
     @abstractmethod
-    def _sharding(self, linear: nn.Linear) -> Sharding:
+    def _sharding(self, ctx: Context, linear: nn.Linear) -> Sharding:
         """Return how the layer is cut."""
+
+    @abstractmethod
+    def heap_elements(self, linear: nn.Linear, tokens: int, world_size: int, *, gradients: bool) -> int:
+        """Return how many elements of a rank's heap operators of one variant take at most, for so many tokens."""
+
+    def on(self, ctx: Context) -> Self:
+        """Return the same style with a context, where it has none."""
+        style = copy.copy(self)
+        style.ctx = self.ctx or ctx
+        return style
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         try:
-            check_whole(module)
+            whole_layer = checked_whole(module)
         except ValueError as error:
             raise ValueError(f"{self!r}: {error}") from None
+        if self.ctx is None:
+            raise ValueError(f"{self!r} has no context; give it one, or use iris_tensor_parallel.parallelize")
         ranks = get_process_group_ranks(self.ctx.process_group())
         if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks:
             raise ValueError(
                 f"{self!r} takes a mesh of the context's ranks, {ranks}, as mesh_of(ctx); this is {device_mesh}"
             )
-        sharding = self._sharding(module)
+        sharding = self._sharding(self.ctx, whole_layer)
         placements = {"weight": Shard(sharding.weight_dim), "bias": Shard(0) if sharding.shards_bias else Replicate()}
         for name, placement in placements.items():
             whole = getattr(module, name)
@@ -86,7 +102,8 @@ class _Style(ParallelStyle):
                 module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
         # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
         layer: Any = module
-        layer.__class__, layer.sharding = class_of_cut(self.layer, type(module)), sharding
+        kinds: tuple[Any, Any] = self.layer, type(module)
+        layer.__class__, layer.sharding = class_of_cut(*kinds), sharding
         module.register_forward_pre_hook(self._to_local(device_mesh), with_kwargs=True)
         if not self.use_local_output or self.output_layouts[0] != self.fused_layouts[1]:
             module.register_forward_hook(self._from_local(device_mesh))
@@ -134,11 +151,11 @@ class _Style(ParallelStyle):
         )
 
 
-class ColwiseParallel(_Style):
+class ColwiseParallel(FusedStyle):
     """As torch's: a `torch.nn.Linear` whose output features are cut; it becomes a `ColumnParallelLinear`.
 
     Args:
-        ctx: the context; the mesh must be of its ranks (`mesh_of`).
+        ctx: the context; the mesh must be of its ranks (`mesh_of`). None for the one that `parallelize` has.
         input_layouts: how x lies. From ``Shard(dim)``, of tokens, all-gather and GEMM are fused, but to
             ``Replicate()``; there, and from others, x is redistributed to ``Replicate()``.
         output_layouts: how the output lies. To ``Replicate()`` GEMM and all-scatter are fused, as for the head of a
@@ -155,10 +172,17 @@ class ColwiseParallel(_Style):
             return Replicate(), out_of
         return into if _is_of_tokens(into) else Replicate(), Shard(-1)
 
-    def _sharding(self, linear: nn.Linear) -> ColumnSharding:
+    def heap_elements(self, linear: nn.Linear, tokens: int, world_size: int, *, gradients: bool) -> int:
+        into, out_of = self.fused_layouts
+        if isinstance(into, Shard):
+            return 2 * tokens * linear.in_features * (1 + gradients)
+        scattered = tokens * linear.out_features if out_of == Replicate() else 0
+        return scattered + gradients * _of_sums(linear.in_features, tokens, world_size)
+
+    def _sharding(self, ctx: Context, linear: nn.Linear) -> ColumnSharding:
         into, out_of = self.fused_layouts
         return ColumnSharding(
-            self.ctx,
+            ctx,
             linear.in_features,
             linear.out_features,
             sequence_parallel=isinstance(into, Shard),
@@ -168,11 +192,11 @@ class ColwiseParallel(_Style):
         )
 
 
-class RowwiseParallel(_Style):
+class RowwiseParallel(FusedStyle):
     """As torch's: a `torch.nn.Linear` whose input features are cut; it becomes a `RowParallelLinear`.
 
     Args:
-        ctx: the context; the mesh must be of its ranks (`mesh_of`).
+        ctx: the context; the mesh must be of its ranks (`mesh_of`). None for the one that `parallelize` has.
         input_layouts: how x lies; what is not ``Shard(-1)`` is redistributed to it.
         output_layouts: how the output lies. To ``Shard(dim)``, of tokens, GEMM and reduce-scatter are fused, to
             ``Replicate()`` GEMM and all-reduce; what is neither is redistributed from ``Replicate()``.
@@ -186,16 +210,26 @@ class RowwiseParallel(_Style):
     def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
         return Shard(-1), out_of if _is_of_tokens(out_of) else Replicate()
 
-    def _sharding(self, linear: nn.Linear) -> RowSharding:
+    def heap_elements(self, linear: nn.Linear, tokens: int, world_size: int, *, gradients: bool) -> int:
+        if isinstance(self.fused_layouts[1], Shard):
+            return 2 * tokens * linear.out_features * (1 + gradients)
+        return _of_sums(linear.out_features, tokens, world_size)
+
+    def _sharding(self, ctx: Context, linear: nn.Linear) -> RowSharding:
         out_of = self.fused_layouts[1]
         return RowSharding(
-            self.ctx,
+            ctx,
             linear.in_features,
             linear.out_features,
             sequence_parallel=isinstance(out_of, Shard),
             sequence_dim=out_of.dim if isinstance(out_of, Shard) else 0,
             **self.options,
         )
+
+
+def _of_sums(features: int, tokens: int, world_size: int) -> int:
+    """Return what a GEMM + all-reduce takes: each rank's sums, or of few tokens all ranks' partials, in two halves."""
+    return 2 * features * (tokens + world_size * min(tokens, _FEW_TOKENS))
 
 
 def _is_of_tokens(placement: Placement) -> bool:
