@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from ..decoder.plot import plot_decoder
+from ..decoder.record import DecoderRecord
 from ..layers.plot import plot_layers
 from ..layers.record import LayersRecord
 from ..links.plot import plot_links
@@ -121,6 +123,10 @@ def _layers(path: Path) -> None:
     plot_layers(read_as(RESULTS / f"{path.stem}.csv", LayersRecord, speak=False), path)
 
 
+def _decoder(path: Path) -> None:
+    plot_decoder(read_as(RESULTS / f"{path.stem}.csv", DecoderRecord, speak=False), path)
+
+
 def _links(path: Path) -> None:
     plot_links(read_as(RESULTS / f"{path.stem}.csv", LinkRecord, speak=False), path)
 
@@ -134,6 +140,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "results/h200x4-paper-over-list.png": _run("h200x4-paper-bf16", over="library_list"),
     "results/h200x2-paper-over-list.png": _run("h200x2-paper-bf16", over="library_list"),
     "results/layers-h200x2.png": _layers,
+    "results/decoder-h100x2.png": _decoder,
     "results/h200x4-links.png": _links,
     "results/h200x2-links.png": _links,
 }

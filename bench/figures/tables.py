@@ -9,11 +9,15 @@ import pandas as pd
 
 from overlap_taxonomy import Agent, list_variants
 
+from ..decoder.record import DecoderRecord
+from ..decoder.show import best, by_step, step_name
+from ..decoder.systems import IRIS, SYSTEMS
 from ..layers.subjects import ALONE, SUBJECTS
 from ..links.rank import KINDS
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
 from ..records import frames
+from ..records.record import read_as
 from .provenance import files, stress
 from .results import FAMILIES, MACHINES, OTHERS, RESULTS, Machine, large, layers, links, small
 
@@ -170,6 +174,18 @@ def _layers() -> str:
     return markdown([*header, "no communication"], cells)
 
 
+def _decoder(name: str) -> str:
+    """Steps of a decoder, ms: each system in its fastest mode, and ours beside the best of torch's and the limit."""
+    lines = []
+    for rows in by_step(read_as(RESULTS / f"{name}.csv", DecoderRecord, speak=False)).values():
+        fastest = {system: best(rows, (system,)) for system in SYSTEMS}
+        ours = best(rows, IRIS)
+        ratios = (ours.speedup_vs_torch, ours.limit_over_time) if ours else (None, None)
+        times = ("" if row is None or not row.time_us else f"{row.time_us / 1e3:.2f}" for row in fastest.values())
+        lines.append([step_name(rows[0]), *times, *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])
+    return markdown(["step", *(f"`{system}`" for system in SYSTEMS), "over torch's best", "limit over ours"], lines)
+
+
 def _links() -> str:
     """What the links and flags take, the median over pairs of ranks."""
     found = {ranks: links(f"h200x{ranks}-links") for ranks in (2, 4)}
@@ -224,6 +240,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "losses": partial(_losses, *MACHINES.values()),
     "losses-of-four": partial(_losses, MACHINES["h200x4"]),
     "layers": _layers,
+    "decoder": partial(_decoder, "decoder-h100x2"),
     "paper-h200x4": partial(_paper, "h200x4-large-bf16", "library_layout"),
     "paper-h200x2": partial(_paper, "h200x2-paper-bf16", "library_list"),
     "links": _links,

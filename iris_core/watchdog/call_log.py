@@ -51,7 +51,7 @@ class CallLog:
         self._peers = [rank for rank in range(control_plane.world_size) if rank != self._rank]
         size_bytes = round_up(_WORD_BYTES * control_plane.world_size * _RANK_WORDS, mmap.PAGESIZE)
         self._words = memoryview(share_memory(control_plane, size_bytes, "iris_calls")).cast("q")
-        self._compared = dict.fromkeys(self._peers, 0)
+        self._compared = dict.fromkeys(self._peers, 0)  # calls that are
 
     def note(self, digest: int, number: int) -> Difference | None:
         """Note this rank's next call; return one in which a peer did otherwise, this or an earlier one, or None."""
@@ -62,13 +62,19 @@ class CallLog:
         words[start] = count = count + 1
         for peer in self._peers:
             theirs = words[peer * _RANK_WORDS]
-            first = max(self._compared[peer], max(count, theirs) - CALLS + _MARGIN)
-            last = min(count, theirs)
-            for call in range(first, last):
-                own, others = self._call(self._rank, call), self._call(peer, call)
-                if own != others:
-                    return Difference(peer, call + 1, own, others)
-            self._compared[peer] = max(first, last)
+            if (count if count < theirs else theirs) > self._compared[peer]:
+                if difference := self._compare(peer, count, theirs):
+                    return difference
+        return None
+
+    def _compare(self, peer: int, count: int, theirs: int) -> Difference | None:
+        """Return the first of the calls that both have noted, and were not compared, in which a peer did otherwise."""
+        first = max(self._compared[peer], max(count, theirs) - CALLS + _MARGIN)
+        self._compared[peer] = last = min(count, theirs)
+        for call in range(first, last):
+            own, others = self._call(self._rank, call), self._call(peer, call)
+            if own != others:
+                return Difference(peer, call + 1, own, others)
         return None
 
     def clear(self) -> None:

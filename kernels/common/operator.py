@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
@@ -94,6 +94,7 @@ class Operator(Generic[P]):
         self._plans_of = functools.partial(Plans, implementation, self._device, config, config_of)
         self._calls: dict[int, Call[P]] = {}
         self._was_captured = False
+        self._note_call = ctx.note_call
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
@@ -151,7 +152,7 @@ class Operator(Generic[P]):
         # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
         increment_version(outputs)
         # Another tensor each time, over the same memory: what autograd writes on one it does not find on the next.
-        return tuple(one.detach() for one in outputs)
+        return tuple([one.detach() for one in outputs])
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return what the last call gave, and the next call overwrites; see `call`."""
@@ -184,31 +185,32 @@ class Operator(Generic[P]):
 
     def _queue(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
         self._check_open()
-        self._was_captured |= self.ctx.backend.is_capturing()
         if self.ctx.debug_mode:
-            self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
-            with self.ctx.collective_section(f"call {self}"):
-                check_kinds(self, operands, self._expected)
-                m = self._rows_of(operands["A"], m)
-            self.ctx.agree("the rows of A over all ranks", m)
-            with self.ctx.collective_section(f"call {self}"):
-                call = self._call_of(m)
-                self._check(call, operands)
-            self._note(call)
-            with self._new_output(call):
-                return self._launch(call, operands)
+            return self._queue_compared(operands, m)
         check_kinds(self, operands, self._expected)
         call = self._call_of(self._rows_of(operands["A"], m))
-        with self._new_output(call):
-            return self._queue_call(call, operands)
+        return self._with_output(call, self._queue_call, operands)
+
+    def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
+        """As `_queue`, but that the ranks first compare what they call."""
+        self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
+        with self.ctx.collective_section(f"call {self}"):
+            check_kinds(self, operands, self._expected)
+            m = self._rows_of(operands["A"], m)
+        self.ctx.agree("the rows of A over all ranks", m)
+        with self.ctx.collective_section(f"call {self}"):
+            call = self._call_of(m)
+            self._check(call, operands)
+        self._note(call)
+        return self._with_output(call, self._launch, operands)
 
     def _queue_call(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
-        calls = self._channel.calls
         if not self._is_prepared:
             self._check(call, operands)
             self._note(call)
             return self._launch(call, operands)
-        place = (call.problem.m, call.output_address, *place_of(operands))
+        calls = self._channel.calls
+        place = place_of(operands, call.problem.m, call.output_address)
         prepared = calls.find(place)
         if prepared is None:
             self._check(call, operands)
@@ -222,8 +224,10 @@ class Operator(Generic[P]):
 
     def _note(self, call: Call[P]) -> None:
         """Have ranks whose calls differ be told; not where a call is captured: the host has no part in its replays."""
-        if not self.ctx.backend.is_capturing():
-            self.ctx.note_call(self, self._digest, call.problem.m)
+        if self.ctx.backend.is_capturing():
+            self._was_captured = True
+        else:
+            self._note_call(self, self._digest, call.problem.m)
 
     def _outputs_of(self, call: Call[P]) -> tuple[torch.Tensor, ...]:
         assert self._implementation.outputs is not None
@@ -320,15 +324,15 @@ class Operator(Generic[P]):
             call.output_room = asked.pop(_OUTPUT)
         return asked
 
-    @contextlib.contextmanager
-    def _new_output(self, call: Call[P]) -> Iterator[None]:
-        """Within the block, a call whose output is not the operator's has memory for it."""
+    def _with_output(
+        self, call: Call[P], queue: Callable[[Call[P], _Operands], tuple[torch.Tensor, ...]], operands: _Operands
+    ) -> tuple[torch.Tensor, ...]:
+        """Return what `queue` does; meanwhile a call whose output is not the operator's has memory for it."""
         if call.output_room is None:
-            yield
-            return
+            return queue(call, operands)
         call.memory[_OUTPUT] = call.output_room.new(self.ctx.get_device())
         try:
-            yield
+            return queue(call, operands)
         finally:
             del call.memory[_OUTPUT]
 
@@ -402,8 +406,8 @@ class Operator(Generic[P]):
             operands = {"A": a, "B": b, **others}
             call = self._call_of(self._rows_of(a, None))
             self._check(call, operands)
-            with self._new_output(call), self._channel.calls.compiling():
-                self._launch(call, operands)
+            with self._channel.calls.compiling():
+                self._with_output(call, self._launch, operands)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         """Have later calls write down what their programs do (device/trace.py), or no longer.

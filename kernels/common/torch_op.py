@@ -34,6 +34,7 @@ _ARGUMENTS = (
     "Tensor a, Tensor b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
     "bool keep_gathered=False, str? activation=None, Tensor? bias=None"
 )
+_MOST_KNOWN = 4096  # problems
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
 _families: dict[str, tuple[type[Problem], bool]] = {}  # that have an op: their problems, and whether they gather A
 
@@ -109,14 +110,17 @@ def define_op(
     """
 
     def call_op(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        with torch.no_grad():
-            return multiply(family, a, b, *_product_and_bias(arguments))
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return call_op(a, b, *arguments)
+        return multiply(family, a, b, *_product_and_bias(arguments))
 
     def fake(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
         product, bias = _product_and_bias(arguments)
-        ctx, problem = _problem_of(family, product, a.dtype, has_bias=bias is not None)
+        ctx = context_named(product.context)
+        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, bias is not None)
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
         return [a.new_empty(shape) for shape in shapes]
 
@@ -192,15 +196,19 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias:
         RuntimeError: there is no such context.
         As `operator_of`.
     """
-    (ctx, problem), (_, gathers) = _problem_of(family, product, dtype, has_bias=has_bias), _families[family]
-    options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if gathers else {}
+    ctx = context_named(product.context)
+    problem = _known_problem(family, product, ctx.get_num_ranks(), dtype, has_bias)
+    options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family][1] else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
 
-def _problem_of(family: str, product: Product, dtype: torch.dtype, *, has_bias: bool) -> tuple[Context, Problem]:
-    """Return the context of a product, and what its ranks do together."""
-    ctx, epilogue = context_named(product.context), epilogue_of(has_bias, product.activation)
-    return ctx, _families[family][0](product.m, product.n, product.k, ctx.get_num_ranks(), dtype, epilogue)
+def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, has_bias: bool) -> Problem:
+    """Return what the ranks of a product do together."""
+    epilogue = epilogue_of(has_bias, product.activation)
+    return _families[family][0](product.m, product.n, product.k, world_size, dtype, epilogue)
+
+
+_known_problem = functools.lru_cache(_MOST_KNOWN)(_problem_of)  # of numbers: a graph's symbols have no hash
 
 
 def call(

@@ -249,11 +249,11 @@ class _RecordedStream(Stream):
         self._recording.steps.append(self._stream.copying_2d(dst, src))
 
 
-def place_of(operands: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-    """Return all that matters of a call's operands but what is in them; the addresses of A and B first."""
+def place_of(operands: Mapping[str, torch.Tensor], *more: int) -> tuple[Any, ...]:
+    """Return all that matters of a call's operands but what is in them, and what more there is."""
     a, b = operands["A"], operands["B"]
-    place: tuple[Any, ...] = (
-        *(a.data_ptr(), b.data_ptr(), a.stride(), b.stride()),
+    place = (
+        *(*more, a.data_ptr(), b.data_ptr(), a.stride(), b.stride()),
         *(a.shape, b.shape, a.dtype, b.dtype, a.device, b.device),
     )
     if len(operands) > 2:
