@@ -155,7 +155,7 @@ def test_what_cannot_be_merged_is_refused(ranks: Callable[[int], Ranks]) -> None
         "gather_output is of one layer",
         "linears is empty",
         "a layer is a Identity; it must be a torch.nn.Linear",
-        "one is a ColumnParallelLinear",
+        "a layer is a ColumnParallelLinear",
         "{'in_features': 10, 'bias': True",
         "'bias': False",
         "'dtype': 'torch.bfloat16'",
