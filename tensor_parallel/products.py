@@ -40,7 +40,9 @@ class Step(NamedTuple):
 class Multiplies(Protocol):
     """What makes a step; see `Sharding.multiply`."""
 
-    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int, bias: torch.Tensor | None = None) -> Any:
+    def multiply(
+        self, step: Step, a: torch.Tensor, b: tuple[torch.Tensor, ...], m: int, bias: torch.Tensor | None = None
+    ) -> Any:
         """Return the step's output plus bias, then the gathered operand if it is kept; the caller's memory."""
 
 
@@ -80,10 +82,10 @@ def multiply_columns(
         weights: (this rank's columns, k), together.
         biases: (this rank's columns,), together; or none.
     """
-    weight, bias = joined(weights), joined(biases) if len(biases) > 0 else None
+    bias = joined(biases) if len(biases) > 0 else None
     if steps.forward is None:
-        return F.linear(x, weight, bias), x
-    product, *gathered = sharding.multiply(steps.forward, x, weight.t(), m, bias)
+        return F.linear(x, joined(weights), bias), x
+    product, *gathered = sharding.multiply(steps.forward, x, tuple([weight.t() for weight in weights]), m, bias)
     return product, gathered[0] if gathered else x
 
 
@@ -99,7 +101,7 @@ def multiply_rows(
         bias: (n,), or None.
     """
     assert steps.forward is not None
-    product: torch.Tensor = sharding.multiply(steps.forward, x, weight.t(), m, bias)[0]
+    product: torch.Tensor = sharding.multiply(steps.forward, x, (weight.t(),), m, bias)[0]
     return product
 
 
@@ -127,7 +129,7 @@ class Columns(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (grad,), (whole, *weights) = grads, ctx.saved_tensors
         own = grad if ctx.own is None else grad[:, ctx.own]
-        of_x = ctx.sharding.multiply(ctx.step, own, joined(weights), ctx.m)[0] if ctx.needs_input_grad[0] else None
+        of_x = ctx.sharding.multiply(ctx.step, own, tuple(weights), ctx.m)[0] if ctx.needs_input_grad[0] else None
         wanted, widths = ctx.needs_input_grad[5:], [len(weight) for weight in weights]
         of_weights, of_biases = wanted[: len(weights)], wanted[len(weights) :]
         parts = zip(own.split(widths, 1), of_weights, strict=True)
@@ -166,7 +168,7 @@ class Rows(torch.autograd.Function):
         (whole,), (x, weight) = grads, ctx.saved_tensors
         of_x = None
         if ctx.step is not None:  # the ranks have a part of the rows each
-            of_x, *gathered = ctx.sharding.multiply(ctx.step, whole, weight, ctx.m)
+            of_x, *gathered = ctx.sharding.multiply(ctx.step, whole, (weight,), ctx.m)
             whole = gathered[0] if gathered else whole
         elif ctx.needs_input_grad[0]:
             of_x = whole @ weight

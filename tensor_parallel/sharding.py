@@ -214,8 +214,10 @@ class Sharding(ABC):
                 if step is not None:
                     operator_for(step.family, dtype, self._product(step, m), has_bias=adds_bias)
 
-    def multiply(self, step: Step, a: torch.Tensor, b: torch.Tensor, m: int, bias: torch.Tensor | None = None) -> Any:
+    def multiply(self, step: Step, a: torch.Tensor, b: Tensors, m: int, bias: torch.Tensor | None = None) -> Any:
         """Make a product for `m` tokens of all ranks, plus bias; return its outputs, which are the caller's.
+
+        B comes in parts, as the family's op takes it.
 
         Collective where there is no operator for it yet, or it has room for fewer tokens.
 
@@ -225,7 +227,7 @@ class Sharding(ABC):
         """
         product = self._product(step, m)
         if in_graph():
-            return op_of(step.family)(a, b, *product.arguments(), bias)
+            return op_of(step.family)(a, list(b), *product.arguments(), bias)
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from iris_kernels.common.parts import Together
 from iris_kernels.common.torch_op import in_graph
 
 from .layers import ColumnParallelLinear
@@ -22,8 +23,9 @@ def share_gathers(model: nn.Module) -> int:
     These are column-parallel layers of one module, with `sequence_parallel`, alike but for their output features, of
     which each rank has as many. The first of them that is called multiplies for all, and the others return what it
     kept for them, if they are given the same tensor or DTensor; where one is given another, the group ends, with a
-    warning. Nothing else changes: parameters, their names and their gradients are as before. Each call copies the
-    weights, to multiply by all of them at once.
+    warning. Nothing else changes: parameters, their names and their gradients are as before. Only their memory is
+    moved: the weights of layers that share lie together, as they are multiplied at once. Where they no longer do, as
+    after `Module.to`, each call copies them.
 
     Args:
         model: cut already, by layers of ours or by `parallelize_module` with our styles.
@@ -86,6 +88,9 @@ class SharedGather:
         self._whole: DTensor | None = None  # that x is this rank's shard of
         self._state: Any = None  # of x and of autograd, as they were
         self._kept: dict[int, torch.Tensor] = {}
+        weights = [layer.weight for layer in layers]
+        shards = [weight._local_tensor if isinstance(weight, DTensor) else weight for weight in weights]
+        self._together = Together(shards)
         for layer in layers:
             layer.shared = self
 

@@ -31,7 +31,7 @@ from .reference import reference
 
 Problem = AllGatherGemmProblem
 
-define_op(FAMILY, Problem, gradients, gathers=True)
+define_op(FAMILY, Problem, gradients, dim=1, gathers=True)
 
 for _variant in (
     library.VARIANT,

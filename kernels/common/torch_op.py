@@ -2,7 +2,9 @@
 
 An op finds or makes its operator when it runs, as a call of the family's function does, so a graph knows no operator,
 and is the same for all layers of its sizes and for any number of rows. It returns memory of the caller's. All sizes are
-those of the whole product; where ranks share a dimension, `torch.chunk` cuts it.
+those of the whole product; where ranks share a dimension, `torch.chunk` cuts it. B is a list: its parts along the
+dimension that the ranks share, such as the weights of layers that read one x. They are copied to be one, unless they
+were laid together (parts.py).
 
 All ranks must queue their calls in the same order. The graph that AOTAutograd makes has the calls in program order, and
 backends that run it node by node keep that. Inductor's scheduler reorders nodes that do not depend on each other by
@@ -17,7 +19,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,15 +30,30 @@ from .config import GemmConfig
 from .device.epilogue import ACTIVATIONS, finish_with_torch
 from .functional import operator_of, problem_for
 from .operator import Operator
+from .parts import joined
 from .problem import Problem
 
 _ARGUMENTS = (
-    "Tensor a, Tensor b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
+    "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
     "bool keep_gathered=False, str? activation=None, Tensor? bias=None"
 )
 _MOST_KNOWN = 4096  # problems
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
-_families: dict[str, tuple[type[Problem], bool]] = {}  # that have an op: their problems, and whether they gather A
+_families: dict[str, _Family] = {}  # that have an op
+
+
+class _Family(NamedTuple):
+    """What is to be known of a family.
+
+    Args:
+        problem_type: its problems.
+        gathers: whether it gathers A.
+        dim: of B's, the one that the ranks share.
+    """
+
+    problem_type: type[Problem]
+    gathers: bool
+    dim: int
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,7 @@ class Product:
         return self.m, self.n, self.k, *how
 
     def backward(
-        self, family: str, a: torch.Tensor, b: torch.Tensor, *sizes: int, keep_gathered: bool = False
+        self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
     ) -> list[torch.Tensor]:
         """Return what another family's op gives, as part of a backward pass; `sizes` are its m, n and k."""
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
@@ -80,9 +97,9 @@ def op_of(family: str) -> Any:
     return getattr(torch.ops.iris_overlap, family).default
 
 
-# Of a product, its A (as gathered, where it is) and B, the gradient of C, and whether A's and B's gradients are wanted.
+# Of a product, its A (as gathered, where it is) and B's parts, the gradient of C, and which gradients are wanted.
 Gradients = Callable[
-    [Product, torch.Tensor, torch.Tensor, torch.Tensor, tuple[bool, bool]],
+    [Product, torch.Tensor, Sequence[torch.Tensor], torch.Tensor, tuple[bool, bool]],
     tuple[torch.Tensor | None, torch.Tensor | None],
 ]
 
@@ -96,6 +113,7 @@ def define_op(
     problem_type: type[Problem],
     gradients: Gradients,
     *,
+    dim: int,
     gathers: bool = False,
     own_columns: Callable[[Product, torch.Tensor], torch.Tensor] = _all_columns,
 ) -> None:
@@ -105,17 +123,18 @@ def define_op(
         family: names it.
         problem_type: the family's problems.
         gradients: returns A's and B's gradients.
+        dim: of B's, the one that the ranks share, and along which B may come in parts.
         gathers: whether B's gradient is made of the gathered A.
         own_columns: returns of C's gradient the columns that this rank's B gives.
     """
 
-    def call_op(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    def call_op(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return call_op(a, b, *arguments)
         return multiply(family, a, b, *_product_and_bias(arguments))
 
-    def fake(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    def fake(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
         product, bias = _product_and_bias(arguments)
@@ -127,14 +146,14 @@ def define_op(
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, product: Product
+            ctx: Any, a: torch.Tensor, bias: torch.Tensor | None, product: Product, *b: torch.Tensor
         ) -> tuple[torch.Tensor, ...]:
-            wants_b = ctx.needs_input_grad[1]
+            wants_b = any(ctx.needs_input_grad[3:])
             kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
                 outputs = op(a, b, *kept.arguments(), bias)
             whole = outputs[1] if gathers and wants_b else a
-            ctx.save_for_backward(whole if wants_b else None, b)
+            ctx.save_for_backward(whole if wants_b else None, *b)
             ctx.product = product
             if product.keep_gathered:
                 ctx.mark_non_differentiable(outputs[1])
@@ -143,16 +162,18 @@ def define_op(
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            a, b = ctx.saved_tensors
-            wanted = ctx.needs_input_grad
-            of_bias = own_columns(ctx.product, grads[0]).sum(0) if wanted[2] else None
-            return *gradients(ctx.product, a, b, grads[0], wanted[:2]), of_bias, None
+            a, *b = ctx.saved_tensors
+            wants_a, wants_bias, _, *wanted = ctx.needs_input_grad
+            of_bias = own_columns(ctx.product, grads[0]).sum(0) if wants_bias else None
+            of_a, of_b = gradients(ctx.product, a, b, grads[0], (wants_a, any(wanted)))
+            parts = [None] * len(b) if of_b is None else of_b.split([one.shape[dim] for one in b], dim)
+            return of_a, of_bias, None, *parts
 
-    def differentiable(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        if _want_gradients(a, b, *arguments[_NUMBERS:]):
+    def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
+        if _want_gradients(a, *b, *arguments[_NUMBERS:]):
             product, bias = _product_and_bias(arguments)
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            output, *others = Gradient.apply(a, b, bias, replace(product, activation=None))
+            output, *others = Gradient.apply(a, bias, replace(product, activation=None), *b)
             return [finish_with_torch(output, epilogue_of(False, product.activation), {}), *others]
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
@@ -164,7 +185,7 @@ def define_op(
     _LIBRARY.impl(family, differentiable, "Autograd")
     torch.library.register_fake(f"iris_overlap::{family}", fake, lib=_LIBRARY)
     op = op_of(family)
-    _families[family] = problem_type, gathers
+    _families[family] = _Family(problem_type, gathers, dim)
 
 
 def _want_gradients(*operands: torch.Tensor | None) -> bool:
@@ -178,7 +199,7 @@ def _product_and_bias(arguments: tuple[Any, ...]) -> tuple[Product, torch.Tensor
 
 
 def multiply(
-    family: str, a: torch.Tensor, b: torch.Tensor, product: Product, bias: torch.Tensor | None = None
+    family: str, a: torch.Tensor, b: Sequence[torch.Tensor], product: Product, bias: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
     """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
 
@@ -186,7 +207,7 @@ def multiply(
         As `operator_for`, and as a call of an operator.
     """
     operator = operator_for(family, a.dtype, product, has_bias=bias is not None)
-    return owned(operator, operator.call(a, b, m=product.m, **operands_of(bias)))
+    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands_of(bias)))
 
 
 def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias: bool = False) -> Operator[Any]:
@@ -198,14 +219,14 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias:
     """
     ctx = context_named(product.context)
     problem = _known_problem(family, product, ctx.get_num_ranks(), dtype, has_bias)
-    options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family][1] else {}
+    options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
 
 def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, has_bias: bool) -> Problem:
     """Return what the ranks of a product do together."""
     epilogue = epilogue_of(has_bias, product.activation)
-    return _families[family][0](product.m, product.n, product.k, world_size, dtype, epilogue)
+    return _families[family].problem_type(product.m, product.n, product.k, world_size, dtype, epilogue)
 
 
 _known_problem = functools.lru_cache(_MOST_KNOWN)(_problem_of)  # of numbers: a graph's symbols have no hash
@@ -244,7 +265,7 @@ def call(
         whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
-        return op_of(family)(a, b, *whole.values(), ctx.name, variant, **options, **finish)
+        return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **finish)
     epilogue = epilogue_of(bias is not None, activation)
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
     problem = problem_for(ctx, a, b, epilogue=epilogue, **asked)
@@ -253,7 +274,7 @@ def call(
         and torch.is_grad_enabled()
         and any(one is not None and one.requires_grad for one in (a, b, bias))
     ):
-        return op_of(family)(a, b, problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
+        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
     operator = operator_of(ctx, family, problem, variant, config, **options)
     return operator.call(a, b, m=problem.m, **operands_of(bias))
 

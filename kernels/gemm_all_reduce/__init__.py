@@ -26,7 +26,7 @@ from .reference import reference
 
 Problem = GemmAllReduceProblem
 
-define_op(FAMILY, Problem, gradients)
+define_op(FAMILY, Problem, gradients, dim=0)
 
 for _variant in (
     library.VARIANT,

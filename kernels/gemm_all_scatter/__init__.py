@@ -28,7 +28,7 @@ from .reference import reference
 
 Problem = GemmAllScatterProblem
 
-define_op(FAMILY, Problem, gradients, own_columns=own_columns)
+define_op(FAMILY, Problem, gradients, dim=1, own_columns=own_columns)
 
 for _variant in (
     *library.VARIANTS,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from iris_core.context import context_named
@@ -11,13 +13,13 @@ from ..common.torch_op import Product
 
 
 def gradients(
-    product: Product, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
+    product: Product, a: torch.Tensor, b: Sequence[torch.Tensor], grad: torch.Tensor, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return A's and B's gradients, those that are wanted; see `torch_op.define_op`."""
     own = own_columns(product, grad)
     of_a = of_b = None
     if wanted[0]:
-        (of_a,) = product.backward("gemm_all_reduce", own, b.t(), product.m, product.k, product.n)
+        (of_a,) = product.backward("gemm_all_reduce", own, [one.t() for one in b], product.m, product.k, product.n)
     if wanted[1]:
         of_b = a.t() @ own
     return of_a, of_b

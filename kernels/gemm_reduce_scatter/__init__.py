@@ -28,7 +28,7 @@ from .reference import reference
 
 Problem = GemmReduceScatterProblem
 
-define_op(FAMILY, Problem, gradients)
+define_op(FAMILY, Problem, gradients, dim=0)
 
 for _variant in (
     library.VARIANT,

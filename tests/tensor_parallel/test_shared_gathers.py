@@ -113,6 +113,32 @@ def train(rank: int, world_size: int, bias: bool, mesh: bool = False) -> Any:
     return groups, share_gathers(block), wrong, before[1], after[1], after[2] <= before[2]
 
 
+@released
+def copied_weights(rank: int, world_size: int, compile_it: bool) -> list[bool]:
+    """Return whether layers that share copy their weights in a training step: as they are, and moved in memory."""
+    block, x = cut_block(1, bias=False), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+    share_gathers(block)
+    call = compiled(block) if compile_it else block
+    copied = []
+    for is_moved in (False, True):
+        if is_moved:
+            block.to(torch.float64).to(torch.float32)
+        with mock.patch.object(torch_op, "joined", wraps=torch_op.joined) as joined:
+            step(block, call, x)
+        assert joined.call_count == 8  # gathers and scatters
+        several = [
+            (made.args[0], torch_op.joined(*made.args)) for made in joined.call_args_list if len(made.args[0]) > 1
+        ]
+        assert len(several) == 4
+        copied += [any(parts[0].data_ptr() != one.data_ptr() for parts, one in several)]
+    return copied
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_weights_that_are_multiplied_at_once_are_not_copied(ranks: Callable[[int], Ranks], compile_it: bool) -> None:
+    assert ranks(2).call(copied_weights, compile_it) == [[False, True]] * 2
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_training_step_gathers_and_scatters_once_for_each_x(ranks: Callable[[int], Ranks], bias: bool) -> None:
     apart = {"all_gather_gemm": 5 + 2, "gemm_reduce_scatter": 2 + 5}  # forward and backward

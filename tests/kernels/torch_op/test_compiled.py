@@ -33,6 +33,7 @@ from overlap_taxonomy import list_families
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 each_family = pytest.mark.parametrize("family", list_families())
+DIM = {"all_gather_gemm": 1, "gemm_all_scatter": 1, "gemm_reduce_scatter": 0, "gemm_all_reduce": 0}  # that ranks share
 LENGTHS = (18, 12, 33, 7, 18, 64, 5, 40, 9, 28, 50, 20)
 
 
@@ -129,7 +130,9 @@ def test_a_pattern_is_that_of_the_product_and_not_of_its_gradients(ranks: Callab
 def check_op(rank: int, world_size: int, family: str) -> dict[str, str]:
     """Have torch check the op: schema, gradients registered, fake implementation, and with dynamic shapes."""
     ctx, data = context(), data_of(family, 18, rank, world_size)
-    arguments = data.a.requires_grad_(), data.b.requires_grad_(), 18, 34, 16, ctx.name, PATTERN
+    parts = data.b.chunk(2, DIM[family])  # which lie one behind the other where they are rows
+    b = [part.detach().requires_grad_() for part in parts]
+    arguments = data.a.requires_grad_(), b, 18, 34, 16, ctx.name, PATTERN
     finish = {"activation": "silu", "bias": data.b[0].detach().clone().requires_grad_()}
     found = torch.library.opcheck(getattr(torch.ops.iris_overlap, family).default, arguments, finish)
     ctx.release_operators()
@@ -223,7 +226,7 @@ def test_an_operator_is_called_outside_graphs(ranks: Callable[[int], Ranks]) -> 
 
 def call_in_another_context(rank: int, world_size: int) -> tuple[str, str]:
     """A graph that was made for a context that is closed; this process has another."""
-    step = compiled(lambda a, b, name: torch.ops.iris_overlap.gemm_all_reduce(a, b, 4, 4, 8, name)[0] + 0)
+    step = compiled(lambda a, b, name: torch.ops.iris_overlap.gemm_all_reduce(a, [b], 4, 4, 8, name)[0] + 0)
     name, a = context().name, torch.zeros(4, 8 // world_size)
     step(a, a.t(), name)
     close_context()
