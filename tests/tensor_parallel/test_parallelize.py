@@ -73,8 +73,8 @@ def plan(styles: Any = None) -> dict[str, Any]:
     return {"*.up": column(input_layouts=Shard(1)), "*.down": row(output_layouts=Shard(1))}
 
 
-def parallelized(model: nn.Module, *args: Any, tokens: int = 2 * TOKENS) -> Context:
-    return parallelize(model, mesh()["tp"], *args, max_tokens=tokens, gradients=True)
+def parallelized(model: nn.Module, *args: Any, tokens: int = 2 * TOKENS, ctx: Context | None = None) -> Context:
+    return parallelize(model, mesh()["tp"], *args, max_tokens=tokens, gradients=True, ctx=ctx)
 
 
 def curve(model: nn.Module, steps: int, *, replicas: int, ranks: int) -> list[float]:
@@ -136,9 +136,10 @@ def test_losses_are_those_of_one_process(call: Callable[..., Any], kind: str, st
 def exchange_checkpoints(rank: int, world_size: int, folder: Path) -> list[Any]:
     """Save what one kind of styles has cut, and load it into what the other has; return what differs."""
     tp, wrong = mesh()["tp"], []
+    ctx = iris(1 << 26, "cpu", group=tp.get_group())
     for number, saved_by_torch in enumerate((True, False)):
         ours, torchs_own = blocks(), blocks()
-        ctx = parallelized(ours, plan())
+        assert parallelized(ours, plan(), ctx=ctx) is ctx
         torchs.parallelize_module(torchs_own, tp, plan((torchs.ColwiseParallel, torchs.RowwiseParallel)))
         saved, loaded = (torchs_own, ours) if saved_by_torch else (ours, torchs_own)
         with torch.no_grad():
@@ -150,7 +151,7 @@ def exchange_checkpoints(rank: int, world_size: int, folder: Path) -> list[Any]:
         dcp.load(state, **where)
         loaded.load_state_dict(state)
         wrong += far([whole(one) for one in loaded.parameters()], blocks().parameters())
-        ctx.close()
+    ctx.close()
     return wrong
 
 
@@ -162,7 +163,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def decoder(kind: str, key_value_heads: int = 2) -> Any:
+def decoder(kind: str, *, is_tied: bool = False) -> Any:
     """Return a small model of transformers', the same on every process."""
     import transformers
 
@@ -172,8 +173,9 @@ def decoder(kind: str, key_value_heads: int = 2) -> Any:
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=key_value_heads,
+        num_key_value_heads=2,
         head_dim=4,
+        tie_word_embeddings=is_tied,
     )
     torch.manual_seed(0)
     return getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -187,10 +189,10 @@ def step(model: Any) -> list[torch.Tensor]:
     return [logits.detach().double(), *(whole(one.grad).double() for one in model.parameters())]
 
 
-def follow_a_plan(rank: int, world_size: int, kind: str) -> tuple[float, float, int]:
+def follow_a_plan(rank: int, world_size: int, kind: str, is_tied: bool) -> tuple[float, float, int]:
     """Cut a model by its own plan; return how far a step is from one in fp64, beside torch's styles, and the heap."""
-    exact = step(decoder(kind).double())
-    ours, torchs_own = decoder(kind), decoder(kind)
+    exact = step(decoder(kind, is_tied=is_tied).double())
+    ours, torchs_own = decoder(kind, is_tied=is_tied), decoder(kind, is_tied=is_tied)
     ctx = parallelized(ours, tokens=MOST)
     known = {
         "colwise": torchs.ColwiseParallel(),
@@ -202,6 +204,9 @@ def follow_a_plan(rank: int, world_size: int, kind: str) -> tuple[float, float, 
     torchs.parallelize_module(
         torchs_own, mesh()["tp"], {path: known.get(name) or others[path] for path, name in ours.tp_plan.items()}
     )
+    if is_tied:
+        ours.tie_weights()
+        torchs_own.tie_weights()
     off = [
         max(((one - to).norm() / to.norm()).item() for one, to in zip(step(model), exact, strict=True))
         for model in (ours, torchs_own)
@@ -211,12 +216,12 @@ def follow_a_plan(rank: int, world_size: int, kind: str) -> tuple[float, float, 
     return off[0], off[1], used
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
-def test_a_model_is_cut_by_its_own_plan(call: Callable[..., Any], kind: str) -> None:
+@pytest.mark.parametrize(("kind", "is_tied"), [("Llama", False), ("Llama", True), ("Qwen3", False)])
+def test_a_model_is_cut_by_its_own_plan(call: Callable[..., Any], kind: str, is_tied: bool) -> None:
     pytest.importorskip("transformers")
     model = decoder(kind)
     least, most = (heap_bytes(model, plan_of(model, 2), m, world_size=2, gradients=True) for m in (1, MOST))
-    for ours, torchs_own, used in call(follow_a_plan, kind):
+    for ours, torchs_own, used in call(follow_a_plan, kind, is_tied):
         assert ours < max(2 * torchs_own, 1e-6)
         assert torchs_own < 1e-5
         assert used < most - least < 4 * used
