@@ -12,6 +12,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from iris_core import Context, iris
 
 from .preparing import prepare
+from .shared import share_gathers
 from .styles import FusedStyle
 from .tp_plan import plan_of
 
@@ -29,6 +30,8 @@ def parallelize(
     ctx: Context | None = None,
 ) -> Context:
     """Cut a model, in place, and make room for calls of up to so many tokens; collective.
+
+    Layers of one x gather it once, as after `share_gathers`.
 
     Args:
         model: the whole model, the same on all ranks of the mesh.
@@ -54,6 +57,7 @@ def parallelize(
         ctx = iris(needed, mesh.device_type, group=mesh.get_group())
     bound = {path: style.on(ctx) if isinstance(style, FusedStyle) else style for path, style in plan.items()}
     parallelize_module(model, mesh, bound)
+    share_gathers(model)
     prepare(model, max_tokens, gradients=gradients)
     return ctx
 
