@@ -24,9 +24,8 @@ from iris_core.checker.replacing import replaced
 from iris_core.device import sync
 from iris_kernels.all_gather_gemm import shards
 from iris_kernels.common.device import handshake
-from iris_kernels.common.portable import gemm, stream_k
-from iris_kernels.common.portable.gemm import matmul_tile, num_tiles, store_tile, tile_origin
-from iris_kernels.gemm_all_scatter import tiles
+from iris_kernels.common.portable import gemm, stream_k, tile_loop
+from iris_kernels.common.portable.gemm import store_tile
 from overlap_taxonomy import get_variant
 
 from ..measure.shapes import Shape
@@ -93,27 +92,11 @@ def wait_by_unused(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.co
 
 
 @triton.jit
-def flag_before_data(
-    first,
-    step,
-    epoch,
-    a,
-    b,
-    gemm,
-    block,
-    peers,
-    flags_ptr,
-    SIGNAL: tl.constexpr,
-    DESTINATIONS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """`compute_tiles` that signals a tile and then stores it."""
-    for tile in tl.range(first, num_tiles(block, TILE), step, num_stages=1):
-        row, col = tile_origin(tile, block, TILE)
-        acc = matmul_tile(a, b, gemm, block, row, col, row, TILE)
-        signal(flags_ptr + tile, epoch, scope="gpu")
-        store_tile(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE)
+def flag_before_data(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """`keep_and_signal` that signals a tile and then stores it."""
+    block, flags_ptr = target
+    signal(flags_ptr + work.index, epoch, scope="gpu")
+    store_tile(acc, block, work.row, work.col, peers, 1, WORLD_SIZE, TILE)
 
 
 @triton.jit
@@ -285,7 +268,7 @@ PLANTED = (
     Planted("a release of one thread's stores alone", sync.signal, one_threads_signal, variant="producer_consumer"),
     Planted("a relaxed acquire", sync.wait, relaxed_wait),
     Planted("an acquire whose result is unused", sync.wait, wait_by_unused),
-    Planted("a flag before the data", tiles.compute_tiles, flag_before_data, variant="producer_consumer"),
+    Planted("a flag before the data", tile_loop.keep_and_signal, flag_before_data, variant="producer_consumer"),
     Planted("no ready signal: peers push when they like", handshake.wait_ready, no_wait_ready),
     Planted("an epoch reused", handshake.begin_call, begin_last_call),
     Planted("a wrong scope: a release that peers are not in", sync.signal, signal_in_gpu),

@@ -11,8 +11,6 @@ from ..rendezvous.control_plane import ControlPlane
 from ..utils.settings import advice_to_share, asked_device
 from .base import Backend
 
-BACKENDS = ("cuda", "hip", "shm")
-
 
 def select_backend(device: str, local_rank: int) -> Backend:
     """Return the backend for what a caller asks for, "cuda", "cpu" or "auto", on this rank.
@@ -26,7 +24,9 @@ def select_backend(device: str, local_rank: int) -> Backend:
         device = "cuda" if torch.cuda.is_available() and not interpretation.is_enabled() else "cpu"
     if device == "cpu":
         interpretation.enable()
-        return make_backend("shm", 0)
+        from .shm import ShmBackend
+
+        return ShmBackend()
     if interpretation.is_enabled():
         variable = "TRITON_INTERPRET is set (launch sets it for ranks on the CPU)"
         why = variable if interpretation.was_asked_for() else "it has had a context on the CPU"
@@ -37,29 +37,13 @@ def select_backend(device: str, local_rank: int) -> Backend:
     count = torch.cuda.device_count()
     if count == 0:
         raise RuntimeError("device='cuda', but torch sees no GPU here; device='cpu' runs without one")
-    return make_backend("hip" if torch.version.hip else "cuda", local_rank % count)
-
-
-def make_backend(name: str, device_index: int) -> Backend:
-    """Return a backend by name; `device_index` is the GPU's, and ignored by ``shm``.
-
-    Raises:
-        RuntimeError: this machine cannot run it; the message says what is missing.
-        ValueError: no backend has this name.
-    """
-    if name == "cuda":
-        from .cuda import CudaBackend
-
-        return CudaBackend(device_index)
-    if name == "hip":
+    if torch.version.hip:
         from .hip import HipBackend
 
-        return HipBackend(device_index)
-    if name == "shm":
-        from .shm import ShmBackend
+        return HipBackend(local_rank % count)
+    from .cuda import CudaBackend
 
-        return ShmBackend()
-    raise ValueError(f"unknown backend {name!r}; known backends: {', '.join(BACKENDS)}")
+    return CudaBackend(local_rank % count)
 
 
 def ranks_on_one_device(control_plane: ControlPlane, backend: Backend, ranks_per_gpu: int) -> int:

@@ -20,7 +20,6 @@ _RANK = tl.constexpr(0)
 _WORLD_SIZE = tl.constexpr(1)
 _HEAP_BASES = tl.constexpr(2)  # world_size of them; behind these the address of the watchdog's words
 
-_ACQ_REL = tl.constexpr("acq_rel")
 _SYS = tl.constexpr("sys")
 
 
@@ -146,65 +145,47 @@ class _Operations:
         )
 
     @triton.jit
-    def atomic_add(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_add(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Add atomically on `to_rank`'s heap; return the old value."""
         return rma.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
-    def atomic_sub(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_sub(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Subtract atomically on `to_rank`'s heap; return the old value."""
         return rma.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
-    def atomic_cas(
-        self, pointer, cmp, val, to_rank, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_cas(self, pointer, cmp, val, to_rank, sem=None, scope=None, hint=None):
         """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
         return rma.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
 
     @triton.jit
-    def atomic_xchg(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_xchg(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Exchange on `to_rank`'s heap; return the old value."""
         return rma.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
-    def atomic_and(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_and(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
         return rma.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
-    def atomic_or(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_or(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
         return rma.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
-    def atomic_xor(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_xor(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
         return rma.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
-    def atomic_min(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_min(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Take the minimum atomically on `to_rank`'s heap; return the old value."""
         return rma.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
-    def atomic_max(
-        self, pointer, val, to_rank, mask=None, sem: tl.constexpr = _ACQ_REL, scope: tl.constexpr = _SYS, hint=None
-    ):
+    def atomic_max(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
         """Take the maximum atomically on `to_rank`'s heap; return the old value."""
         return rma.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 

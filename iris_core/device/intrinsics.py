@@ -36,22 +36,17 @@ def interpreted(_semantic: Any = None) -> tl.constexpr:
     return tl.constexpr(_semantic is None)
 
 
+def _assembly(code: str, constraints: str, operands: list[Any], semantic: Any, dtype: tl.dtype = tl.int64) -> Any:
+    """Place assembly that is neither moved nor left out; it is one of each element of the operands."""
+    return inline_asm_elementwise(code, constraints, operands, dtype=dtype, is_pure=False, pack=1, _semantic=semantic)
+
+
 def _device_clock_ns(semantic: Any) -> Any:
     if semantic.builder.options.backend_name == "hip":
         # A constant 100 MHz clock (gfx942 ISA, section "S_MEMREALTIME"): one tick is ten nanoseconds.
-        ticks = inline_asm_elementwise(
-            "s_memrealtime $0\ns_waitcnt lgkmcnt(0)",
-            "=s",
-            [],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-            _semantic=semantic,
-        )
+        ticks = _assembly("s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], semantic)
         return ticks.__mul__(10, _semantic=semantic)
-    return inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1, _semantic=semantic
-    )
+    return _assembly("mov.u64 $0, %globaltimer;", "=l", [], semantic)
 
 
 @_builtin
@@ -71,8 +66,7 @@ def _place_from_hopper_on(assembly: str, semantic: Any) -> None:
         return
     options = semantic.builder.options
     if options.backend_name == "cuda" and int(options.arch.removeprefix("sm")) >= 90:
-        code = f"{assembly} mov.u32 $0, 0;"
-        inline_asm_elementwise(code, "=r", [], dtype=tl.int32, is_pure=False, pack=1, _semantic=semantic)
+        _assembly(f"{assembly} mov.u32 $0, 0;", "=r", [], semantic, tl.int32)
 
 
 @_builtin
@@ -186,9 +180,7 @@ def load_acquire(pointer: Any, scope: tl.constexpr, mask: Any = None, _semantic:
         load = f"{{ .reg .pred %chosen; setp.ne.b32 %chosen, $2, 0; @%chosen {load} }}"
         operands.append(mask.to(tl.int32, _semantic=_semantic))
         constraints += ",r"
-    return inline_asm_elementwise(
-        load, constraints, operands, dtype=tl.int64, is_pure=False, pack=1, _semantic=_semantic
-    )
+    return _assembly(load, constraints, operands, _semantic)
 
 
 @_builtin
@@ -198,10 +190,7 @@ def store_by_each_thread(pointer: Any, value: Any, _semantic: Any = None) -> Non
     On NVIDIA GPUs.
     """
     address = pointer.to(tl.int64, bitcast=True, _semantic=_semantic)
-    store = "st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;"
-    inline_asm_elementwise(
-        store, "=r,l,l", [address, value], dtype=tl.int32, is_pure=False, pack=1, _semantic=_semantic
-    )
+    _assembly("st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [address, value], _semantic, tl.int32)
 
 
 @_builtin

@@ -56,9 +56,9 @@ def load(
     heap_bases,
     mask=None,
     other=None,
-    cache_modifier: tl.constexpr = None,
+    cache_modifier=None,
     volatile: tl.constexpr = False,
-    hint: tl.constexpr = None,
+    hint=None,
 ):
     """Load from `from_rank`'s heap, on rank `to_rank`. Unordered: see `wait` for reading what a peer has signalled."""
     moved = _moved(pointer, to_rank, from_rank, heap_bases, mask, hint)
@@ -66,16 +66,7 @@ def load(
 
 
 @triton.jit
-def store(
-    pointer,
-    value,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    hint: tl.constexpr = None,
-    cache_modifier: tl.constexpr = None,
-):
+def store(pointer, value, from_rank, to_rank, heap_bases, mask=None, hint=None, cache_modifier=None):
     """Store `value` into `to_rank`'s heap, from rank `from_rank`. Unordered: see `signal` for announcing it."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
     tl.store(moved, value, mask=mask, cache_modifier=cache_modifier)
@@ -90,9 +81,9 @@ def get(
     heap_bases,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = None,
-    store_cache_modifier: tl.constexpr = None,
-    hint: tl.constexpr = None,
+    load_cache_modifier=None,
+    store_cache_modifier=None,
+    hint=None,
 ):
     """Copy from `from_rank`'s heap at `from_ptr` to local memory of `to_rank` at `to_ptr`."""
     value = load(from_ptr, to_rank, from_rank, heap_bases, mask, other, load_cache_modifier, hint=hint)
@@ -108,9 +99,9 @@ def put(
     heap_bases,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = None,
-    store_cache_modifier: tl.constexpr = None,
-    hint: tl.constexpr = None,
+    load_cache_modifier=None,
+    store_cache_modifier=None,
+    hint=None,
 ):
     """Copy from local memory of `from_rank` at `from_ptr` to `to_rank`'s heap at `to_ptr`."""
     value = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
@@ -127,9 +118,9 @@ def copy(
     heap_bases,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = None,
-    store_cache_modifier: tl.constexpr = None,
-    hint: tl.constexpr = None,
+    load_cache_modifier=None,
+    store_cache_modifier=None,
+    hint=None,
 ):
     """Copy from `from_rank`'s heap to `to_rank`'s heap; `cur_rank`, which runs this, may be either or neither."""
     value = load(src_ptr, cur_rank, from_rank, heap_bases, mask, other, load_cache_modifier, hint=hint)
@@ -140,157 +131,73 @@ def copy(
 # strongest edge, acquire-release over the whole system.
 
 
+@triton.constexpr_function
+def _or(given, default):
+    """Return what a caller gives, or the default where that is None."""
+    return default if given is None else given
+
+
 @triton.jit
-def atomic_add(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_add(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Add atomically on `to_rank`'s heap; return the old value."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_add(moved, val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_add(moved, val, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_sub(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_sub(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Subtract atomically on `to_rank`'s heap; return the old value."""
     less = -tl.cast(val, pointer.dtype.scalar.element_ty)  # which may be wider, or signed
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_add(moved, less, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_add(moved, less, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_cas(
-    pointer,
-    cmp,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_cas(pointer, cmp, val, from_rank, to_rank, heap_bases, sem=None, scope=None, hint=None):
     """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
     cmp = tl.cast(cmp, pointer.dtype.scalar.element_ty)  # Triton casts neither
     val = tl.cast(val, pointer.dtype.scalar.element_ty)
     moved = _moved(pointer, from_rank, to_rank, heap_bases, None, hint)
-    return tl.atomic_cas(moved, cmp, val, sem=sem, scope=scope)
+    return tl.atomic_cas(moved, cmp, val, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_xchg(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_xchg(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Exchange on `to_rank`'s heap; return the old value."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_xchg(moved, val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_xchg(moved, val, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_and(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_and(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_and(moved, val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_and(moved, val, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_or(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_or(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_or(moved, val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_or(moved, val, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_xor(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_xor(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_xor(moved, val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_xor(moved, val, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_min(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_min(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Take the minimum atomically on `to_rank`'s heap; return the old value."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_min(moved, val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_min(moved, val, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))
 
 
 @triton.jit
-def atomic_max(
-    pointer,
-    val,
-    from_rank,
-    to_rank,
-    heap_bases,
-    mask=None,
-    sem: tl.constexpr = tl.constexpr("acq_rel"),
-    scope: tl.constexpr = tl.constexpr("sys"),
-    hint: tl.constexpr = None,
-):
+def atomic_max(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None, hint=None):
     """Take the maximum atomically on `to_rank`'s heap; return the old value."""
     moved = _moved(pointer, from_rank, to_rank, heap_bases, mask, hint)
-    return tl.atomic_max(moved, val, mask=mask, sem=sem, scope=scope)
+    return tl.atomic_max(moved, val, mask=mask, sem=_or(sem, "acq_rel"), scope=_or(scope, "sys"))

@@ -21,6 +21,8 @@ class Options(TypedDict, total=False):
     """Arguments of torch's that all factories take, by keyword.
 
     Args:
+        dtype: of the elements; without it, what torch would take.
+        device: the context's own, which it is without this.
         out: a tensor on the heap of the shape, and the dtype if one is given, that is filled in place of a new one.
         layout: ``torch.strided``; there is no other.
         requires_grad: whether autograd records what is done with it.
@@ -28,6 +30,8 @@ class Options(TypedDict, total=False):
         memory_format: ``torch.contiguous_format``; `zeros_like` of a contiguous tensor takes ``preserve_format``, too.
     """
 
+    dtype: torch.dtype | None
+    device: Device
     out: torch.Tensor | None
     layout: torch.layout
     requires_grad: bool
@@ -38,9 +42,9 @@ class Options(TypedDict, total=False):
 class TensorFactories(ABC):
     """Makes tensors on the heap. Every method here is collective: each rank must make the same calls in the same order.
 
-    `device`, where given, must be the context's own. Values drawn at random come from the rank's own torch generator.
-    All raise `HeapExhausted` where there is no room, ValueError for another device, layout, or an `out` that does not
-    fit, and torch's RuntimeError where it would raise one.
+    Values drawn at random come from the rank's own torch generator. All raise `HeapExhausted` where there is no room,
+    ValueError for another device, layout, or an `out` that does not fit, and torch's RuntimeError where it would raise
+    one.
     """
 
     @abstractmethod
@@ -54,112 +58,52 @@ class TensorFactories(ABC):
     def free(self, buffer: torch.Tensor) -> None:
         """Give a buffer back."""
 
-    def empty(
-        self, *size: Size, dtype: torch.dtype | None = None, device: Device = None, **options: Unpack[Options]
-    ) -> torch.Tensor:
+    def empty(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
         """Return a tensor whose values are whatever the memory holds."""
-        return self._filled(size, dtype, device, lambda buffer: buffer, options)
+        return self._filled(size, options, lambda buffer: buffer)
 
-    def zeros(
-        self, *size: Size, dtype: torch.dtype | None = None, device: Device = None, **options: Unpack[Options]
-    ) -> torch.Tensor:
+    def zeros(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
         """Return a tensor of zeros."""
-        return self._filled(size, dtype, device, torch.Tensor.zero_, options)
+        return self._filled(size, options, torch.Tensor.zero_)
 
-    def ones(
-        self, *size: Size, dtype: torch.dtype | None = None, device: Device = None, **options: Unpack[Options]
-    ) -> torch.Tensor:
+    def ones(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
         """Return a tensor of ones."""
-        return self._filled(size, dtype, device, lambda buffer: buffer.fill_(1), options)
+        return self._filled(size, options, lambda buffer: buffer.fill_(1))
 
-    def full(
-        self,
-        size: Size,
-        fill_value: Any,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        **options: Unpack[Options],
-    ) -> torch.Tensor:
+    def full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> torch.Tensor:
         """Return a tensor that holds `fill_value` everywhere."""
-        dtype = dtype or (None if options.get("out") is not None else torch.tensor(fill_value, device="cpu").dtype)
-        return self._filled((size,), dtype, device, lambda buffer: buffer.fill_(fill_value), options)
+        if options.get("out") is None:
+            options["dtype"] = options.get("dtype") or torch.tensor(fill_value, device="cpu").dtype
+        return self._filled((size,), options, lambda buffer: buffer.fill_(fill_value))
 
-    def zeros_like(
-        self,
-        input: torch.Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        **options: Unpack[Options],
-    ) -> torch.Tensor:
+    def zeros_like(self, input: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
         """Return a tensor of zeros with the shape and dtype of `input`, which need not be on the heap."""
         if options.get("memory_format") is torch.preserve_format and input.is_contiguous():
             options["memory_format"] = torch.contiguous_format
-        return self.zeros(input.shape, dtype=dtype or input.dtype, device=device, **options)
+        options["dtype"] = options.get("dtype") or input.dtype
+        return self.zeros(input.shape, **options)
 
-    def arange(
-        self,
-        start: Any = 0,
-        end: Any = None,
-        step: Any = 1,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        **options: Unpack[Options],
-    ) -> torch.Tensor:
+    def arange(self, start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> torch.Tensor:
         """Return ``start, start + step, …`` up to and without `end`; one argument is `end`."""
         if end is None:
             start, end = 0, start
-        return self._place(torch.arange(start, end, step, dtype=dtype, device="cpu"), device, options)
+        return self._copied(torch.arange(start, end, step, dtype=options.get("dtype"), device="cpu"), options)
 
-    def linspace(
-        self,
-        start: float,
-        end: float,
-        steps: int,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        **options: Unpack[Options],
-    ) -> torch.Tensor:
+    def linspace(self, start: float, end: float, steps: int, **options: Unpack[Options]) -> torch.Tensor:
         """Return `steps` values evenly from `start` to `end`, both included."""
-        return self._place(torch.linspace(start, end, steps, dtype=dtype, device="cpu"), device, options)
+        return self._copied(torch.linspace(start, end, steps, dtype=options.get("dtype"), device="cpu"), options)
 
-    def rand(
-        self,
-        *size: Size,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        **options: Unpack[Options],
-    ) -> torch.Tensor:
+    def rand(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
         """Return values uniform in [0, 1)."""
-        return self._filled(size, dtype, device, lambda buffer: buffer.uniform_(generator=generator), options)
+        return self._filled(size, options, lambda buffer: buffer.uniform_(generator=generator))
 
-    def uniform(
-        self,
-        size: Size,
-        low: float = 0.0,
-        high: float = 1.0,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        **options: Unpack[Options],
-    ) -> torch.Tensor:
+    def uniform(self, size: Size, low: float = 0.0, high: float = 1.0, **options: Unpack[Options]) -> torch.Tensor:
         """Return values uniform in [low, high)."""
-        return self._filled((size,), dtype, device, lambda buffer: buffer.uniform_(low, high), options)
+        return self._filled((size,), options, lambda buffer: buffer.uniform_(low, high))
 
-    def randn(
-        self,
-        *size: Size,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        **options: Unpack[Options],
-    ) -> torch.Tensor:
+    def randn(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
         """Return values of the standard normal distribution."""
-        return self._filled(size, dtype, device, lambda buffer: buffer.normal_(generator=generator), options)
+        return self._filled(size, options, lambda buffer: buffer.normal_(generator=generator))
 
     def randint(
         self,
@@ -168,8 +112,6 @@ class TensorFactories(ABC):
         size: Size | None = None,
         *,
         generator: torch.Generator | None = None,
-        dtype: torch.dtype = torch.int64,
-        device: Device = None,
         **options: Unpack[Options],
     ) -> torch.Tensor:
         """Return integers uniform in [low, high): ``randint(high, size)``, from 0, or ``randint(low, high, size)``.
@@ -183,29 +125,23 @@ class TensorFactories(ABC):
             low, high = 0, low
         if high is None or size is None:
             raise TypeError("randint takes (high, size) or (low, high, size)")
-        low = low or 0
-        return self._filled(
-            (size,), dtype, device, lambda buffer: buffer.random_(low, high, generator=generator), options
-        )
+        options["dtype"] = options.get("dtype") or torch.int64
+        return self._filled((size,), options, lambda buffer: buffer.random_(low or 0, high, generator=generator))
 
     def _filled(
-        self,
-        size: tuple[Any, ...],
-        dtype: torch.dtype | None,
-        device: Device,
-        fill: Callable[[torch.Tensor], torch.Tensor],
-        options: Options,
+        self, size: tuple[Any, ...], options: Options, fill: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """Return a tensor once it is filled; of one that cannot be, of that dtype, nothing is left on the heap."""
         out = options.get("out")
-        shape, dtype = _shape(size), dtype or (torch.get_default_dtype() if out is None else out.dtype)
+        dtype = options.get("dtype") or (torch.get_default_dtype() if out is None else out.dtype)
+        shape = _shape(size)
         _check_options(options, dtype)
         if out is not None and (out.shape != shape or out.dtype != dtype or not self.is_symmetric(out)):
             where = "on the heap" if self.is_symmetric(out) else "not on the heap"
             raise ValueError(
                 f"out is {tuple(out.shape)} of {out.dtype}, {where}; it takes {shape} of {dtype} on the heap"
             )
-        buffer = self._allocate(shape, dtype, device) if out is None else out
+        buffer = self._allocate(shape, dtype, options.get("device")) if out is None else out
         try:
             return fill(buffer).requires_grad_(options.get("requires_grad", False) or buffer.requires_grad)
         except Exception:
@@ -213,10 +149,11 @@ class TensorFactories(ABC):
                 self.free(buffer)
             raise
 
-    def _place(self, values: torch.Tensor, device: Device, options: Options) -> torch.Tensor:
+    def _copied(self, values: torch.Tensor, options: Options) -> torch.Tensor:
+        """Return a tensor with these values, of their dtype or that of ``out``."""
         out = options.get("out")
-        dtype = values.dtype if out is None else out.dtype
-        return self._filled((values.shape,), dtype, device, lambda buffer: buffer.copy_(values), options)
+        options["dtype"] = values.dtype if out is None else out.dtype
+        return self._filled((values.shape,), options, lambda buffer: buffer.copy_(values))
 
 
 def _check_options(options: Options, dtype: torch.dtype) -> None:

@@ -32,3 +32,9 @@ def share_memory(control_plane: ControlPlane, size_bytes: int, name: str) -> mma
         descriptors.callback(os.close, fd)
         with control_plane.collective_section(f"map {size_bytes:,} bytes of host memory"):
             return mmap.mmap(fd, size_bytes)
+
+
+def share_words(control_plane: ControlPlane, count: int, name: str) -> memoryview:
+    """Return so many int64 words as `share_memory` does, in whole pages."""
+    pages = -(-count * 8 // mmap.PAGESIZE)
+    return memoryview(share_memory(control_plane, pages * mmap.PAGESIZE, name)).cast("q")

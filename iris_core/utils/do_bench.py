@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 _SUMMARIES: dict[str, Callable[[list[float]], float]] = {
@@ -57,10 +58,8 @@ def do_bench(
         times.append(_time_ms(fn, has_gpu))
     times = times[n_warmup:]
     if quantiles is not None:
-        found = torch.tensor(times, dtype=torch.float64, device="cpu").quantile(
-            torch.tensor(list(quantiles), dtype=torch.float64, device="cpu")
-        )
-        return float(found[0]) if len(quantiles) == 1 else found.tolist()
+        found = np.quantile(times, quantiles).tolist()
+        return found[0] if len(quantiles) == 1 else found
     return times if return_mode == "all" else _SUMMARIES[return_mode](times)
 
 

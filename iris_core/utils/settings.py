@@ -72,10 +72,7 @@ def ranks_per_gpu() -> int:
     Raises:
         ValueError: it is not a positive number.
     """
-    given = os.environ.get("IRIS_RANKS_PER_GPU", "1")
-    if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"IRIS_RANKS_PER_GPU is {given!r}; it takes a positive number of ranks, 1 for none that share")
-    return int(given)
+    return number_in("IRIS_RANKS_PER_GPU", 1) if "IRIS_RANKS_PER_GPU" in os.environ else 1
 
 
 def asked_device(device: str) -> str:

@@ -11,17 +11,14 @@ out. Calls that lie further back than both have kept are not compared.
 
 from __future__ import annotations
 
-import mmap
 from typing import NamedTuple
 
-from ..backends.base import round_up
 from ..rendezvous.control_plane import ControlPlane
-from ..rendezvous.shared_memory import share_memory
+from ..rendezvous.shared_memory import share_words
 
 CALLS = 512
 _RANK_WORDS = 1 + 2 * CALLS
 _MARGIN = 8  # the oldest calls kept, which a peer may be writing over
-_WORD_BYTES = 8
 
 
 class Difference(NamedTuple):
@@ -49,8 +46,7 @@ class CallLog:
     def __init__(self, control_plane: ControlPlane) -> None:
         self._rank = control_plane.rank
         self._peers = [rank for rank in range(control_plane.world_size) if rank != self._rank]
-        size_bytes = round_up(_WORD_BYTES * control_plane.world_size * _RANK_WORDS, mmap.PAGESIZE)
-        self._words = memoryview(share_memory(control_plane, size_bytes, "iris_calls")).cast("q")
+        self._words = share_words(control_plane, control_plane.world_size * _RANK_WORDS, "iris_calls")
         self._compared = dict.fromkeys(self._peers, 0)  # calls that are
 
     def note(self, digest: int, number: int) -> Difference | None:

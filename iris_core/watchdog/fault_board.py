@@ -11,17 +11,16 @@ A load shows the failure of any rank, also of one that has died since.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from ..backends.base import Backend, round_up
+from ..backends.base import Backend
 from ..device.sync import FAULT_ROWS, FAULT_WORDS
 from ..rendezvous.control_plane import ControlPlane
-from ..rendezvous.shared_memory import share_memory
+from ..rendezvous.shared_memory import share_words
 
 _ROWS = FAULT_ROWS.value
 _ROW_WORDS = FAULT_WORDS.value
@@ -65,11 +64,9 @@ class FaultBoard:
     def __init__(self, control_plane: ControlPlane, backend: Backend, heap_base: int) -> None:
         self._rank = control_plane.rank
         self._world_size = control_plane.world_size
-        size_bytes = round_up(_WORD_BYTES * (1 + control_plane.world_size * _RANK_WORDS), mmap.PAGESIZE)
-        memory = share_memory(control_plane, size_bytes, "iris_faults")
-        self._words = memoryview(memory).cast("q")
+        self._words = share_words(control_plane, 1 + control_plane.world_size * _RANK_WORDS, "iris_faults")
         with control_plane.collective_section("share the fault board with kernels"):
-            self.notice_address = backend.share_with_kernels(torch.frombuffer(memory, dtype=torch.int64))
+            self.notice_address = backend.share_with_kernels(torch.frombuffer(self._words, dtype=torch.int64))
         self.rows_address = self.notice_address + _WORD_BYTES * (self._start(self._rank) + 1)
         self._words[self._start(self._rank)] = heap_base
 

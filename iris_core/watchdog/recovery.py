@@ -129,6 +129,7 @@ class Recovery:
         Raises:
             ValueError: a peer's call of this number, or an earlier one, was another.
         """
+        self.check_open()
         if difference := self._calls.note(digest, rows):
             peer, call, own, others = difference
             if own[0] == others[0]:

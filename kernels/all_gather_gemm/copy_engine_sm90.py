@@ -28,6 +28,7 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import current_call, finish_and_clear
+from ..common.device.tile_scheduler import Shards, num_tiles, own_first
 from ..common.hopper import host as hopper
 from ..common.hopper.arguments import LoadGate, PendingStore, PlacedEpilogue
 from ..common.hopper.epilogue_store import (
@@ -41,7 +42,6 @@ from ..common.hopper.pipeline import make_operand_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
 from ..common.launch.launch_metadata import launch_metadata
-from ..common.portable.gemm import num_tiles, tile_origin
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host
@@ -121,11 +121,16 @@ def all_gather_gemm_copy_engine_sm90(
 @gluon.jit
 def _origin(wave, place, TILE: gl.constexpr):
     sizes, rank, WORLD_SIZE = place
-    tiles = num_tiles(sizes, TILE)
-    total_tiles = tiles * WORLD_SIZE
+    total_tiles = num_tiles(sizes, TILE) * WORLD_SIZE
     work = work_tile(wave, total_tiles, whole_waves(total_tiles, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
-    row, col = tile_origin(work.index % tiles, sizes, TILE)
-    return (rank + work.index // tiles) % WORLD_SIZE * sizes.m + row, col
+    tile = _tile_of(work.index, sizes, rank, WORLD_SIZE, TILE)
+    return tile.a_row, tile.col
+
+
+@gluon.jit
+def _tile_of(index, sizes, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    shards = Shards(sizes.m, sizes.n, sizes.m * WORLD_SIZE, sizes.m)
+    return own_first(index, shards, rank, WORLD_SIZE, TILE)
 
 
 @gluon.jit
@@ -162,13 +167,14 @@ def _load_shards_and_store(
     for wave in range(waves):
         pending = PendingStore(owner, row, col, subtile, num_subtiles, peers.trace_ptr)
         work = work_tile(wave, tiles * WORLD_SIZE, whole, num_steps, TILE)
-        index = work.index
+        tile = _tile_of(work.index, sizes, peers.rank, WORLD_SIZE, TILE)
         start = work.start
         stop = work.stop
         subtile = work.subtile
         num_subtiles = work.num_subtiles
-        owner = (peers.rank + index // tiles) % WORLD_SIZE
-        row, col = tile_origin(index % tiles, sizes, TILE)
+        owner = tile.owner
+        row = tile.row
+        col = tile.col
         if owner == peers.rank:
             here = pipeline
             if K_CHUNKS > 1:
@@ -181,10 +187,10 @@ def _load_shards_and_store(
             row_chunk = row // chunk_rows
             steps_a_flag = num_steps
             if K_CHUNKS > 1:
-                is_cut = index // tiles == WORLD_SIZE - 1
+                is_cut = tile.turn == WORLD_SIZE - 1
                 row_chunk = gl.where(is_cut, row_chunk, 0)
                 steps_a_flag = gl.where(is_cut, chunk_steps, num_steps)
-            needed = index // tiles * ROW_CHUNKS + row_chunk + 1
+            needed = tile.turn * ROW_CHUNKS + row_chunk + 1
             flag_ptr = flags_ptr + (owner * ROW_CHUNKS + row_chunk) * K_CHUNKS
             coming = pipeline
             if K_CHUNKS > 1:
@@ -196,10 +202,9 @@ def _load_shards_and_store(
                 wait(flag_ptr, 1, peers.watchdog_ptr)
                 fence_before_descriptor_loads()
                 arrived = needed
-            a_row = owner * sizes.m + row
-            step, start = load_prologue(gathered, b, coming, step, a_row, col, start, stop, store, wave > 1, TILE)
+            step, start = load_prologue(gathered, b, coming, step, tile.a_row, col, start, stop, store, wave > 1, TILE)
             step = load_and_send(
-                gathered, b, coming, step, a_row, col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
+                gathered, b, coming, step, tile.a_row, col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
             )
     pending = PendingStore(owner, row, col, subtile, num_subtiles, peers.trace_ptr)
     send_last(out, store, pending, waves, waves > 1, 1, WORLD_SIZE, TILE)

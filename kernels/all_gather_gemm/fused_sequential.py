@@ -21,15 +21,26 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call, wait_ready_of
-from ..common.device.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
+from ..common.device.tile_scheduler import Shards, num_tiles, own_first
+from ..common.device.trace import WAIT, trace_span, trace_time
 from ..common.implementation import Implementation, valid_config
-from ..common.portable.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
+from ..common.portable.tile_loop import compute_tiles, keep_tile
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host
 from .host import FAMILY, OPTIONS, GatherCall
 from .problem import AllGatherGemmProblem
-from .shards import MULTIPLIES, rows_of_shard
+from .shards import MULTIPLIES
+
+
+@triton.jit
+def at_owner(own_ptr, gate, work, peers, epoch):
+    """Wait until the owner of a tile's rows of A is ready, and return where its shard is: a gate of compute_tiles."""
+    if work.owner != peers.rank:
+        began = trace_time(peers)
+        wait_ready_of(peers, work.owner, epoch)
+        trace_span(peers, WAIT, work.index, began)
+    return translate(own_ptr, peers.rank, work.owner, peers.heap_bases)
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -38,21 +49,11 @@ def all_gather_gemm_fused_sequential(
 ):
     """Compute this rank's columns of C from every rank's shard."""
     epoch = begin_call(peers, WORLD_SIZE)
-    one_shard = rows_of_block(block, 0, shard_rows)
-    tiles = num_tiles(one_shard, TILE)
-    for tile in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
-        shard = (peers.rank + tile // tiles) % WORLD_SIZE
-        row, col = tile_origin(tile % tiles, one_shard, TILE)
-        began = trace_time(peers)
-        if shard != peers.rank:
-            wait_ready_of(peers, shard, epoch)
-            began = trace_span(peers, WAIT, tile, began)
-        owner_ptr = translate(own_ptr, peers.rank, shard, peers.heap_bases)
-        rows = rows_of_shard(block, shard, shard_rows)
-        acc = matmul_tile(owner_ptr, b, gemm, rows, row, col, row, TILE)
-        began = trace_span(peers, MULTIPLY, tile, began)
-        store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, tile, began)
+    shards = Shards(shard_rows, block.n, block.m, 0)
+    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * WORLD_SIZE)
+    compute_tiles(
+        indices, own_ptr, b, gemm, shards, block, peers, epoch, own_first, keep_tile, WORLD_SIZE, TILE, None, at_owner
+    )
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

@@ -18,9 +18,10 @@ from iris_core import fence_before_descriptor_loads, translate, wait
 from iris_core.device.cache_key import in_cache_key
 
 from ..common.device.handshake import count_of_chunk, signal_chunk
-from ..common.device.trace import MULTIPLY, PUSH, STORE, WAIT, trace_span, trace_time
+from ..common.device.tile_scheduler import Shards, next_index, num_tiles, own_first
+from ..common.device.trace import PUSH, WAIT, trace_span, trace_time
 from ..common.launch.launch_metadata import Arguments, block_product, launch_metadata, peers_of
-from ..common.portable.gemm import matmul_tile, num_tiles, rows_of_block, store_tile, tile_origin
+from ..common.portable.tile_loop import compute_tiles, keep_tile
 
 
 class Shard(NamedTuple):
@@ -106,34 +107,30 @@ def multiply_shards(
 ):
     """Compute tiles first, first + step, … of this rank's columns of C, shard after shard.
 
-    Every shard has as many tiles as the largest, `shard_rows` high; what reaches past its end is masked. A shard
-    of a peer is awaited by `arrivals`, unless that is None.
+    A peer's shard is awaited by `arrivals`, unless that is None.
     """
-    one_shard = rows_of_block(block, 0, shard_rows)
-    tiles = num_tiles(one_shard, TILE)
-    for tile in tl.range(first, tiles, step, num_stages=1):
-        row, col = tile_origin(tile, one_shard, TILE)
-        rows = rows_of_shard(block, peers.rank, shard_rows)
-        began = trace_time(peers)
-        acc = matmul_tile(a, b, gemm, rows, row, col, row, TILE)
-        began = trace_span(peers, MULTIPLY, tile, began)
-        store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, tile, began)
-    # The first tile of this program after those of its own shard.
-    resumed = first + tl.cdiv(tl.maximum(tiles - first, 0), step) * step
-    for tile in tl.range(resumed, tiles * WORLD_SIZE, step, num_stages=1):
-        shard = (peers.rank + tile // tiles) % WORLD_SIZE
-        row, col = tile_origin(tile % tiles, one_shard, TILE)
-        began = trace_time(peers)
-        if arrivals is not None:
-            wait(arrivals.words_ptr + shard, arrivals.expected, peers.watchdog_ptr)
-            fence_before_descriptor_loads()
-            began = trace_span(peers, WAIT, tile, began)
-        rows = rows_of_shard(block, shard, shard_rows)
-        acc = matmul_tile(gathered, b, gathered_gemm, rows, row, col, shard * shard_rows + row, TILE)
-        began = trace_span(peers, MULTIPLY, tile, began)
-        store_tile(acc, rows, row, col, peers, 1, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, tile, began)
+    own = Shards(shard_rows, block.n, block.m, 0)
+    tiles = num_tiles(own, TILE)
+    own_tiles = (first, step, tiles)
+    compute_tiles(own_tiles, a, b, gemm, own, block, peers, None, own_first, keep_tile, WORLD_SIZE, TILE)
+    shards = Shards(shard_rows, block.n, block.m, shard_rows)
+    peers_tiles = (next_index(first, step, tiles), step, tiles * WORLD_SIZE)
+    compute_tiles(
+        peers_tiles,
+        gathered,
+        b,
+        gathered_gemm,
+        shards,
+        block,
+        peers,
+        None,
+        own_first,
+        keep_tile,
+        WORLD_SIZE,
+        TILE,
+        arrivals,
+        await_shard,
+    )
     if arrivals is not None:
         if (tiles == 0) & (first == 0):  # a rank without columns: its gathered A must be whole all the same
             for distance in tl.static_range(1, WORLD_SIZE):
@@ -141,7 +138,11 @@ def multiply_shards(
 
 
 @triton.jit
-def rows_of_shard(block, shard, shard_rows):
-    """Return the rows of C that a rank's shard of A gives."""
-    start = tl.minimum(shard * shard_rows, block.m)
-    return rows_of_block(block, start, tl.minimum(start + shard_rows, block.m))
+def await_shard(a, arrivals, work, peers, epoch):
+    """Wait until the shard with a tile's rows of A has come: a gate of compute_tiles."""
+    if arrivals is not None:
+        began = trace_time(peers)
+        wait(arrivals.words_ptr + work.owner, arrivals.expected, peers.watchdog_ptr)
+        fence_before_descriptor_loads()
+        trace_span(peers, WAIT, work.index, began)
+    return a

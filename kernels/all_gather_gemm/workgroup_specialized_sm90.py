@@ -31,6 +31,7 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_after_counts
+from ..common.device.tile_scheduler import num_tiles, tile_origin
 from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore, PlacedEpilogue, Sizes
 from ..common.hopper.epilogue_store import (
@@ -44,7 +45,6 @@ from ..common.hopper.host import STAGES
 from ..common.hopper.pipeline import make_operand_pipeline, make_pipeline, with_gate
 from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
 from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
-from ..common.portable.gemm import num_tiles, tile_origin
 from ..common.portable.operands import padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source

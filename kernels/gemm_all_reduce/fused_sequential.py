@@ -20,18 +20,12 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.device.handshake import begin_call, finish_after_arrivals, wait_ready
-from ..common.device.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
+from ..common.device.handshake import begin_call, finish_after_arrivals
+from ..common.device.tile_scheduler import num_tiles, row_grouped, tile_origin
+from ..common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.portable.gemm import (
-    matmul_tile,
-    num_tiles,
-    store_subtile,
-    store_tile,
-    subtile_offsets,
-    tile_origin,
-    unfinished_block,
-)
+from ..common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
+from ..common.portable.tile_loop import compute_tiles, wait_ready_once
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, flags_by_source
 from ..gemm_reduce_scatter import host as reduce_scatter
@@ -39,6 +33,20 @@ from ..gemm_reduce_scatter.host import ReduceCall
 from . import host
 from .host import FAMILY, ONE_SHOT
 from .problem import GemmAllReduceProblem
+
+
+@triton.jit
+def send_everywhere(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Store a partial tile on every rank and signal it there; `target`: (this rank's partial, flags, first index)."""
+    partial, flags_ptr, first = target
+    began = wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
+    store_tile(acc, partial, work.row, work.col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    tiles = num_tiles(partial, TILE)
+    for distance in tl.static_range(0, WORLD_SIZE):
+        peer = (peers.rank + distance) % WORLD_SIZE
+        # Edge: this tile's stores to the peer happen before what follows its wait for the flag.
+        signal(translate(flags_ptr, peers.rank, peer, peers.heap_bases) + peers.rank * tiles + work.tile, epoch)
+    trace_span(peers, STORE, work.index, began)
 
 
 @triton.jit(launch_metadata=ONE_SHOT)
@@ -51,20 +59,10 @@ def gemm_all_reduce_fused_sequential(
     tiles = num_tiles(out, TILE)
     partial_size = tl.cast(out.m, tl.int64) * out.n
     mine = unfinished_block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
-    for tile in tl.range(pid, tiles, step, num_stages=1):
-        row, col = tile_origin(tile, out, TILE)
-        began = trace_time(peers)
-        acc = matmul_tile(a, b, gemm, out, row, col, row, TILE)
-        began = trace_span(peers, MULTIPLY, tile, began)
-        if tile == pid:
-            wait_ready(peers, epoch, WORLD_SIZE)
-            began = trace_span(peers, WAIT, tile, began)
-        store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
-        for distance in tl.static_range(0, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
-            # Edge: this tile's stores to the peer happen before what follows its wait for the flag.
-            signal(translate(flags_ptr, peers.rank, peer, peers.heap_bases) + peers.rank * tiles + tile, epoch)
-        trace_span(peers, STORE, tile, began)
+    target = (mine, flags_ptr, pid)
+    compute_tiles(
+        (pid, step, tiles), a, b, gemm, out, target, peers, epoch, row_grouped, send_everywhere, WORLD_SIZE, TILE
+    )
     for tile in tl.range(pid, tiles, step, num_stages=1):
         began = trace_time(peers)
         for rank in tl.static_range(0, WORLD_SIZE):

@@ -14,20 +14,22 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Call
 from ..common.device.handshake import begin_call, current_call, finish_call
+from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
+from ..common.portable.tile_loop import compute_tiles, keep_tile
 from ..common.variants import variant_of
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, PUSHES, SIGNAL_NOTHING, compute_tiles, push_tiles
+from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
 def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C."""
     epoch = begin_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, SIGNAL_NOTHING, 1, WORLD_SIZE, TILE)
+    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
+    compute_tiles(indices, a, b, gemm, block, block, peers, epoch, row_grouped, keep_tile, WORLD_SIZE, TILE)
 
 
 @triton.jit(launch_metadata=PUSHES)

@@ -20,21 +20,25 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Call, Device
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ..common.device.handshake import begin_call, current_call, finish_call
+from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
+from ..common.portable.tile_loop import compute_tiles, keep_and_count
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, SIGNAL_CHUNK, compute_tiles
+from .tiles import MULTIPLIES
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
 def gemm_all_scatter_copy_engine(a, b, gemm, block, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C and count each chunk's tiles."""
     epoch = begin_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, counts_ptr, SIGNAL_CHUNK, 1, WORLD_SIZE, TILE)
+    pid = tl.program_id(0)
+    indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
+    target = (block, counts_ptr, 0, pid)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_count, WORLD_SIZE, TILE)
 
 
 @triton.jit

@@ -17,20 +17,36 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call
+from ..common.device.tile_scheduler import num_tiles, row_grouped
+from ..common.device.trace import STORE, trace_span
 from ..common.implementation import Implementation
+from ..common.portable.gemm import store_tile
+from ..common.portable.tile_loop import compute_tiles, wait_ready_once
 from ..common.variants import variant_of
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES, SIGNAL_NOTHING, compute_tiles
+from .tiles import MULTIPLIES_AND_PUSHES
+
+
+@triton.jit
+def store_everywhere(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Store a tile to every rank's C, this one's first; `target`: (block, first index)."""
+    block, first = target
+    began = wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
+    store_tile(acc, block, work.row, work.col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    trace_span(peers, STORE, work.index, began)
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
 def gemm_all_scatter_fused_sequential(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's block of C into every rank's C."""
     epoch = begin_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, None, SIGNAL_NOTHING, WORLD_SIZE, WORLD_SIZE, TILE)
+    pid = tl.program_id(0)
+    indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
+    compute_tiles(
+        indices, a, b, gemm, block, (block, pid), peers, epoch, row_grouped, store_everywhere, WORLD_SIZE, TILE
+    )
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

@@ -18,13 +18,15 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Call
 from ..common.device.handshake import begin_call, current_call, finish_call
+from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
+from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
+from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -33,8 +35,10 @@ def gemm_all_scatter_producer_consumer(
 ):
     """Compute this rank's block of C, a flag a tile."""
     epoch = begin_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_tiles(pid, step, epoch, a, b, gemm, block, peers, flags_ptr, SIGNAL_TILE, 1, WORLD_SIZE, TILE)
+    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
+    compute_tiles(
+        indices, a, b, gemm, block, (block, flags_ptr), peers, epoch, row_grouped, keep_and_signal, WORLD_SIZE, TILE
+    )
     finish_call(peers, epoch, total_programs, WORLD_SIZE)
 
 

@@ -1,7 +1,7 @@
-"""What the variants of GEMM + all-scatter share: a loop that computes tiles, and one that pushes them to the peers.
+"""What the portable variants of GEMM + all-scatter share: a loop that pushes tiles to the peers.
 
-Both run over the tiles first, first + step, … of this rank's block of columns, in the same order, so that what is
-computed first is sent first. `block` is that block in this rank's C.
+A rank's tiles are those of its block of columns, `block` in its own C, in the order of `row_grouped`. What pushes them
+takes them in the same order, so that what is computed first is sent first.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from iris_core import signal, translate, wait
+from iris_core import translate, wait
 
 from ..common.device.handshake import wait_ready
-from ..common.device.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, WAIT, trace_span, trace_time
+from ..common.device.tile_scheduler import num_tiles, tile_origin
+from ..common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
 from ..common.launch.launch_metadata import Arguments, block_product, launch_metadata, peers_of
-from ..common.portable.gemm import matmul_tile, num_tiles, store_tile, subtile_offsets, tile_origin
-
-# How a computed tile is signalled inside the rank.
-SIGNAL_NOTHING = tl.constexpr(0)
-SIGNAL_TILE = tl.constexpr(1)  # flags[tile] = the call's number
-SIGNAL_CHUNK = tl.constexpr(2)  # flags[chunk of rows] += 1, for a stream to wait on
+from ..common.portable.gemm import subtile_offsets
 
 
 def _sent(args: Arguments) -> int:
@@ -29,47 +25,6 @@ def _sent(args: Arguments) -> int:
 MULTIPLIES = launch_metadata(product=block_product)
 PUSHES = launch_metadata(moved=_sent)
 MULTIPLIES_AND_PUSHES = launch_metadata(product=block_product, moved=_sent)
-
-
-@triton.jit
-def compute_tiles(
-    first,
-    step,
-    epoch,
-    a,
-    b,
-    gemm,
-    block,
-    peers,
-    flags_ptr,
-    SIGNAL: tl.constexpr,
-    DESTINATIONS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Compute tiles, store each to DESTINATIONS ranks (this one first), and signal it.
-
-    Peers' readiness is awaited once, after the first tile, off the critical path: before the first store to a peer, or
-    before the first count that lets a copy engine store there.
-    """
-    for tile in tl.range(first, num_tiles(block, TILE), step, num_stages=1):
-        row, col = tile_origin(tile, block, TILE)
-        began = trace_time(peers)
-        acc = matmul_tile(a, b, gemm, block, row, col, row, TILE)
-        began = trace_span(peers, MULTIPLY, tile, began)
-        if DESTINATIONS > 1 or SIGNAL == SIGNAL_CHUNK:
-            if tile == first:
-                wait_ready(peers, epoch, WORLD_SIZE)
-                began = trace_span(peers, WAIT, tile, began)
-        store_tile(acc, block, row, col, peers, DESTINATIONS, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, tile, began)
-        if SIGNAL == SIGNAL_TILE:
-            # Edge: this tile's stores happen before what follows `wait` on its flag, on this GPU.
-            signal(flags_ptr + tile, epoch, scope="gpu")
-        elif SIGNAL == SIGNAL_CHUNK:
-            tl.debug_barrier()  # the release is one thread's
-            # Edge: to copies queued behind a stream's wait for the chunk's count, by engines outside the SMs.
-            tl.atomic_add(flags_ptr + row // (TILE.BLOCK_M * TILE.GROUP_M), 1, sem="release", scope="sys")
 
 
 @triton.jit

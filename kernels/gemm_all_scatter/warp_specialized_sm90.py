@@ -25,6 +25,7 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call, wait_ready
+from ..common.device.tile_scheduler import num_tiles, tile_origin
 from ..common.device.trace import SEND_WAIT, trace_span, trace_time
 from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore, PlacedEpilogue, Sizes
@@ -40,7 +41,6 @@ from ..common.hopper.roles import first_role, multiply_second, multiply_tiles, w
 from ..common.hopper.tile_scheduler import split_waves, trace_number, whole_waves, work_tile
 from ..common.implementation import Implementation
 from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of
-from ..common.portable.gemm import num_tiles, tile_origin
 from ..common.portable.operands import ROW_BYTES, padded
 from ..common.variants import variant_of
 from ..common.workspace import Buffer

@@ -22,13 +22,15 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Call
 from ..common.device.handshake import begin_call, finish_call
+from ..common.device.tile_scheduler import num_tiles, row_grouped
 from ..common.implementation import Implementation
+from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES, SIGNAL_TILE, compute_tiles, push_tiles
+from .tiles import MULTIPLIES_AND_PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
@@ -49,8 +51,20 @@ def gemm_all_scatter_workgroup_specialized(
     pid = tl.program_id(0)
     compute_programs = tl.num_programs(0) - comm_programs
     if pid < compute_programs:
+        indices = (pid, compute_programs, num_tiles(block, TILE))
         compute_tiles(
-            pid, compute_programs, epoch, a, b, gemm, block, peers, flags_ptr, SIGNAL_TILE, 1, WORLD_SIZE, TILE
+            indices,
+            a,
+            b,
+            gemm,
+            block,
+            (block, flags_ptr),
+            peers,
+            epoch,
+            row_grouped,
+            keep_and_signal,
+            WORLD_SIZE,
+            TILE,
         )
     else:
         first = pid - compute_programs

@@ -19,10 +19,12 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_call, wait_ready
-from ..common.device.trace import MULTIPLY, PUSH, PUSH_WAIT, STORE, trace_span, trace_time
+from ..common.device.tile_scheduler import num_tiles, peers_first, tile_origin
+from ..common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
 from ..common.implementation import Implementation
-from ..common.portable.gemm import store_subtile, store_tile, subtile_offsets, tile_origin
-from ..common.portable.partials import COMPUTES_ALL, PULLS, largest_shard, own_partial, partial_tile, shard_tiles
+from ..common.portable.gemm import store_subtile, subtile_offsets
+from ..common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
+from ..common.portable.tile_loop import compute_tiles, keep_tile
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host
@@ -33,14 +35,10 @@ from .problem import GemmReduceScatterProblem
 @triton.jit(launch_metadata=COMPUTES_ALL)
 def gemm_reduce_scatter_bulk_synchronous(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Compute this rank's partial tiles of all shards."""
-    tiles = shard_tiles(staging, TILE)
-    for index in tl.range(tl.program_id(0), tiles * WORLD_SIZE, tl.num_programs(0), num_stages=1):
-        owner = index // tiles
-        began = trace_time(peers)
-        acc, row, col = partial_tile(a, b, gemm, staging, owner, index % tiles, TILE)
-        began = trace_span(peers, MULTIPLY, index, began)
-        store_tile(acc, own_partial(staging, owner), row, col, peers, 1, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, index, began)
+    shards = shards_of(staging)
+    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * WORLD_SIZE)
+    partials = own_partials(staging)
+    compute_tiles(indices, a, b, gemm, shards, partials, peers, None, peers_first, keep_tile, WORLD_SIZE, TILE)
 
 
 @triton.jit(launch_metadata=PULLS)
@@ -53,14 +51,15 @@ def gemm_reduce_scatter_bulk_synchronous_pull(
     wait_ready(peers, epoch, WORLD_SIZE)
     began = trace_span(peers, PUSH_WAIT, 0, began)
     chunks: tl.constexpr = TILE.BLOCK_M // ROWS
-    mine = own_partial(staging, peers.rank)
-    for chunk in range(tl.program_id(0), shard_tiles(staging, TILE) * chunks, tl.num_programs(0)):
-        row, col = tile_origin(chunk // chunks, largest_shard(staging), TILE)
+    shards = shards_of(staging)
+    mine_ptr = partial_ptr(staging.partial_ptr, staging, peers.rank)
+    for chunk in range(tl.program_id(0), num_tiles(shards, TILE) * chunks, tl.num_programs(0)):
+        row, col = tile_origin(chunk // chunks, shards, TILE)
         row += (chunk % chunks) * ROWS
         offsets, mask = subtile_offsets(out, row, col, ROWS, TILE.BLOCK_N)
-        total = tl.load(mine.c_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        total = tl.load(mine_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         for distance in tl.static_range(1, WORLD_SIZE):
-            peer_ptr = translate(mine.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
+            peer_ptr = translate(mine_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
             total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N, TILE)
         began = trace_span(peers, PUSH, chunk, began)

@@ -28,8 +28,10 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Device
 from ..common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_another
 from ..common.device.handshake import begin_call, count_of_chunk, current_call, finish_after_arrivals, signal_chunk
+from ..common.device.tile_scheduler import num_tiles, own_last, peers_first
 from ..common.implementation import Implementation
-from ..common.portable.partials import COMPUTES_FOR_PEERS, SIGNAL_CHUNK, SUMS, compute_partial_tiles, sum_own_tiles
+from ..common.portable.partials import COMPUTES_FOR_PEERS, SUMS, Sums, own_partials, shards_of, sum_tile
+from ..common.portable.tile_loop import compute_tiles, keep_and_count
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
@@ -43,8 +45,12 @@ def gemm_reduce_scatter_copy_engine(
 ):
     """Compute the partial tiles of the peers' shards and count them."""
     epoch = begin_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, counts_ptr, SIGNAL_CHUNK, WORLD_SIZE, TILE)
+    pid = tl.program_id(0)
+    shards = shards_of(staging)
+    sent = (pid, tl.num_programs(0), num_tiles(shards, TILE) * (WORLD_SIZE - 1))
+    chunks = tl.cdiv(staging.shard_rows, TILE.BLOCK_M * TILE.GROUP_M)
+    target = (own_partials(staging), counts_ptr, chunks, pid)
+    compute_tiles(sent, a, b, gemm, shards, target, peers, epoch, peers_first, keep_and_count, WORLD_SIZE, TILE)
 
 
 @triton.jit
@@ -60,8 +66,11 @@ def gemm_reduce_scatter_copy_engine_sum(
 ):
     """Compute the own shard and add the peers' partials."""
     epoch = current_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, CHUNKS, 1, WORLD_SIZE, TILE)
+    shards = shards_of(staging)
+    own = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE))
+    compute_tiles(
+        own, a, b, gemm, shards, Sums(out, staging, CHUNKS, 1), peers, epoch, own_last, sum_tile, WORLD_SIZE, TILE
+    )
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

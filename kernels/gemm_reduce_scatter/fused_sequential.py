@@ -18,22 +18,21 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.call import Device
 from ..common.config import GemmConfig
-from ..common.device.handshake import begin_call, finish_after_arrivals, wait_ready
-from ..common.device.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
+from ..common.device.handshake import begin_call, finish_after_arrivals
+from ..common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
+from ..common.device.trace import STORE, trace_span
 from ..common.implementation import Implementation
 from ..common.portable.gemm import store_tile
 from ..common.portable.partials import (
     COMPUTES_AND_SUMS,
-    WAIT_TILES,
-    owner_of,
-    partial_tile,
-    resumed,
-    shard_tiles,
+    Sums,
+    shards_of,
     signal_last_partial,
     signal_partial,
-    sum_own_tiles,
+    sum_tile,
     workspace_at_owner,
 )
+from ..common.portable.tile_loop import compute_tiles, wait_ready_once
 from ..common.variants import variant_of
 from ..common.workspace import Buffer
 from . import host
@@ -41,28 +40,33 @@ from .host import FAMILY, KEPT, ReduceCall
 from .problem import GemmReduceScatterProblem
 
 
+@triton.jit
+def send_partial(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Store a partial tile at its owner, and signal the one before; `target`: (staging, first index, step)."""
+    staging, first, step = target
+    began = wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
+    if work.index != first:
+        tiles = num_tiles(shards_of(staging), TILE)
+        signal_partial(staging, peers, work.index - step, tiles, epoch, WORLD_SIZE)
+    store_tile(acc, workspace_at_owner(staging, peers, work), work.row, work.col, peers, 1, WORLD_SIZE, TILE)
+    trace_span(peers, STORE, work.index, began)
+
+
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
 def gemm_reduce_scatter_fused_sequential(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send the partial tiles of the peers' shards, then sum this rank's."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    tiles = shard_tiles(staging, TILE)
+    shards = shards_of(staging)
+    tiles = num_tiles(shards, TILE)
     sent = tiles * (WORLD_SIZE - 1)
-    for index in tl.range(pid, sent, step, num_stages=1):
-        owner = owner_of(peers, index, tiles, WORLD_SIZE)
-        began = trace_time(peers)
-        acc, row, col = partial_tile(a, b, gemm, staging, owner, index % tiles, TILE)
-        began = trace_span(peers, MULTIPLY, index, began)
-        if index == pid:
-            wait_ready(peers, epoch, WORLD_SIZE)
-            began = trace_span(peers, WAIT, index, began)
-        else:
-            signal_partial(staging, peers, index - step, tiles, epoch, WORLD_SIZE)
-        store_tile(acc, workspace_at_owner(staging, peers, owner), row, col, peers, 1, WORLD_SIZE, TILE)
-        trace_span(peers, STORE, index, began)
+    target = (staging, pid, step)
+    compute_tiles(
+        (pid, step, sent), a, b, gemm, shards, target, peers, epoch, peers_first, send_partial, WORLD_SIZE, TILE
+    )
     signal_last_partial(pid, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
-    first = resumed(pid, step, sent)
-    sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, WAIT_TILES, 1, WORLD_SIZE, TILE)
+    own = (next_index(pid, step, sent) - sent, step, tiles)
+    compute_tiles(own, a, b, gemm, shards, Sums(out, staging, 0, 1), peers, epoch, own_last, sum_tile, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

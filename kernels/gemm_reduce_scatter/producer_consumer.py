@@ -24,17 +24,19 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, current_call, finish_after_arrivals
+from ..common.device.tile_scheduler import num_tiles, own_last, peers_first
 from ..common.implementation import Implementation
 from ..common.portable.partials import (
     COMPUTES_FOR_PEERS,
     PUSHES,
-    SIGNAL_TILE,
     SUMS,
-    WAIT_TILES,
-    compute_partial_tiles,
+    Sums,
+    own_partials,
     push_partial_tiles,
-    sum_own_tiles,
+    shards_of,
+    sum_tile,
 )
+from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
@@ -48,8 +50,10 @@ def gemm_reduce_scatter_producer_consumer(
 ):
     """Compute the partial tiles of the peers' shards."""
     epoch = begin_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, flags_ptr, SIGNAL_TILE, WORLD_SIZE, TILE)
+    shards = shards_of(staging)
+    sent = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * (WORLD_SIZE - 1))
+    target = (own_partials(staging), flags_ptr)
+    compute_tiles(sent, a, b, gemm, shards, target, peers, epoch, peers_first, keep_and_signal, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
@@ -70,8 +74,9 @@ def gemm_reduce_scatter_producer_consumer_sum(
 ):
     """Compute the own shard and add the peers' partials."""
     epoch = current_call(peers, WORLD_SIZE)
-    pid, step = tl.program_id(0), tl.num_programs(0)
-    sum_own_tiles(pid, step, epoch, a, b, gemm, out, staging, peers, WAIT_TILES, 1, WORLD_SIZE, TILE)
+    shards = shards_of(staging)
+    own = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE))
+    compute_tiles(own, a, b, gemm, shards, Sums(out, staging, 0, 1), peers, epoch, own_last, sum_tile, WORLD_SIZE, TILE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 

@@ -29,6 +29,7 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 from ..common.call import Device
 from ..common.config import GemmConfig
 from ..common.device.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
+from ..common.device.tile_scheduler import tile_origin
 from ..common.device.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from ..common.hopper import host as hopper
 from ..common.hopper.arguments import PendingStore, PlacedEpilogue
@@ -56,7 +57,7 @@ from ..common.hopper.signal_pipeline import commit_signal
 from ..common.hopper.tile_scheduler import num_waves, trace_number
 from ..common.implementation import Implementation
 from ..common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
-from ..common.portable.gemm import DESCRIPTORS_B_NK, tile_origin
+from ..common.portable.gemm import DESCRIPTORS_B_NK
 from ..common.portable.operands import padded
 from ..common.portable.partials import signal_partial
 from ..common.variants import variant_of

@@ -20,17 +20,17 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ..common.device.handshake import begin_call, finish_after_arrivals, finish_call
+from ..common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
 from ..common.implementation import Implementation
 from ..common.portable.partials import (
     COMPUTES_AND_SUMS,
-    SIGNAL_TILE,
-    WAIT_TILES,
-    compute_partial_tiles,
+    Sums,
+    own_partials,
     push_partial_tiles,
-    resumed,
-    shard_tiles,
-    sum_own_tiles,
+    shards_of,
+    sum_tile,
 )
+from ..common.portable.tile_loop import compute_tiles, keep_and_signal
 from ..common.variants import variant_of
 from ..common.workspace import Buffer, local_flags
 from . import host
@@ -57,9 +57,26 @@ def gemm_reduce_scatter_workgroup_specialized(
     pid = tl.program_id(0)
     step = tl.num_programs(0) - comm_programs
     if pid < step:
-        compute_partial_tiles(pid, step, epoch, a, b, gemm, staging, peers, flags_ptr, SIGNAL_TILE, WORLD_SIZE, TILE)
-        first = resumed(pid, step, shard_tiles(staging, TILE) * (WORLD_SIZE - 1))
-        sum_own_tiles(first, step, epoch, a, b, gemm, out, staging, peers, WAIT_TILES, DESTINATIONS, WORLD_SIZE, TILE)
+        shards = shards_of(staging)
+        tiles = num_tiles(shards, TILE)
+        sent = tiles * (WORLD_SIZE - 1)
+        other, kept = (pid, step, sent), (own_partials(staging), flags_ptr)
+        compute_tiles(other, a, b, gemm, shards, kept, peers, epoch, peers_first, keep_and_signal, WORLD_SIZE, TILE)
+        own = (next_index(pid, step, sent) - sent, step, tiles)
+        compute_tiles(
+            own,
+            a,
+            b,
+            gemm,
+            shards,
+            Sums(out, staging, 0, DESTINATIONS),
+            peers,
+            epoch,
+            own_last,
+            sum_tile,
+            WORLD_SIZE,
+            TILE,
+        )
     else:
         push_partial_tiles(pid - step, comm_programs, epoch, staging, peers, flags_ptr, ROWS, WORLD_SIZE, TILE)
     if DESTINATIONS > 1:

@@ -52,7 +52,7 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
         yield _compile("kernels/machine_code/test_codegen.py", variant, COMPILED)
         yield _run("kernels/machine_code/test_codegen_order.py", only=f"[{_named(variant)[1]}")
     if any(name.endswith("_stream_k") for _, name in others) or mutant.path == "kernels/common/portable/operands.py":
-        yield _run("kernels/operators/test_stream_k.py", "kernels/operators/test_operands.py")
+        yield _run("kernels/operators/summing/test_stream_k.py", "kernels/operators/operands/test_operands.py")
     yield from _check(others, 3)
     if of_api:
         yield _run("core/device/test_sync.py", "core/device/test_device_api.py")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parents[1] / "support/processes"))
 from limits import clock_of_waits, short_limit, wait_until
 
 import iris_core

@@ -3,6 +3,7 @@
 They are forks of one process, which imports for all of them. Its argument is the port at which they meet.
 """
 
+import gc
 import os
 import sys
 
@@ -16,6 +17,7 @@ from iris_kernels.gemm_all_reduce import gemm_all_reduce
 from iris_tensor_parallel.styles import mesh_of
 
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "WORLD_SIZE": "4"}
+gc.freeze()  # forks would look through all that is imported as they end
 for number in range(4):
     if os.fork() == 0:
         os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}

@@ -43,7 +43,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "race_test.py": [],
     "every_variant.py": ["--ranks", "2", "--device", "cpu", "--shape", "20", "36", "32"],
 }  # of an example; two ranks on the CPU where nothing is said
-FRESH = ("first_program.py", "find_races.py", "race_test.py")
+FRESH = ("first_program.py",)  # and find_races.py, in a test of its own
 NEEDS_CPU = ("find_races.py", "race_test.py")
 NEEDS_A_GPU_A_RANK = ("parallelize_model.py",)  # it begins with torch's process groups
 
@@ -178,7 +178,7 @@ def test_time_lines_are_drawn_anew(drawings: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example_runs(example: Path, template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two from a fresh start, as users start them, with ranks and without; the others from where all is imported."""
+    """One from a fresh start, as users start them; the others from where all is imported."""
     arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
     for gpus in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.setenv(gpus, "")

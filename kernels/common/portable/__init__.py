@@ -2,7 +2,8 @@
 
 | file | what |
 |---|---|
-| `gemm.py` | tile order, main loop, stores |
+| `tile_loop.py` | the loop over a program's tiles, which a kernel gives a scheduler, a gate, and what finishes a tile |
+| `gemm.py` | main loop, stores |
 | `operands.py` | how A and B are read |
 | `partials.py` | partial tiles that are sent to their owner and summed there |
 | `stream_k.py` | tiles that programs split along k |

@@ -1,10 +1,7 @@
-"""The one GEMM of all families: tile order, main loop, epilogue stores.
+"""The one GEMM of all families: main loop, epilogue stores.
 
 A tile is named by its first row and column; operands are read through tensor descriptors (TMA) or pointers. Sizes need
 not divide anything: descriptors fill with zeros past the end, pointers are masked.
-
-A loop over tiles says ``num_stages=1``. The main loop inside is what Triton should pipeline; where k is one constant
-step it vanishes, and the loop over tiles would be pipelined in its place, its loads moved above its waits (Triton 3.6).
 """
 
 from __future__ import annotations
@@ -24,28 +21,10 @@ DESCRIPTORS_B_NK = tl.constexpr(2)  # B column-major, the transpose of a Linear'
 
 
 @triton.jit
-def num_tiles(block, TILE: tl.constexpr):
-    """Return the number of tiles of a block."""
-    return tl.cdiv(block.m, TILE.BLOCK_M) * tl.cdiv(block.n, TILE.BLOCK_N)
-
-
-@triton.jit
-def tile_origin(tile, block, TILE: tl.constexpr):
-    """Return the first row and column of a tile; consecutive tiles share GROUP_M rows of tiles, for the L2 cache."""
-    tiles_m = tl.cdiv(block.m, TILE.BLOCK_M)
-    tiles_n = tl.cdiv(block.n, TILE.BLOCK_N)
-    group_size = TILE.GROUP_M * tiles_n
-    first_m = (tile // group_size) * TILE.GROUP_M
-    rows = min(tiles_m - first_m, TILE.GROUP_M)
-    within = tile % group_size
-    return (first_m + within % rows) * TILE.BLOCK_M, (within // rows) * TILE.BLOCK_N
-
-
-@triton.jit
-def rows_of_block(block, start, stop):
-    """Return the rows from `start` and without `stop` of a block, as a block."""
-    c_ptr = block.c_ptr + tl.cast(start, tl.int64) * block.stride_cm
-    return Block(c_ptr, stop - start, block.n, block.stride_cm, from_row(block.epilogue, start))
+def shard_of(block, work):
+    """Return the rows of a block that are a work tile's shard, as a block."""
+    c_ptr = block.c_ptr + tl.cast(work.start, tl.int64) * block.stride_cm
+    return Block(c_ptr, work.m, block.n, block.stride_cm, from_row(block.epilogue, work.start))
 
 
 @triton.jit
@@ -55,17 +34,12 @@ def unfinished_block(c_ptr, m, n, stride_cm):
 
 
 @triton.jit
-def matmul_tile(a, b, gemm, block, row, col, a_row, TILE: tl.constexpr):
-    """Return the tile of A @ B that starts at (row, col) of a block, fp32 (BLOCK_M, BLOCK_N), summed over all of k.
-
-    `a_row` is the row of A that belongs to the block's row `row`.
-    """
-    return matmul_steps(a, b, gemm, block, row, col, a_row, 0, gemm.k, TILE)
-
-
-@triton.jit
 def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.constexpr):
-    """Return the same summed over the steps of k that begin from `first_k`, a multiple of BLOCK_K, to `stop_k`."""
+    """Return the tile of A @ B that starts at (row, col) of a block, fp32 (BLOCK_M, BLOCK_N), summed over steps of k.
+
+    `a_row` is the row of A that belongs to the block's row `row`. The steps begin from `first_k`, a multiple of
+    BLOCK_K, to `stop_k`.
+    """
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     BLOCK_K: tl.constexpr = TILE.BLOCK_K

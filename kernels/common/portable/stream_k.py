@@ -34,8 +34,9 @@ from iris_core.device.cache_key import in_cache_key
 
 from ..config import MOST_SPLITS
 from ..device.arguments import Block
+from ..device.tile_scheduler import num_tiles, tile_origin
 from ..device.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
-from .gemm import matmul_steps, num_tiles, subtile, tile_origin
+from .gemm import matmul_steps, subtile
 
 NONE = tl.constexpr(0)  # no tile is split
 UNEVEN = tl.constexpr(-1)  # a run may end one tile and begin the next

@@ -15,7 +15,8 @@ from triton.compiler.errors import CompilationError
 import iris_core
 from iris_core.collectives.host_collectives import barrier_kernel
 
-pytestmark = pytest.mark.parametrize("target", TARGETS)
+# The device API asks whose GPU it is and if that has an async proxy: sm_89 and sm_120 get what sm_80 and sm_100 do.
+pytestmark = pytest.mark.parametrize("target", [target for target in TARGETS if target not in ("sm_89", "sm_120")])
 
 
 @triton.jit

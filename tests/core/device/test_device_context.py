@@ -137,7 +137,7 @@ PAIRS = {
 }
 
 
-COMPILED = [(target, "triton") for target in TARGETS]
+COMPILED = [(target, "triton") for target in ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")]
 COMPILED += [(target, "gluon") for target in ("sm_90", "sm_100", "gfx942", "gfx950")]
 COMPILED += [(target, "triton, constants") for target in ("sm_90", "gfx942")]
 

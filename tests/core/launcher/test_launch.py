@@ -189,7 +189,7 @@ def test_ranks_share_gpus_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch
         launcher._checked_device(5, "cuda")
     for wrong in ("0", "two", "-1", ""):
         monkeypatch.setenv("IRIS_RANKS_PER_GPU", wrong)
-        with pytest.raises(ValueError, match=r"IRIS_RANKS_PER_GPU is .* positive number of ranks"):
+        with pytest.raises(ValueError, match=r"IRIS_RANKS_PER_GPU is .* whole number from 1 on"):
             launcher._checked_device(4, "cuda")
 
 

@@ -12,7 +12,8 @@ from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, 
 from test_values import line_kernel
 from tile_collectives import COLLECTIVES, collective_kernel
 
-pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
+each_target = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
+each_vendor = pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # for what is decided before a target is known
 # Files whose stores are of tiles, whose atomics are on tiles.
 STORING = ("access.py", "moves.py", "values.py")
 FLAGGED = ("all_reduce_ring", "messages")  # these are nothing without
@@ -45,6 +46,7 @@ def compiled(name: str, target: str, *, flagged: bool = True) -> Compiled:
     return compile_kernel(kernel, arguments | own, target)
 
 
+@each_target
 @pytest.mark.parametrize("name", [*COLLECTIVES, *VALUES])
 def test_tiles_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str) -> None:
     kernel = compiled(name, target)
@@ -58,11 +60,13 @@ def test_tiles_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str) 
     assert kernel.scratch_bytes == 0
 
 
+@each_target
 @pytest.mark.parametrize("name", [*COLLECTIVES, *VALUES])
 def test_edges_are_over_the_system(target: str, name: str) -> None:
     check_system_edges(compiled(name, target), target)
 
 
+@each_vendor
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in FLAGGED])
 def test_without_flags_only_locks_signal(target: str, name: str) -> None:
     signal = r"\batom\.global\.sys\.release\.exch" if TARGETS[target].is_nvidia else r"buffer_wbl2 sc0 sc1\n"
@@ -73,6 +77,7 @@ def test_without_flags_only_locks_signal(target: str, name: str) -> None:
         assert not signals
 
 
+@each_target
 def test_additions_to_peers_are_atomic_over_the_system(target: str) -> None:
     code = compiled("all_reduce_atomic", target)
     if TARGETS[target].is_nvidia:

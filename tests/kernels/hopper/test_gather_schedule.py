@@ -23,9 +23,9 @@ from iris_kernels.all_gather_gemm import schedule as module
 from iris_kernels.all_gather_gemm.copies import begins_with_barrier, num_programs, shard_chunks
 from iris_kernels.all_gather_gemm.schedule import LEAST_CHUNK_BYTES, Gathering, Schedule
 from iris_kernels.common.config import parse_config
+from iris_kernels.common.device import tile_scheduler
 from iris_kernels.common.hopper import host as operator_module
 from iris_kernels.common.hopper.plan import Tiling
-from iris_kernels.common.portable import gemm
 from overlap_taxonomy import get_variant
 
 MEASURED = Path(__file__).parents[3] / "results" / "configurations-h200x2-bf16.csv"
@@ -40,9 +40,9 @@ def rows_of_tiles(rows: int, columns: int, group: int) -> Iterator[int]:
         SimpleNamespace(m=128 * rows, n=256 * columns),
         SimpleNamespace(BLOCK_M=128, BLOCK_N=256, GROUP_M=group),
     )
-    with mock.patch.object(gemm, "tl", SimpleNamespace(cdiv=lambda a, b: -(-a // b))):
+    with mock.patch.object(tile_scheduler, "tl", SimpleNamespace(cdiv=lambda a, b: -(-a // b))):
         for number in range(rows * columns):
-            yield gemm.tile_origin.fn(number, block, tile)[0] // 128
+            yield tile_scheduler.tile_origin.fn(number, block, tile)[0] // 128
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import pytest
 import torch
 from compiling import Case, StubContext
 from emulated_handshake import World
+from emulated_operators import COPIES, run_case
 from families import make_problem
 from gluon_emulator import Barrier, Machine, emulated
-from test_hopper_emulated import CASES, COPIES, run_case
+from test_hopper_emulated import CASES
 
 from iris_bench.trace.traced import thread_of
 from iris_core.tracing import Span, make_spans

@@ -25,19 +25,19 @@ from overlap_taxonomy.cost import SUMMING_FAMILIES
 def cases_of(variant: Variant) -> list[Case]:
     """Every target and, on one of each vendor, what else decides about a kernel.
 
-    The rank and how operands are read decide about different parts of a kernel, so a case has another of both.
+    The rank and how operands are read decide about different parts of a kernel, so a case has another of both. AMD's
+    GPUs take the same tiles, and a 16-bit type is one letter of an instruction: the second GPU has both others.
     """
     case = Case(variant.name, "sm_90", rank=2, family=variant.family)
-    amd = replace(case, target="gfx942")
     return [
         case,
-        amd,
-        *(replace(case, target=target, rank=1) for target in ("sm_100", "gfx950")),
+        replace(case, target="gfx942"),
+        replace(case, target="sm_100", rank=1),
+        replace(case, target="gfx950", rank=1, dtype=torch.float16, size=1024),
         replace(case, rank=0, layout="kn"),
         replace(case, pointers=True),
         replace(case, dtype=torch.float32),
         replace(case, rank=1, size=1024),  # Triton's cache has these for test_launching.py, too
-        replace(amd, dtype=torch.float16, size=1024),
     ]
 
 

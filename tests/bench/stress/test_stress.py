@@ -1,20 +1,16 @@
-"""The stress run: what it draws, that it finds a wrong element among many calls, and the row it leaves."""
+"""The stress run: that it finds a wrong element among many calls, and the row it leaves."""
 
 from __future__ import annotations
 
 import csv
-import math
 import re
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compiling import MORE_LATER, TARGETS, compile_kernel
-from families import FUSED
-from ranks import Pools, Ranks, close_context, context
+from ranks import Pools, Ranks, close_context
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli
@@ -22,9 +18,7 @@ from iris_bench.command import exits, progress
 from iris_bench.command import ranks as bench_ranks
 from iris_bench.command.ranks import Ranks as BenchRanks
 from iris_bench.stress import cli as stress_cli
-from iris_bench.stress import ledger
 from iris_bench.stress import rank as stress_rank
-from iris_bench.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
 from iris_bench.stress.record import COLUMNS
 from iris_kernels.common.call import Call
 from iris_kernels.common.operator import Operator
@@ -66,58 +60,6 @@ def pooled(monkeypatch: pytest.MonkeyPatch, pools: Pools) -> Ranks:
     monkeypatch.setattr(PooledRanks, "ranks", pools.ranks(2, "cpu"), raising=False)
     monkeypatch.setattr(bench_ranks, "StartedRanks", PooledRanks)
     return PooledRanks.ranks
-
-
-def plan_of(seed: int = 0, device: str = "cuda", **options: Any) -> Plan:
-    asked = {"families": "all", "variants": "all", "dtypes": "bf16,fp16", "device": device, "world_size": 4} | options
-    return make_plan(**asked, seed=seed)
-
-
-def test_all_fused_variants_are_called_on_awkward_shapes() -> None:
-    for device in ("cpu", "cuda"):
-        plan = plan_of(device=device)
-        for variant in FUSED:
-            sizes = [s.size for s in plan.subjects if (s.family, s.variant) == (variant.family, variant.name)]
-            assert any(size.m == 1 and size.n < plan.world_size for size in sizes)
-            assert any(size.m % 16 and size.n % 16 and size.k % 16 and size.m > 1 for size in sizes)
-        assert {subject.dtype for subject in plan.subjects} == {"bf16", "fp16"}
-        assert not any(subject.variant.startswith(("library", "async_tp")) for subject in plan.subjects)
-
-
-def test_all_variants_are_called_alike_whatever_sizes_they_can_do() -> None:
-    """Here the one with stream-K can do one size alone."""
-    wide = plan_of(variants="fused_sequential:portable:stream_k,fused_sequential:portable").subjects
-    narrow = [
-        subject for subject in wide if subject.variant != "fused_sequential:portable:stream_k" or subject.size.m == 256
-    ]
-    decisions = Decisions(0, narrow, 4)
-    calls = Counter(narrow[decisions.call().subject].variant_key for _ in range(20_000))
-    assert len(calls) == 8
-    assert max(calls.values()) < 1.2 * min(calls.values())
-
-
-def test_a_seed_draws_the_same_calls_again() -> None:
-    def drawn(seed: int) -> list[Any]:
-        decisions = Decisions(seed, plan_of().subjects, 4)
-        return [decisions.renewal() if number % 50 == 0 else decisions.call() for number in range(2000)]
-
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
-
-
-def test_what_is_drawn_is_varied_and_no_output_could_pass_for_the_next() -> None:
-    plan = plan_of()
-    decisions = Decisions(0, plan.subjects, 4)
-    calls = [decisions.call() for _ in range(20_000)]
-    assert {call.subject for call in calls} == set(range(len(plan.subjects)))
-    assert {call.late_rank for call in calls if call.before_us} == set(range(4))
-    assert {call.operands for call in calls} == set(range(SETS))
-    assert any(call.host_us for call in calls)
-    assert any(call.before_us > 1000 for call in calls)
-    last = dict.fromkeys(range(len(plan.subjects)), WARM_UP_SET)
-    for call in calls:
-        assert last[call.subject] != call.operands
-        last[call.subject] = call.operands
 
 
 @pytest.mark.usefixtures("pooled")
@@ -366,40 +308,3 @@ def test_a_file_of_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch,
     assert result.exit_code == 2
     assert str(path) in result.stderr
     assert path.read_text() == "family,variant\n"
-
-
-def look_for_faults(rank: int, world_size: int) -> list[Any]:
-    """Check one output that is right and one with three faults in two blocks, as a view with gaps between its rows."""
-    book = ledger.Ledger(context().get_device())
-    reference = torch.randn(40, 70, dtype=torch.float64)
-    bound = torch.full_like(reference, 0.01)
-    room = torch.full((40, 75), math.nan, dtype=torch.float16)
-    output = room[:, :70]
-    output.copy_(reference)
-    book.check(7, output, reference, bound)
-    clean = book.read()
-    output[1, 3], output[1, 5], output[39, 69] = math.inf, reference[1, 5] + 0.02, math.nan
-    book.check(8, output, reference, bound)
-    wrong, notes = book.read()
-    return [clean, wrong, [(note.call, note.element, str(note.value), note.wrong) for note in notes], book.read()]
-
-
-def test_the_ledger_counts_every_element_and_names_the_first(pools: Pools) -> None:
-    clean, wrong, notes, after = pools.ranks(2, "cpu").call(look_for_faults)[0]
-    assert clean == after == (0, [])
-    assert wrong == 3
-    assert notes == [(8, 1 * 70 + 3, "inf", 2), (8, 39 * 70 + 69, "nan", 1)]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_check_compiles(target: str) -> None:
-    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float64)):
-        arguments = {
-            "out_ptr": torch.zeros(64, dtype=dtype),
-            "reference_ptr": torch.zeros(64, dtype=wide),
-            "bound_ptr": torch.zeros(64, dtype=wide),
-            "counts_ptr": torch.zeros(2, dtype=torch.int64),
-            "notes_ptr": torch.zeros(64, dtype=torch.float64),
-        }
-        numbers = {"call": 1, "size": 64, "columns": 9, "stride": 17, "BLOCK": ledger._BLOCK}
-        assert compile_kernel(ledger._check_kernel, {**arguments, **numbers}, target).scratch_bytes <= MORE_LATER

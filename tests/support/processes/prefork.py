@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import os
 import pickle
@@ -133,6 +134,7 @@ def fork_ranks(number: int) -> str:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which ends ranks, not this
     for module in _IMPORTED:
         importlib.import_module(module)
+    gc.freeze()  # else each fork looks through all of this as it collects and ends, and so copies it
     ours = socket.socket(fileno=number)
     while True:
         message, files, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, _MANY_FILES)

@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
-from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.runtime.jit import DependenciesFinder, JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core.backends.hip import HipBackend
@@ -36,6 +36,19 @@ from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Agent, get_variant
 
 MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # bytes that kernels may spill with Triton 3.7
+
+
+_update_hash = DependenciesFinder._update_hash
+
+
+def _hash_callee_first(self: DependenciesFinder, callee: Any) -> None:
+    _ = callee.cache_key
+    _update_hash(self, callee)
+
+
+# Triton takes over which global values a callee uses before it looks for them, unless the process has hashed it before:
+# a kernel's key would depend on which kernels came earlier, and each worker would compile it anew.
+DependenciesFinder._update_hash = _hash_callee_first
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,120 @@
+"""Tile schedulers: which tile an index stands for. The order of tiles in a matrix serves both main loops.
+
+A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`` that returns an index's work tile;
+`tiled` says what is cut into tiles. A program takes the indices first, first + step, … in ascending order
+(../portable/tile_loop.py): all programs have the same number of tiles, or one more.
+
+| scheduler | `tiled` | order |
+|---|---|---|
+| `row_grouped` | any bundle with m and n | one matrix |
+| `own_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
+| `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
+
+Schedulers of their own: stream-K (../portable/stream_k.py), and those of the Hopper kernels, whose programs split tiles
+(../hopper/tile_scheduler.py) or have own tiles between the peers' (../../gemm_reduce_scatter/tile_scheduler.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from iris_core.device.cache_key import in_cache_key
+
+
+@in_cache_key
+class Shards(NamedTuple):
+    """A matrix of `rows` rows cut into a shard of rows a rank, of which the largest is (m, n).
+
+    All ranks' tiles are numbered as those of the largest; what reaches past the end of a smaller one is masked. In A
+    shards begin `a_rows_apart` rows apart: 0 where A is the shard alone.
+    """
+
+    m: Any
+    n: Any
+    rows: Any
+    a_rows_apart: Any
+
+
+@in_cache_key
+class WorkTile(NamedTuple):
+    """What a program computes next: the tile at (row, col) of the (m, n) matrix that is the shard of rank `owner`.
+
+    `index` counts in the order of all tiles, `tile` in the shard, `turn` the shards before it. The shard begins at row
+    `start` of the matrix. Row `a_row` of A belongs to row `row` of the shard.
+    """
+
+    index: Any
+    tile: Any
+    turn: Any
+    owner: Any
+    start: Any
+    row: Any
+    col: Any
+    a_row: Any
+    m: Any
+    n: Any
+
+
+@triton.jit
+def num_tiles(block, TILE: tl.constexpr):
+    """Return the number of tiles of an (m, n) matrix."""
+    return tl.cdiv(block.m, TILE.BLOCK_M) * tl.cdiv(block.n, TILE.BLOCK_N)
+
+
+@triton.jit
+def tile_origin(tile, block, TILE: tl.constexpr):
+    """Return the first row and column of a tile; consecutive tiles share GROUP_M rows of tiles, for the L2 cache."""
+    tiles_m = tl.cdiv(block.m, TILE.BLOCK_M)
+    tiles_n = tl.cdiv(block.n, TILE.BLOCK_N)
+    group_size = TILE.GROUP_M * tiles_n
+    first_m = (tile // group_size) * TILE.GROUP_M
+    rows = min(tiles_m - first_m, TILE.GROUP_M)
+    within = tile % group_size
+    return (first_m + within % rows) * TILE.BLOCK_M, (within // rows) * TILE.BLOCK_N
+
+
+@triton.jit
+def row_grouped(index, block, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of an index of one matrix, which belongs to the rows of A of the same numbers."""
+    row, col = tile_origin(index, block, TILE)
+    return WorkTile(index, index, 0, rank, 0, row, col, row, block.m, block.n)
+
+
+@triton.jit
+def own_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of an index in the order that begins with this rank's shard."""
+    tiles = num_tiles(shards, TILE)
+    turn = index // tiles
+    return _tile_of_shard(index, index % tiles, turn, (rank + turn) % WORLD_SIZE, shards, TILE)
+
+
+@triton.jit
+def peers_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of an index in the order that ends with this rank's shard."""
+    tiles = num_tiles(shards, TILE)
+    turn = index // tiles
+    return _tile_of_shard(index, index % tiles, turn, (rank + 1 + turn) % WORLD_SIZE, shards, TILE)
+
+
+@triton.jit
+def own_last(tile, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the work tile of a tile of this rank's shard, with which the order of `peers_first` ends."""
+    index = num_tiles(shards, TILE) * (WORLD_SIZE - 1) + tile
+    return _tile_of_shard(index, tile, WORLD_SIZE - 1, rank, shards, TILE)
+
+
+@triton.jit
+def _tile_of_shard(index, tile, turn, owner, shards, TILE: tl.constexpr):
+    start = min(owner * shards.m, shards.rows)
+    m = min(shards.m, shards.rows - start)
+    row, col = tile_origin(tile, shards, TILE)
+    return WorkTile(index, tile, turn, owner, start, row, col, owner * shards.a_rows_apart + row, m, shards.n)
+
+
+@triton.jit
+def next_index(first, step, start):
+    """Return the first of first, first + step, … that is `start` or more."""
+    return first + tl.cdiv(tl.maximum(start - first, 0), step) * step
