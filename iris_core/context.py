@@ -60,17 +60,18 @@ def iris(
             are without them.
 
     Returns:
-        The context. `Context.close` ends it; a process has one at a time.
+        The context. `Context.close` ends it. A process has one at a time, or several of given groups, such as of a
+        model and of a draft model on fewer ranks: ranks that are in two of them call these in the same order.
 
     Raises:
-        RuntimeError: this process has a context already, the machine lacks what the device needs, or the ranks are of
-            several hosts; or this process was forked from a rank.
+        RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs,
+            or the ranks are of several hosts; or this process was forked from a rank.
         ValueError: the device, the heap size, the limit or the reservation makes no sense or is not the same on all
             ranks, there are more ranks than GPUs, or this process is not in `group`.
         PeerError: a rank did not start.
     """
     host = current_host()
-    host.check_vacant()
+    host.check_vacant(group)
     settings.asked_device(device)
     if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")

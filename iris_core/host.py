@@ -30,11 +30,11 @@ class OpenContext(Protocol):
 class Host(Protocol):
     """What a context asks of where it runs."""
 
-    def check_vacant(self) -> None:
-        """Raise unless this rank may open a context.
+    def check_vacant(self, group: dist.ProcessGroup | None) -> None:
+        """Raise unless this rank may open a context: the only one, or one more, of a given group.
 
         Raises:
-            RuntimeError: it has one, or this process was forked from a rank that has one.
+            RuntimeError: it has one, and no group is given; or this process was forked from a rank that has one.
         """
 
     def rank_info(self, group: dist.ProcessGroup | None) -> RankInfo:
@@ -62,12 +62,16 @@ class ProcessHost(Host):
     """A rank is this process."""
 
     def __init__(self) -> None:
-        self._context: OpenContext | None = None
+        self._contexts: list[OpenContext] = []
 
-    def check_vacant(self) -> None:
-        if self._context is not None:
-            self._context.control_plane.check_owner()
-            raise RuntimeError("this process has a context already; close() it before making another")
+    def check_vacant(self, group: dist.ProcessGroup | None) -> None:
+        for context in self._contexts:
+            context.control_plane.check_owner()
+        if self._contexts and group is None:
+            raise RuntimeError(
+                "this process has a context already; close() it before making another, or give the other one a process "
+                "group of its ranks, group=..."
+            )
 
     def rank_info(self, group: dist.ProcessGroup | None) -> RankInfo:
         return find_rank_info(group)
@@ -88,11 +92,8 @@ class ProcessHost(Host):
         return make_process_group(control_plane, device, given)
 
     def occupy(self, context: OpenContext) -> Callable[[], None]:
-        self._context = context
-        return self._vacate
-
-    def _vacate(self) -> None:
-        self._context = None
+        self._contexts.append(context)
+        return lambda: self._contexts.remove(context)
 
 
 _current: Host = ProcessHost()

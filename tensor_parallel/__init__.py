@@ -2,7 +2,8 @@
 
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
-them compute gradients. `load_whole` takes a whole model's weights, `prepare` makes room for calls, and `share_gathers`
+them compute gradients. `parallelize` cuts a whole model by such styles, or by the plan that it has (`plan_of`), on a
+heap of `heap_bytes`. `load_whole` takes a whole model's weights, `prepare` makes room for calls, and `share_gathers`
 has layers of one x gather it once.
 """
 
@@ -11,8 +12,10 @@ from .layers import ColumnParallelLinear, RowParallelLinear
 from .linear import column_parallel_linear, row_parallel_linear
 from .loading import load_whole
 from .merged import MergedColumnParallelLinear
+from .parallelizing import heap_bytes, parallelize
 from .preparing import prepare
 from .shared import share_gathers
+from .tp_plan import plan_of
 
 __all__ = [
     "ColumnParallelLinear",
@@ -20,7 +23,10 @@ __all__ = [
     "RowParallelLinear",
     "column_parallel_linear",
     "fuse_collectives",
+    "heap_bytes",
     "load_whole",
+    "parallelize",
+    "plan_of",
     "prepare",
     "row_parallel_linear",
     "share_gathers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import torch
@@ -54,10 +55,9 @@ class ParallelLinear(nn.Linear):
             options: as to make a layer.
 
         Raises:
-            ValueError: it is no `torch.nn.Linear`, or an option makes no sense.
+            ValueError: it is no `torch.nn.Linear`, or one with a forward of its own; or an option makes no sense.
         """
-        if not is_whole(linear):
-            raise ValueError(f"linear is a {type(linear).__name__}; it must be a torch.nn.Linear")
+        checked_whole(linear)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer._take(linear, cls.sharding_type(ctx, linear.in_features, linear.out_features, **options))
@@ -160,9 +160,39 @@ class RowParallelLinear(ParallelLinear):
         return self.sharding(x, *self._parts())
 
 
-def is_whole(linear: object) -> bool:
-    """Whether this is a `torch.nn.Linear` that is not cut."""
-    return isinstance(linear, nn.Linear) and not isinstance(linear, ParallelLinear)
+def checked_whole(linear: object) -> nn.Linear:
+    """Return a whole `torch.nn.Linear`, or one of a class of it that multiplies as it does.
+
+    Raises:
+        ValueError: this is none.
+    """
+    kind: Any = type(linear)
+    if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
+        raise ValueError(f"a layer is a {kind.__name__}; it must be a torch.nn.Linear")
+    if kind.forward is not nn.Linear.forward or "forward" in vars(linear):
+        raise ValueError(
+            f"a layer is a {kind.__name__}, with a forward of its own, whose place a cut layer's would take; cut the "
+            "torch.nn.Linear that it is made of, such as base_layer and lora_B, or have it keep torch.nn.Linear's"
+        )
+    if "weight" not in linear._parameters:
+        raise ValueError(
+            f"a layer is a {kind.__name__} whose weight is computed from other parameters; make it a parameter first, "
+            "as torch.nn.utils.parametrize.remove_parametrizations does"
+        )
+    return linear
+
+
+@functools.cache
+def class_of_cut(layer: Any, whole: Any) -> Any:
+    """Return the class that a layer of a class of `torch.nn.Linear` has once it is cut: it is of both.
+
+    Args:
+        layer: `ColumnParallelLinear` or `RowParallelLinear`.
+        whole: the class.
+    """
+    if whole is nn.Linear:
+        return layer
+    return type(f"{layer.__name__}Of{whole.__name__}", (layer, whole), {"__module__": layer.__module__})
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

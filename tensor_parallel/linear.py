@@ -31,7 +31,7 @@ def column_parallel_linear(
         x: (…, in_features), of all tokens on every rank; with `sequence_parallel` of this rank's tokens.
         weight: (this rank's output features, in_features), as ``torch.chunk`` cuts `torch.nn.Linear`'s by its first
             dimension. bf16, fp16 or fp32, on the context's device, as x.
-        bias: (this rank's output features,); with `gather_output` (out_features,), the same on all ranks; or None.
+        bias: (this rank's output features,), or None.
         out_features: of all ranks together; None where all ranks have as many.
         tokens: of all ranks together, if each has a part; None where all ranks have as many.
         options: the others of `ColumnSharding`: sequence_parallel, gather_output, sequence_dim, variant,

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .layers import ColumnParallelLinear, is_whole
+from .layers import ColumnParallelLinear, checked_whole
 from .shardings import ColumnSharding
 
 
@@ -117,8 +117,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         if not linears:
             raise ValueError("linears is empty; it takes one torch.nn.Linear or more")
         for linear in linears:
-            if not is_whole(linear):
-                raise ValueError(f"of linears one is a {type(linear).__name__}; they must be torch.nn.Linear")
+            checked_whole(linear)
         kinds = [_kind(linear) for linear in linears]
         for kind in kinds:
             if kind != kinds[0]:

@@ -80,13 +80,12 @@ def multiply_columns(
         m: tokens of all ranks.
         x: (tokens, k), of all ranks or of this one; see `Steps.forward`.
         weights: (this rank's columns, k), together.
-        biases: of as many elements as the output has columns, together; or none.
+        biases: (this rank's columns,), together; or none.
     """
     bias = joined(biases) if len(biases) > 0 else None
     if steps.forward is None:
         return F.linear(x, joined(weights), bias), x
-    own = bias if bias is None or steps.own is None else bias[steps.own]
-    product, *gathered = sharding.multiply(steps.forward, x, tuple([weight.t() for weight in weights]), m, own)
+    product, *gathered = sharding.multiply(steps.forward, x, tuple([weight.t() for weight in weights]), m, bias)
     return product, gathered[0] if gathered else x
 
 
@@ -136,7 +135,7 @@ class Columns(torch.autograd.Function):
         parts = zip(own.split(widths, 1), of_weights, strict=True)
         found = [part.t() @ whole if is_wanted else None for part, is_wanted in parts]
         if of_biases:
-            columns = zip([grad] if ctx.own else own.split(widths, 1), of_biases, strict=True)
+            columns = zip(own.split(widths, 1), of_biases, strict=True)
             found += [part.sum(0) if is_wanted else None for part, is_wanted in columns]
         return of_x, None, None, None, None, *found
 

@@ -63,6 +63,7 @@ class Sharding(ABC):
     kind: ClassVar[str]
     advice: ClassVar[str] = ""  # where ranks ask for different operators
     weight_dim: ClassVar[int]  # of the weight's, the one that is cut
+    shards_bias: ClassVar[bool]  # else all ranks have the whole
 
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features"):
@@ -81,11 +82,6 @@ class Sharding(ABC):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a layer holds its rank's context, which cannot be saved; save its state_dict()")
-
-    @property
-    @abstractmethod
-    def shards_bias(self) -> bool:
-        """Whether the bias is cut; else all ranks have the whole."""
 
     @abstractmethod
     def _steps(self, wanted: Wanted) -> Steps:

@@ -23,7 +23,7 @@ class ColumnSharding(Sharding):
     | | yes | all tokens, the same on all ranks | all tokens, all features; its gradient is the same on all ranks |
 
     Args:
-        gather_output: all ranks get all features; the bias is then not cut.
+        gather_output: all ranks get all features.
         others: those of `Sharding`.
 
     Raises:
@@ -35,15 +35,12 @@ class ColumnSharding(Sharding):
     kind = "column"
     advice = "; where ranks have different numbers of tokens, say how many all have together, tokens=..."
     weight_dim = 0
+    shards_bias = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gather_output and self.sequence_parallel:
             raise ValueError("gather_output is of tokens that all ranks have, sequence_parallel cuts them: one of both")
-
-    @property
-    def shards_bias(self) -> bool:
-        return not self.gather_output
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, tokens: int | None = None

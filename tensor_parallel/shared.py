@@ -37,7 +37,7 @@ def share_gathers(model: nn.Module) -> int:
     for parent in model.modules():
         groups: dict[Any, list[ColumnParallelLinear]] = {}
         for child in parent.children():
-            if type(child) is ColumnParallelLinear and child.shared is None and _may_share(child):
+            if isinstance(child, ColumnParallelLinear) and child.shared is None and _may_share(child):
                 groups.setdefault(_kind(child), []).append(child)
         for layers in groups.values():
             if len(layers) > 1:
@@ -48,7 +48,8 @@ def share_gathers(model: nn.Module) -> int:
 
 def _may_share(layer: ColumnParallelLinear) -> bool:
     sharding = layer.sharding
-    return sharding.sequence_parallel and sharding.out_features % sharding.ctx.get_num_ranks() == 0
+    is_one = not isinstance(sharding, MergedColumnSharding)
+    return is_one and sharding.sequence_parallel and sharding.out_features % sharding.ctx.get_num_ranks() == 0
 
 
 def _kind(layer: ColumnParallelLinear) -> tuple[Any, ...]:

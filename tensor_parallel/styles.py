@@ -1,7 +1,8 @@
 """Styles for torch's ``parallelize_module``, by the names of torch's own, whose linear layers are fused.
 
 They take the same layouts, and leave the same DTensors as parameters, so that checkpoints and optimizers see what they
-see with torch's::
+see with torch's. Where a fused product takes or gives another layout than is asked for, the tensor is redistributed, as
+it is by torch's; each style says which are fused::
 
     up, down = ColwiseParallel(ctx, input_layouts=Shard(0)), RowwiseParallel(ctx, output_layouts=Shard(0))
     parallelize_module(model, mesh_of(ctx), {"layers.*.up": up, "layers.*.down": down})
@@ -9,6 +10,7 @@ see with torch's::
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from typing import Any
 
@@ -18,12 +20,15 @@ from torch.distributed import get_process_group_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+from typing_extensions import Self
 
 from iris_core import Context
 
-from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear, checked_whole, class_of_cut
 from .sharding import Sharding
 from .shardings import ColumnSharding, RowSharding
+
+_FEW_TOKENS = 512  # up to so many, kernels of split products may be the fastest
 
 
 def mesh_of(ctx: Context) -> DeviceMesh:
@@ -35,16 +40,15 @@ def mesh_of(ctx: Context) -> DeviceMesh:
     return DeviceMesh.from_group(ctx.process_group(), ctx.get_device().type, mesh_dim_names=("tp",))
 
 
-class _Style(ParallelStyle):
-    """A layer of ours in the place of a `torch.nn.Linear`."""
+class FusedStyle(ParallelStyle):
+    """A layer of ours in the place of a `torch.nn.Linear`: what both styles are."""
 
     layer: type[ParallelLinear]
     defaults: tuple[Placement, Placement]  # of input and output
-    known: str  # which layouts there are
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: Context | None = None,
         *,
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
@@ -57,26 +61,39 @@ class _Style(ParallelStyle):
         self.output_layouts = (output_layouts or self.defaults[1],)
         self.use_local_output = use_local_output
         self.options = options
-        if not self._is_fused(self.input_layouts[0], self.output_layouts[0]):
-            raise ValueError(f"{self!r} is no layout of a fused layer; {self.known}")
+        self.fused_layouts = self._fused(self.input_layouts[0], self.output_layouts[0])
 
     @abstractmethod
-    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
-        """Return whether a layer of ours takes and gives this."""
+    def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
+        """Return what the layer takes and gives, nearest to what is asked for."""
 
     @abstractmethod
-    def _sharding(self, linear: nn.Linear) -> Sharding:
+    def _sharding(self, ctx: Context, linear: nn.Linear) -> Sharding:
         """Return how the layer is cut."""
 
+    @abstractmethod
+    def heap_elements(self, linear: nn.Linear, tokens: int, world_size: int, *, gradients: bool) -> int:
+        """Return how many elements of a rank's heap operators of one variant take at most, for so many tokens."""
+
+    def on(self, ctx: Context) -> Self:
+        """Return the same style with a context, where it has none."""
+        style = copy.copy(self)
+        style.ctx = self.ctx or ctx
+        return style
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if type(module) is not nn.Linear:
-            raise ValueError(f"{self!r} is for a torch.nn.Linear, and was given a {type(module).__name__}")
+        try:
+            whole_layer = checked_whole(module)
+        except ValueError as error:
+            raise ValueError(f"{self!r}: {error}") from None
+        if self.ctx is None:
+            raise ValueError(f"{self!r} has no context; give it one, or use iris_tensor_parallel.parallelize")
         ranks = get_process_group_ranks(self.ctx.process_group())
         if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks:
             raise ValueError(
                 f"{self!r} takes a mesh of the context's ranks, {ranks}, as mesh_of(ctx); this is {device_mesh}"
             )
-        sharding = self._sharding(module)
+        sharding = self._sharding(self.ctx, whole_layer)
         placements = {"weight": Shard(sharding.weight_dim), "bias": Shard(0) if sharding.shards_bias else Replicate()}
         for name, placement in placements.items():
             whole = getattr(module, name)
@@ -85,15 +102,20 @@ class _Style(ParallelStyle):
                 module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
         # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
         layer: Any = module
-        layer.__class__, layer.sharding = self.layer, sharding
+        kinds: tuple[Any, Any] = self.layer, type(module)
+        layer.__class__, layer.sharding = class_of_cut(*kinds), sharding
         module.register_forward_pre_hook(self._to_local(device_mesh), with_kwargs=True)
-        if not self.use_local_output:
+        if not self.use_local_output or self.output_layouts[0] != self.fused_layouts[1]:
             module.register_forward_hook(self._from_local(device_mesh))
         return module
 
     def _to_local(self, mesh: DeviceMesh) -> Any:
+        taken = self.fused_layouts[:1]
+
         def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
             x, *others = inputs
+            if taken != self.input_layouts and not isinstance(x, DTensor):
+                x = DTensor.from_local(x, mesh, self.input_layouts, run_check=False)
             if isinstance(x, DTensor):
                 if isinstance(module, ColumnParallelLinear) and module.sharding.sequence_parallel:
                     # It knows how many there are, where ranks have different numbers.
@@ -101,7 +123,7 @@ class _Style(ParallelStyle):
                 whole, shared = x, getattr(module, "shared", None)
 
                 def to_local() -> Tensor:
-                    return whole.redistribute(mesh, self.input_layouts).to_local()
+                    return whole.redistribute(mesh, taken).to_local()
 
                 x = to_local() if shared is None else shared.shard_of(whole, to_local)
             return (x, *others), options
@@ -109,12 +131,16 @@ class _Style(ParallelStyle):
         return hook
 
     def _from_local(self, mesh: DeviceMesh) -> Any:
-        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> DTensor:
+        given = self.fused_layouts[1:]
+
+        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             # Of the whole, which torch would take to be as many times this rank's shard as there are ranks.
             all_tokens = (inputs[0] if isinstance(module, RowParallelLinear) else output).shape[:-1]
             shape = torch.Size([*all_tokens, module.out_features])
             stride = torch.empty(shape, device="meta").stride()
-            return DTensor.from_local(output, mesh, self.output_layouts, run_check=False, shape=shape, stride=stride)
+            whole = DTensor.from_local(output, mesh, given, run_check=False, shape=shape, stride=stride)
+            whole = whole.redistribute(mesh, self.output_layouts)
+            return whole.to_local() if self.use_local_output else whole
 
         return hook
 
@@ -125,33 +151,38 @@ class _Style(ParallelStyle):
         )
 
 
-class ColwiseParallel(_Style):
+class ColwiseParallel(FusedStyle):
     """As torch's: a `torch.nn.Linear` whose output features are cut; it becomes a `ColumnParallelLinear`.
 
     Args:
-        ctx: the context; the mesh must be of its ranks (`mesh_of`).
-        input_layouts: ``Replicate()``, or ``Shard(dim)`` of a dimension before the last: all-gather and GEMM are fused.
-        output_layouts: ``Shard(-1)``; or, of replicated inputs, ``Replicate()``: GEMM and all-scatter are fused.
+        ctx: the context; the mesh must be of its ranks (`mesh_of`). None for the one that `parallelize` has.
+        input_layouts: how x lies. From ``Shard(dim)``, of tokens, all-gather and GEMM are fused, but to
+            ``Replicate()``; there, and from others, x is redistributed to ``Replicate()``.
+        output_layouts: how the output lies. To ``Replicate()`` GEMM and all-scatter are fused, as for the head of a
+            model; what is neither that nor ``Shard(-1)`` is redistributed from ``Shard(-1)``.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
         options: variant, backward_variant; see `ColumnSharding`.
-
-    Raises:
-        ValueError: layouts that no fused layer has.
     """
 
     layer = ColumnParallelLinear
     defaults = (Replicate(), Shard(-1))
-    known = "from Replicate() to Shard(-1) or Replicate(), or from Shard(dim) of tokens to Shard(-1)"
 
-    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
-        if into == Replicate():
-            return out_of in (Shard(-1), Replicate())
-        return isinstance(into, Shard) and into.dim != -1 and out_of == Shard(-1)
+    def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
+        if out_of == Replicate():
+            return Replicate(), out_of
+        return into if _is_of_tokens(into) else Replicate(), Shard(-1)
 
-    def _sharding(self, linear: nn.Linear) -> ColumnSharding:
-        into, out_of = self.input_layouts[0], self.output_layouts[0]
+    def heap_elements(self, linear: nn.Linear, tokens: int, world_size: int, *, gradients: bool) -> int:
+        into, out_of = self.fused_layouts
+        if isinstance(into, Shard):
+            return 2 * tokens * linear.in_features * (1 + gradients)
+        scattered = tokens * linear.out_features if out_of == Replicate() else 0
+        return scattered + gradients * _of_sums(linear.in_features, tokens, world_size)
+
+    def _sharding(self, ctx: Context, linear: nn.Linear) -> ColumnSharding:
+        into, out_of = self.fused_layouts
         return ColumnSharding(
-            self.ctx,
+            ctx,
             linear.in_features,
             linear.out_features,
             sequence_parallel=isinstance(into, Shard),
@@ -161,36 +192,46 @@ class ColwiseParallel(_Style):
         )
 
 
-class RowwiseParallel(_Style):
+class RowwiseParallel(FusedStyle):
     """As torch's: a `torch.nn.Linear` whose input features are cut; it becomes a `RowParallelLinear`.
 
     Args:
-        ctx: the context; the mesh must be of its ranks (`mesh_of`).
-        input_layouts: ``Shard(-1)``.
-        output_layouts: ``Replicate()``: GEMM and all-reduce are fused; or ``Shard(dim)`` of a dimension before the
-            last: GEMM and reduce-scatter are.
+        ctx: the context; the mesh must be of its ranks (`mesh_of`). None for the one that `parallelize` has.
+        input_layouts: how x lies; what is not ``Shard(-1)`` is redistributed to it.
+        output_layouts: how the output lies. To ``Shard(dim)``, of tokens, GEMM and reduce-scatter are fused, to
+            ``Replicate()`` GEMM and all-reduce; what is neither is redistributed from ``Replicate()``.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
         options: variant, backward_variant; see `RowSharding`.
-
-    Raises:
-        ValueError: layouts that no fused layer has.
     """
 
     layer = RowParallelLinear
     defaults = (Shard(-1), Replicate())
-    known = "from Shard(-1) to Replicate(), or to Shard(dim) of tokens"
 
-    def _is_fused(self, into: Placement, out_of: Placement) -> bool:
-        gives = out_of == Replicate() or (isinstance(out_of, Shard) and out_of.dim != -1)
-        return into == Shard(-1) and gives
+    def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
+        return Shard(-1), out_of if _is_of_tokens(out_of) else Replicate()
 
-    def _sharding(self, linear: nn.Linear) -> RowSharding:
-        out_of = self.output_layouts[0]
+    def heap_elements(self, linear: nn.Linear, tokens: int, world_size: int, *, gradients: bool) -> int:
+        if isinstance(self.fused_layouts[1], Shard):
+            return 2 * tokens * linear.out_features * (1 + gradients)
+        return _of_sums(linear.out_features, tokens, world_size)
+
+    def _sharding(self, ctx: Context, linear: nn.Linear) -> RowSharding:
+        out_of = self.fused_layouts[1]
         return RowSharding(
-            self.ctx,
+            ctx,
             linear.in_features,
             linear.out_features,
             sequence_parallel=isinstance(out_of, Shard),
             sequence_dim=out_of.dim if isinstance(out_of, Shard) else 0,
             **self.options,
         )
+
+
+def _of_sums(features: int, tokens: int, world_size: int) -> int:
+    """Return what a GEMM + all-reduce takes: each rank's sums, or of few tokens all ranks' partials, in two halves."""
+    return 2 * features * (tokens + world_size * min(tokens, _FEW_TOKENS))
+
+
+def _is_of_tokens(placement: Placement) -> bool:
+    """Whether ranks have parts of another dimension than the features, as far as a layout can say: the last, -1."""
+    return isinstance(placement, Shard) and placement.dim != -1

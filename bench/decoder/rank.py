@@ -26,7 +26,7 @@ PHASES = ("prefill", "decode", "train")
 # columns in one of four layers, is farther off by more.
 ROUNDING = 3.0
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
-_WARM_UPS = 2  # calls before a capture
+_WARM_UPS = 2  # calls on a stream before it is measured, and on another one before a capture
 
 Call = Callable[[], list[torch.Tensor]]
 Pairs = tuple[tuple[str, str], ...]
@@ -159,23 +159,25 @@ class _Run:
 
     def _made(self, outcome: Outcome) -> Call | None:
         """Return what makes one step, called before; collective."""
-        model = self.sharded.get(outcome.system)
-        if model is None:
-            model, error = attempt(self.ctx, self._parallelise, outcome.system)
+        system, mode = outcome.system, outcome.mode
+        if system not in self.sharded:
+            model, error = attempt(self.ctx, self._parallelise, system)
             if model is None:
                 outcome.failed("error", error)
                 return None
-            self.sharded[outcome.system] = model
-        call, error = attempt(self.ctx, self._call_of, outcome.system, outcome.mode, model)
-        if call is None:
-            outcome.failed("error", error)
-        elif outcome.system == "async_tp":
-            reason, error = attempt(self.ctx, systems.why_not_fused, call)
-            if error:
-                outcome.failed("error", error)
-            elif reasons := [said for said in self.ctx.control_plane.all_gather(reason) if said]:
+            self.sharded[system] = model
+        call, error = attempt(self.ctx, self._call_of, system, mode, self.sharded[system])
+        if call and system == "async_tp":  # before a capture, as a graph's replay calls no operators
+            said, error = attempt(self.ctx, systems.why_not_fused, call)
+            if reasons := [reason for reason in self.ctx.control_plane.all_gather(said) if reason]:
                 outcome.failed("unsupported", reasons[0])
-        return call if outcome.status == "ok" else None
+                return None
+        if call and not error and mode.endswith("replayed"):
+            call, error = attempt(self.ctx, _captured, call)
+        if error:
+            outcome.failed("error", error)
+            return None
+        return call
 
     def _parallelise(self, system: str) -> Any:
         job = self.job
@@ -195,7 +197,7 @@ class _Run:
 
         for _ in range(_WARM_UPS):
             call()
-        return _captured(call) if mode.endswith("replayed") else call
+        return call
 
     def _angles_in(self, dtype: torch.dtype) -> models.Angles:
         """Return cos and sin of the positions in a dtype."""
@@ -336,7 +338,8 @@ class _Replay:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # as a capture is not on the stream that work usually is on
-            call()
+            for _ in range(_WARM_UPS):
+                call()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

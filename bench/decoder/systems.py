@@ -135,7 +135,11 @@ def compiled(system: str) -> Block:
     what it makes by code, tries one after the other at every call, and makes no more than 8.
     """
     own = types.FunctionType(block.__code__.replace(co_name=f"block_{system}"), block.__globals__)
-    options: dict[str, Any] | None = {"_micro_pipeline_tp": True} if system == "async_tp" else None
+    options: dict[str, Any] | None = None
+    if system == "async_tp":
+        from .gathers import PutTogether  # which imports the compiler
+
+        options = {"_micro_pipeline_tp": True, "post_grad_custom_pre_pass": PutTogether()}
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
@@ -145,4 +149,4 @@ def why_not_fused(call: Callable[[], Any]) -> str:
         call()
     there = {event.key for event in profile.key_averages()}
     missing = [name for name in _FUSED_BY_TORCH if name not in there]
-    return f"torch's pass left all apart: there is no {', '.join(missing)}" if missing else ""
+    return f"torch's pass left products apart: there is no {', '.join(missing)}" if missing else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import itertools
 import math
@@ -29,6 +30,8 @@ from .shapes import Shape
 CHECKED_CALLS = 3
 _TIMED_CALLS = 1000  # numbers of the operands for timing start here
 _FATAL = (TimeoutError, PeerError, AllocationMismatch)  # after these, the ranks have no common heap any more
+
+_STDERR = 2  # the descriptor, whatever sys.stderr is
 
 T = TypeVar("T")
 
@@ -109,6 +112,7 @@ _context: Context | None = None
 def open_rank(rank: int, world_size: int, heap_bytes: int, device: str) -> dict[str, str]:
     """Make this rank's context; collective. Returns the columns that describe its device."""
     global _context
+    faulthandler.enable(_STDERR)  # a rank that crashes says where
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32, for the reference and for the library
     _context = iris_core.iris(heap_bytes, device)
     return environment.device_columns(_context)

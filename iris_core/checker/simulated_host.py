@@ -24,7 +24,7 @@ class SimulatedHost(Host):
         self._streams = streams
         self._simulation = streams.simulation
 
-    def check_vacant(self) -> None:
+    def check_vacant(self, group: dist.ProcessGroup | None) -> None:
         if self._simulation.rank in self._simulation.contexts:
             raise RuntimeError("this process has a context already; close() it before making another")
 

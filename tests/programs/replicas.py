@@ -1,4 +1,4 @@
-"""Four processes, two contexts of two ranks, which are the ranks of a mesh's second dimension.
+"""Four processes, two contexts of two ranks, which are the ranks of a mesh's second dimension; then several at once.
 
 They are forks of one process, which imports for all of them. Its argument is the port at which they meet.
 """
@@ -41,6 +41,16 @@ for _ in range(2):
             total = gemm_all_reduce(ctx, a, b, variant=variant)
             assert (total == 6 * (replica + 1)).all(), total
         line = f"process {number}: rank {ctx.get_rank()} of {ctx.get_num_ranks()}, sums of replica {replica}\n"
+contexts = [iris_core.iris(1 << 20, device="cpu", group=group) for group in (dist.group.WORLD, mesh["dp"].get_group())]
+with pytest.raises(RuntimeError, match=r"has a context already.*group="):
+    iris_core.iris(1 << 20, device="cpu")
+for _ in range(2):  # two at once: one of all ranks, one of this rank and its peer in the other replica
+    for ctx, members in zip(contexts, (range(4), (number % 2, number % 2 + 2)), strict=True):
+        total = gemm_all_reduce(ctx, torch.full((4, 3), float(number)), b, variant="workgroup_specialized:portable")
+        assert (total == 3 * sum(members)).all(), total
+contexts[0].close()
+assert (gemm_all_reduce(contexts[1], torch.ones(4, 3), b) == 6).all()
+contexts[1].close()
 dist.barrier()  # the user's own groups are still there
 dist.destroy_process_group()
 sys.stdout.write(line)

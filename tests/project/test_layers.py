@@ -77,8 +77,12 @@ def modules(folder: str) -> list[str]:
 
 
 MODULES = [module for folder in FOLDERS for module in modules(folder)]
-# `fuse_collectives` imports them: they extend torch's compiler, which sets an environment variable when imported.
-OF_THE_COMPILER = {"iris_tensor_parallel.graph_pass", "iris_tensor_parallel.graph_patterns"}
+# Imported where they are needed: they extend torch's compiler, which sets an environment variable when imported.
+OF_THE_COMPILER = {
+    "iris_bench.decoder.gathers",
+    "iris_tensor_parallel.graph_pass",
+    "iris_tensor_parallel.graph_patterns",
+}
 FILES = {
     module: place
     for folder, (package, _) in LAYERS.items()

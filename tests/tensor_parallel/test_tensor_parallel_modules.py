@@ -300,7 +300,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks: Callable[[int], Ranks
         "bias is (6,); this rank's must be (7,)",
         "tokens is 9, but x has 4",
         "one of both",
-        "linear is a Identity; it must be a torch.nn.Linear",
+        "a layer is a Identity; it must be a torch.nn.Linear",
         "sequence_dim is 2",
         "unknown variant 'fastest'",
         "out_features is 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as theirs
+from torch.nn.utils.parametrizations import weight_norm
 
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from iris_tensor_parallel import styles as ours
@@ -23,7 +25,23 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # keywords of the t
     "tokens": ({"input_layouts": Shard(0)}, {"output_layouts": Shard(0)}),
     "dtensors": ({"input_layouts": Shard(0)}, {"output_layouts": Shard(0), "use_local_output": False}),
     "redistributed": ({}, {"use_local_output": False}),
+    "head": ({"input_layouts": Shard(1), "output_layouts": Replicate()}, {"input_layouts": Replicate()}),
+    "elsewhere": ({"output_layouts": Shard(0)}, {"input_layouts": Shard(0), "output_layouts": Shard(-1)}),
 }
+
+
+class Scaled(nn.Linear):
+    """As the layers of a library are that adds to `torch.nn.Linear` and leaves its forward."""
+
+    scale = 2.0
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self(x)
+
+
+class Own(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
 
 
 def model() -> nn.Module:
@@ -131,7 +149,26 @@ def gather(rank: int, world_size: int) -> Any:
 
 @pytest.mark.usefixtures("gpu_a_rank")
 def test_a_style_may_gather_the_output(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(gather) == [([], True, "bulk_synchronous", "(Replicate(),)")] * 2
+    assert ranks(2).call(gather) == [([], True, "bulk_synchronous", "(Shard(dim=0),)")] * 2
+
+
+@released
+def cut_a_subclass(rank: int, world_size: int) -> Any:
+    """Layers of a class of their own, cut by a style and by hand; return what differs, and what is so of them."""
+    torch.manual_seed(0)
+    whole = Scaled(*SIZES[:2], device=context().get_device())
+    x = draw(0, 4, SIZES[0])
+    expected = whole.scaled(x).chunk(world_size, -1)[rank]
+    by_hand = ColumnParallelLinear.from_linear(context(), whole)
+    layer: Any = theirs.parallelize_module(whole, ours.mesh_of(context()), ours.ColwiseParallel(context()))
+    again = copy.deepcopy(layer)
+    wrong = far([layer.scaled(x), 2 * by_hand(x), again.scaled(x)], [expected] * 3)
+    return wrong, [isinstance(layer, one) for one in (ColumnParallelLinear, Scaled)], type(layer) is type(again)
+
+
+@pytest.mark.usefixtures("gpu_a_rank")
+def test_a_subclass_stays_what_it_is(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(cut_a_subclass) == [([], [True, True], True)] * 2
 
 
 @released
@@ -141,24 +178,20 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     square = DeviceMesh(mesh.device_type, torch.arange(world_size).view(1, world_size))
     style = ours.ColwiseParallel(ctx)
     return [
-        raised(lambda: ours.ColwiseParallel(ctx, input_layouts=Shard(0), output_layouts=Replicate())),
-        raised(lambda: ours.ColwiseParallel(ctx, input_layouts=Shard(-1))),
-        raised(lambda: ours.RowwiseParallel(ctx, input_layouts=Replicate())),
-        raised(lambda: ours.RowwiseParallel(ctx, output_layouts=Shard(-1))),
         raised(theirs.parallelize_module, nn.Embedding(4, 4), mesh, style),
+        raised(theirs.parallelize_module, Own(4, 4), mesh, style),
+        raised(theirs.parallelize_module, weight_norm(nn.Linear(4, 4)), mesh, style),
         raised(style._apply, whole_pair()[0], square),
         raised(style._apply, whole_pair()[0], DeviceMesh(mesh.device_type, [1, 0])),
     ]
 
 
 @pytest.mark.parametrize("device", ["cpu"])
-def test_what_no_fused_layer_does_is_refused(ranks: Callable[[int], Ranks]) -> None:
+def test_what_cannot_be_cut_is_refused(ranks: Callable[[int], Ranks]) -> None:
     parts = [
-        "input_layouts=S(0), output_layouts=R",
-        "from Replicate() to Shard(-1) or Replicate()",
-        "from Shard(-1) to Replicate()",
-        "is no layout of a fused layer",
-        "was given a Embedding",
+        "use_local_output=True): a layer is a Embedding; it must be a torch.nn.Linear",
+        "a layer is a Own, with a forward of its own",
+        "a layer is a ParametrizedLinear whose weight is computed from other parameters",
         "takes a mesh of the context's ranks, [0, 1]",
         "takes a mesh of the context's ranks, [0, 1]",
     ]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from iris_bench.measure import job as measure
 from iris_bench.measure.shapes import Shape
-from iris_core import RankPool
+from iris_core import PeerError, RankPool
 from iris_kernels.common.library import library_variant
 from iris_kernels.gemm_all_scatter import library
 from overlap_taxonomy import Variant, register
@@ -102,3 +106,16 @@ def test_broken_variants_are_found_out_and_not_timed() -> None:
     assert "no luck" in outcomes["raises"].reason
     assert "not on this device" in outcomes["refuses"].reason
     assert all(outcome.time_us is None for outcome in outcomes.values() if outcome.status != "ok")
+
+
+def crash(rank: int, world_size: int) -> None:
+    measure.open_rank(rank, world_size, 1 << 20, "cpu")
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_rank_that_crashes_says_where(capfd: pytest.CaptureFixture[str]) -> None:
+    with RankPool(1, "cpu") as pool, pytest.raises(PeerError, match="SIGSEGV"):
+        pool.call(crash)
+    assert re.search(
+        r"Segmentation fault.*test_bench_measure\.py\", line \d+ in crash", capfd.readouterr().err, re.DOTALL
+    )

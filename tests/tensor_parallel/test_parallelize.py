@@ -1,0 +1,268 @@
+"""Whole models, cut in one call on a mesh of two replicas of two ranks, beside one process and torch's own styles."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from layers import far
+from ranks import raised
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import parallel as torchs
+from torch.nn.parallel import DistributedDataParallel
+
+from iris_core import Context, RankPool, iris
+from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear, heap_bytes, parallelize, plan_of
+from iris_tensor_parallel.styles import ColwiseParallel, RowwiseParallel
+
+WIDTH, TOKENS, STEPS = 8, 4, 50
+MOST = 1 << 14  # tokens that there is room for
+CURVE = 1e-4  # relative, of losses in fp32 that updates of 50 steps have gone into
+
+
+@pytest.fixture(scope="module")
+def call() -> Iterator[Callable[..., Any]]:
+    """Call a function on every process of a mesh."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with RankPool(4, "cpu") as pool:
+        pool.call(join, port)
+        yield pool.call
+
+
+def join(rank: int, world_size: int, port: int) -> None:
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    mesh()
+
+
+@functools.cache
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+class Block(nn.Module):
+    """An MLP beside a residual; x is (batch, tokens, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(WIDTH, 4 * WIDTH) for _ in range(2))
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block())
+
+
+def plan(styles: Any = None) -> dict[str, Any]:
+    """Return a plan in which ranks have parts of the sequence between layers."""
+    column, row = (ColwiseParallel, RowwiseParallel) if styles is None else styles
+    into = column(input_layouts=Shard(1))
+    return {"*.gate": into, "*.up": into, "*.down": row(output_layouts=Shard(1))}
+
+
+def parallelized(model: nn.Module, *args: Any, tokens: int = 2 * TOKENS, ctx: Context | None = None) -> Context:
+    return parallelize(model, mesh()["tp"], *args, max_tokens=tokens, gradients=True, ctx=ctx)
+
+
+def curve(model: nn.Module, steps: int, *, replicas: int, ranks: int) -> list[float]:
+    """Train on two sequences a step, of which each replica has its own, and each of its ranks a part of the tokens.
+
+    Returns:
+        The loss of each step, over all that is on any process.
+    """
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.2), []  # whose steps are as large as gradients
+    random = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(2, TOKENS, WIDTH, generator=random)
+        x = x.chunk(replicas)[mesh()["dp"].get_local_rank() if replicas > 1 else 0]
+        own = x.chunk(ranks, 1)[mesh()["tp"].get_local_rank() if ranks > 1 else 0].contiguous()
+        loss = (model(own) - own.roll(1, -1)).square().sum() / x.numel()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        for count, name in ((ranks, "tp"), (replicas, "dp")):
+            if count > 1:
+                dist.all_reduce(total, group=mesh()[name].get_group())
+        losses.append(total.item() / replicas)
+    return losses
+
+
+def by_modules(model: nn.Sequential) -> Context:
+    """Cut blocks by hand: their parameters are tensors, as DistributedDataParallel takes them."""
+    ctx = iris(1 << 26, "cpu", group=mesh()["tp"].get_group())
+    for block in model:
+        options = {"sequence_parallel": True, "sequence_dim": 1}
+        block.gate = ColumnParallelLinear.from_linear(ctx, block.gate, **options)
+        block.up = ColumnParallelLinear.from_linear(ctx, block.up, **options)
+        block.down = RowParallelLinear.from_linear(ctx, block.down, **options)
+    return ctx
+
+
+def train(rank: int, world_size: int, kind: str, steps: int) -> tuple[float, float]:
+    """Return how far the losses are from one process's, at most, and how far these come down, both relative."""
+    expected = curve(blocks(), steps, replicas=1, ranks=1)
+    model: Any = blocks()
+    ctx = by_modules(model) if kind == "ddp" else parallelized(model, plan())
+    assert (model[0].gate.shared is not None) == (kind != "ddp")  # of modules it is for who makes them to say
+    if kind == "fsdp":
+        for one in (*model, model):
+            fully_shard(one, mesh=mesh()["dp"])
+    elif kind == "ddp":
+        model = DistributedDataParallel(model, process_group=mesh()["dp"].get_group())
+    found = curve(model, steps, replicas=1 if kind == "tp" else 2, ranks=2)
+    ctx.close()
+    return max(abs(one / other - 1) for one, other in zip(found, expected, strict=True)), expected[-1] / expected[0]
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("tp", STEPS), ("fsdp", 5), ("ddp", 5)])
+def test_losses_are_those_of_one_process(call: Callable[..., Any], kind: str, steps: int) -> None:
+    for off, ratio in call(train, kind, steps):
+        assert off < CURVE
+        assert steps < STEPS or ratio < 0.5  # there is something to learn
+
+
+def exchange_checkpoints(rank: int, world_size: int, folder: Path) -> list[Any]:
+    """Save what one kind of styles has cut, and load it into what the other has; return what differs."""
+    tp, wrong = mesh()["tp"], []
+    ctx = iris(1 << 26, "cpu", group=tp.get_group())
+    for number, saved_by_torch in enumerate((True, False)):
+        ours, torchs_own = blocks(), blocks()
+        assert parallelized(ours, plan(), ctx=ctx) is ctx
+        torchs.parallelize_module(torchs_own, tp, plan((torchs.ColwiseParallel, torchs.RowwiseParallel)))
+        saved, loaded = (torchs_own, ours) if saved_by_torch else (ours, torchs_own)
+        with torch.no_grad():
+            for one in loaded.parameters():
+                one.zero_()
+        where = {"checkpoint_id": folder / f"{number}-{mesh()['dp'].get_local_rank()}", "process_group": tp.get_group()}
+        dcp.save(saved.state_dict(), **where)
+        state = loaded.state_dict()
+        dcp.load(state, **where)
+        loaded.load_state_dict(state)
+        wrong += far([whole(one) for one in loaded.parameters()], blocks().parameters())
+    ctx.close()
+    return wrong
+
+
+def test_checkpoints_go_from_torchs_styles_to_these_and_back(call: Callable[..., Any], tmp_path: Path) -> None:
+    assert call(exchange_checkpoints, tmp_path) == [[]] * 4
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def decoder(kind: str, *, is_tied: bool = False) -> Any:
+    """Return a small model of transformers', the same on every process."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=18,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        tie_word_embeddings=is_tied,
+    )
+    torch.manual_seed(0)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def step(model: Any) -> list[torch.Tensor]:
+    """Return the logits of a step, and all gradients."""
+    tokens = torch.randint(18, (2, 6), generator=torch.Generator().manual_seed(0))
+    logits = model(tokens).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    return [logits.detach().double(), *(whole(one.grad).double() for one in model.parameters())]
+
+
+def follow_a_plan(rank: int, world_size: int, kind: str, is_tied: bool) -> tuple[float, float, int]:
+    """Cut a model by its own plan; return how far a step is from one in fp64, beside torch's styles, and the heap."""
+    exact = step(decoder(kind, is_tied=is_tied).double())
+    ours, torchs_own = decoder(kind, is_tied=is_tied), decoder(kind, is_tied=is_tied)
+    ctx = parallelized(ours, tokens=MOST)
+    known = {
+        "colwise": torchs.ColwiseParallel(),
+        "rowwise": torchs.RowwiseParallel(),
+        "colwise_gather_output": torchs.ColwiseParallel(output_layouts=Replicate()),
+        "embedding_rowwise": torchs.RowwiseParallel(input_layouts=Replicate()),
+    }
+    others = {path: style for path, style in plan_of(ours, 2).items() if ours.tp_plan[path] not in known}
+    torchs.parallelize_module(
+        torchs_own, mesh()["tp"], {path: known.get(name) or others[path] for path, name in ours.tp_plan.items()}
+    )
+    if is_tied:
+        ours.tie_weights()
+        torchs_own.tie_weights()
+    off = [
+        max(((one - to).norm() / to.norm()).item() for one, to in zip(step(model), exact, strict=True))
+        for model in (ours, torchs_own)
+    ]
+    used = ctx.heap.allocator.used_bytes
+    ctx.close()
+    return off[0], off[1], used
+
+
+@pytest.mark.parametrize(("kind", "is_tied"), [("Llama", False), ("Llama", True), ("Qwen3", False)])
+def test_a_model_is_cut_by_its_own_plan(call: Callable[..., Any], kind: str, is_tied: bool) -> None:
+    pytest.importorskip("transformers")
+    model = decoder(kind)
+    least, most = (heap_bytes(model, plan_of(model, 2), m, world_size=2, gradients=True) for m in (1, MOST))
+    for ours, torchs_own, used in call(follow_a_plan, kind, is_tied):
+        assert ours < max(2 * torchs_own, 1e-6)
+        assert torchs_own < 1e-5
+        assert used < most - least < 4 * used
+
+
+def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
+    tp = mesh()["tp"]
+    return [
+        raised(parallelize, blocks(), tp, max_tokens=8),
+        raised(parallelize, blocks(), tp, {"*.up": torchs.ColwiseParallel()}, max_tokens=8),
+        raised(parallelize, blocks(), tp, plan(), max_tokens=0),
+        raised(torchs.parallelize_module, blocks(), tp, plan()),
+    ]
+
+
+def test_what_cannot_be_cut_is_refused(call: Callable[..., Any]) -> None:
+    parts = [
+        "Sequential has no tp_plan",
+        "no style of iris_tensor_parallel in the plan is for a linear layer of this Sequential",
+        "max_tokens is 0",
+        "has no context",
+    ]
+    for errors in call(refuse):
+        for (kind, message), part in zip(errors, parts, strict=True):
+            assert kind == "ValueError"
+            assert part in message, message
+
+
+def test_heads_that_cannot_be_cut_are_refused() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match="num_attention_heads is 4, which cannot be cut for 3 ranks"):
+        plan_of(decoder("Llama"), 3)
+    with pytest.raises(ValueError, match=r"num_key_value_heads is 2.*4 ranks.*or repeat each of them before"):
+        plan_of(decoder("Llama"), 4)
+    model = decoder("Llama")
+    model._tp_plan = {"lm_head": "packed_colwise"}
+    with pytest.raises(ValueError, match=r"\{'lm_head': 'packed_colwise'\}; give some"):
+        plan_of(model, 2)
+    style = torchs.ColwiseParallel()
+    assert plan_of(model, 2, others={"packed_colwise": style}) == {"lm_head": style}
