@@ -4,6 +4,8 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 `store`, `get`, `put`, `copy`, atomics) and synchronisation (`signal`, `wait`, `barrier`), to be called from kernels.
 """
 
+from typing import Any
+
 from .context import Context, iris
 from .device.context import DeviceContext
 from .device.intrinsics import (
@@ -32,6 +34,7 @@ from .device.rma import (
     translate,
 )
 from .device.sync import barrier, signal, signal_each, wait, wait_each
+from .device.tracing import TraceEvent
 from .errors import AllocationMismatch, HeapExhausted, PeerError
 from .launcher.pool import RankError, RankPool, launch
 from .rendezvous.rank_info import RankInfo
@@ -51,6 +54,10 @@ __all__ = [
     "RankError",
     "RankInfo",
     "RankPool",
+    "TensorView",
+    "Tile",
+    "TileView",
+    "TraceEvent",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -73,6 +80,7 @@ __all__ = [
     "launch",
     "load",
     "logger",
+    "make_tensor_view",
     "pause",
     "put",
     "set_logger_level",
@@ -83,3 +91,12 @@ __all__ = [
     "wait",
     "wait_each",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return what Iris has here and `iris_core.x` defines, which is imported once it is asked for."""
+    if name not in ("TensorView", "Tile", "TileView", "make_tensor_view"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import x
+
+    return getattr(x, name)

@@ -23,6 +23,7 @@ from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
 from .rendezvous.process_group import ProcessGroup
 from .utils import settings
+from .utils.profiler_ranges import profiler_ranges
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
 from .utils.settings import is_whole, switch_in
 from .utils.torch_modes import plain_tensors
@@ -110,11 +111,13 @@ class Context(TensorFactories):
         recovery: what fails on all ranks at once, and its reset.
         collectives: what the hosts of all ranks start together.
         ccl: collectives on whole tensors.
+        tracing: events that kernels record by their context object.
         operators: operators made for this context, by whoever made them; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         reserve_sms: SMs that its kernels leave free.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
+        profiler_ranges: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
         debug_mode: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
@@ -149,6 +152,7 @@ class Context(TensorFactories):
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
         from .collectives.ccl import CCL  # which are no part of the core
         from .collectives.host_collectives import HostCollectives
+        from .tracing.of_context import ContextTracing
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
@@ -160,6 +164,7 @@ class Context(TensorFactories):
                     f"reserve_sms is {self.reserve_sms!r}; it takes 0 to {most} of the {most + LEAST_SMS} SMs here: "
                     f"kernels need {LEAST_SMS}"
                 )
+        self.profiler_ranges = profiler_ranges(on_gpu=not self.is_interpreted())
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
@@ -177,6 +182,7 @@ class Context(TensorFactories):
         self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
         self.ccl = CCL(self)
+        self.tracing = ContextTracing(self, self._device_context)
         self.barrier()
 
     # Who and where ---------------------------------------------------------------------------------------------
@@ -227,6 +233,16 @@ class Context(TensorFactories):
         """
         self.check()
         return self._device_context
+
+    # By the names that Iris has for them.
+    cur_rank = property(get_rank)
+    num_ranks = property(get_num_ranks)
+    heap_bases = property(get_heap_bases)
+
+    @property
+    def device(self) -> str:
+        """The device the heap is on, as text: "cuda:0"."""
+        return str(self.get_device())
 
     def is_interpreted(self) -> bool:
         """Return whether kernels run in Triton's interpreter, as they do without a GPU."""
@@ -391,15 +407,17 @@ class Context(TensorFactories):
 
     def note_call(self, what: object, digest: int, rows: int) -> None:
         """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
+        if self.profiler_ranges is not None:
+            self.profiler_ranges.mark(f"{what}, {rows} rows")
         self.recovery.note_call(what, digest, rows)
 
-    def broadcast(self, value: Any, source_rank: int) -> Any:
-        """Return `source_rank`'s value on every rank; collective.
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """Return the value of rank `src` on every rank; collective.
 
         Args:
             value: a tensor of any shape, dtype and device, an array or a number of numpy's, or anything JSON holds; of
                 the source, others may pass None.
-            source_rank: the rank whose value is taken.
+            src: the rank whose value is taken.
 
         Returns:
             A new tensor on the context's device, not on the heap; a new array; or the value.
@@ -409,7 +427,7 @@ class Context(TensorFactories):
                 one; on every rank.
             TypeError: torch has no dtype such as the array's; on every rank.
         """
-        return self.collectives.broadcast(value, source_rank)
+        return self.collectives.broadcast(value, src)
 
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""

@@ -80,7 +80,7 @@ def wait_in_gpu(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.const
         sync._poll(flag_ptr, expected, watchdog_ptr, "sys")
     seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu")
     if seen < expected:
-        sync._record(flag_ptr, seen, expected, watchdog_ptr)
+        sync.record_failure(flag_ptr, seen, expected, watchdog_ptr)
 
 
 @triton.jit

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from .work import Work
 
 ReduceOp = dist.ReduceOp
 DEFAULT = Config()
+_unnamed = contextlib.nullcontext()
 _TEXT_BYTES = 512  # of what a rank gives, compared where IRIS_DEBUG=1
 
 
@@ -254,7 +257,12 @@ class CCL:
             assert self._world is not None
             return self._world
         if not isinstance(group, Group) or group.ctx is not self._ctx:
-            raise ValueError(f"group is {group!r}; it takes what new_group of the same context returns, or None")
+            made_of = (
+                f"new_group({dist.get_process_group_ranks(group)})"
+                if isinstance(group, dist.ProcessGroup)
+                else "new_group"
+            )
+            raise ValueError(f"group is {group!r}; it takes what {made_of} of the same context returns, or None")
         if group.index is None:
             raise ValueError(
                 f"rank {self._ctx.get_rank()} is not in {group!r}; only its ranks take part in its collectives"
@@ -310,10 +318,20 @@ class CCL:
         if peer == self._ctx.get_rank():
             raise ValueError(f"{call.name}: rank {peer} is this rank; copy_ copies a tensor")
         self._ctx.check()
-        self._launches.run(call, group, group.pair_channel, config or DEFAULT)
+        with self._in_profile(call, group):
+            self._launches.run(call, group, group.pair_channel, config or DEFAULT)
         _count_write(call, group)
 
+    def _in_profile(self, call: Call, group: Group) -> AbstractContextManager[None]:
+        """Name a call in a profiler's timeline, if that was asked for."""
+        ranges = self._ctx.profiler_ranges
+        return _unnamed if ranges is None else ranges.range(f"ccl.{call.describe(group.size)}")
+
     def _run(self, call: Call, group: Group, async_op: bool, config: Config | None) -> Work | None:
+        with self._in_profile(call, group):
+            return self._queue(call, group, async_op, config)
+
+    def _queue(self, call: Call, group: Group, async_op: bool, config: Config | None) -> Work | None:
         self._ctx.check()
         config = config or DEFAULT
         if self._ctx.debug_mode:

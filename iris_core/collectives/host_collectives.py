@@ -48,13 +48,13 @@ class HostCollectives:
         rank, world_size = self._control_plane.rank, self._control_plane.world_size
         barrier_kernel[(1,)](self._barrier_state, rank, world_size, self._heap.bases, self._watchdog.words, num_warps=1)
 
-    def broadcast(self, value: Any, source_rank: int) -> Any:
-        """Return `source_rank`'s value on every rank."""
+    def broadcast(self, value: Any, src: int) -> Any:
+        """Return `src`'s value on every rank."""
         world_size = self._control_plane.world_size
-        if not is_whole(source_rank, 0) or source_rank >= world_size:
-            raise ValueError(f"source_rank {source_rank!r} is not one of the {world_size} ranks")
+        if not is_whole(src, 0) or src >= world_size:
+            raise ValueError(f"src {src!r} is not one of the {world_size} ranks")
         self._recovery.check()
-        is_source = self._control_plane.rank == source_rank
+        is_source = self._control_plane.rank == src
         is_array = is_source and isinstance(value, np.ndarray)
         with self._recovery.collective_section("broadcast a tensor"):
             if is_array:
@@ -69,14 +69,14 @@ class HostCollectives:
                 )
         header = [list(value.shape), str(value.dtype).removeprefix("torch.")] if is_tensor else value
         with self._recovery.raising_root_cause():
-            is_tensor, is_array, header = self._control_plane.broadcast([is_tensor, is_array, header], source_rank)
+            is_tensor, is_array, header = self._control_plane.broadcast([is_tensor, is_array, header], src)
         if not is_tensor:
             return header
         staging = self._heap.allocate(header[0], getattr(torch, header[1]))
         if is_source:
             staging.copy_(value.detach())
         self._recovery.barrier()
-        result = self._heap.peer_view(staging)[source_rank].clone()
+        result = self._heap.peer_view(staging)[src].clone()
         self._recovery.barrier()
         self._recovery.check()
         self._heap.free(staging)

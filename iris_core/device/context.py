@@ -14,29 +14,43 @@ import triton.language as tl
 
 from . import rma, sync
 from .aggregate import aggregate
+from .tiles import TileOperations
+from .tracing import Tracing
 
 # Layout of a context tensor (int64 words on the device), which `Context.get_device_context` returns.
 _RANK = tl.constexpr(0)
 _WORLD_SIZE = tl.constexpr(1)
-_HEAP_BASES = tl.constexpr(2)  # world_size of them; behind these the address of the watchdog's words
+_HEAP_BASES = tl.constexpr(2)  # world_size of them; behind these the addresses of the watchdog's words and a trace's
 
 _SYS = tl.constexpr("sys")
 
 
-def encode(rank: int, heap_bases: torch.Tensor, watchdog_address: int) -> torch.Tensor:
-    """Return a context tensor, on the device of the heap bases."""
-    words = torch.empty(len(heap_bases) + 3, dtype=torch.int64, device=heap_bases.device)
+def encode(rank: int, heap_bases: torch.Tensor, watchdog_address: int, trace_address: int = 0) -> torch.Tensor:
+    """Return a context tensor, on the device of the heap bases; `set_trace` gives it another trace."""
+    words = torch.empty(len(heap_bases) + 4, dtype=torch.int64, device=heap_bases.device)
     words[_RANK.value] = rank
     words[_WORLD_SIZE.value] = len(heap_bases)
-    words[_HEAP_BASES.value : -1] = heap_bases.view(torch.int64)
-    words[-1] = watchdog_address
+    words[_HEAP_BASES.value : -2] = heap_bases.view(torch.int64)
+    words[-2] = watchdog_address
+    words[-1] = trace_address
     return words
+
+
+def set_trace(context_tensor: torch.Tensor, trace: torch.Tensor) -> None:
+    """Let kernels that take the context tensor record in this trace."""
+    context_tensor[-1] = trace.data_ptr()
 
 
 @triton.jit
 def _watchdog_in(context_tensor, world_size):
     """Return what `wait` takes as `watchdog_ptr`."""
     return tl.load(context_tensor + _HEAP_BASES + world_size).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _trace_in(context_tensor, world_size):
+    """Return what `begin_event` takes as `trace_ptr`."""
+    return tl.load(context_tensor + _HEAP_BASES + world_size + 1).to(tl.pointer_type(tl.int64))
 
 
 class _Operations:
@@ -206,7 +220,7 @@ class _Operations:
 
 
 @aggregate
-class DeviceContext(_Operations):
+class DeviceContext(_Operations, TileOperations):
     """A rank's handle on the heap and its peers in a kernel in Triton. Make it with `initialize`.
 
     A pointer is given as it is on the rank that runs the kernel, for memory on the symmetric heap.
@@ -214,24 +228,29 @@ class DeviceContext(_Operations):
     Attributes:
         rank, world_size: as they were given, at run time or as constants; or read from the context tensor.
         heap_bases, watchdog_ptr: what the loose functions take by these names.
+        tracing: records events, see `Tracing`.
     """
 
     rank: tl.core.base_value
     world_size: tl.core.base_value
     heap_bases: tl.tensor
     watchdog_ptr: tl.tensor
+    tracing: Tracing
 
     @triton.constexpr_function
-    def __init__(self, rank, world_size, heap_bases, watchdog_ptr):
+    def __init__(self, rank, world_size, heap_bases, watchdog_ptr, trace_ptr=None):
         self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
         self.world_size = world_size if isinstance(world_size, tl.tensor) else tl.constexpr(world_size)
         self.heap_bases = heap_bases
         self.watchdog_ptr = watchdog_ptr
+        self.tracing = Tracing(trace_ptr)
 
     @staticmethod
     @triton.jit
-    def initialize(context_tensor, rank=None, world_size=None):
+    def initialize(context_tensor, rank=None, world_size=None, tracing: tl.constexpr = False):
         """Return the object, of ``Context.get_device_context()``, this rank and the number of ranks.
+
+        With `tracing`, `ctx.tracing` records, once ``Context.tracing`` is enabled.
 
         What is not given is read from the context tensor, as a number at run time: ``ctx.rank``, ``ctx.world_size``.
         """
@@ -239,7 +258,11 @@ class DeviceContext(_Operations):
             rank = tl.load(context_tensor + _RANK).to(tl.int32)
         if world_size is None:
             world_size = tl.load(context_tensor + _WORLD_SIZE).to(tl.int32)
-        return DeviceContext(rank, world_size, context_tensor + _HEAP_BASES, _watchdog_in(context_tensor, world_size))
+        watchdog_ptr = _watchdog_in(context_tensor, world_size)
+        trace_ptr = None
+        if tracing:
+            trace_ptr = _trace_in(context_tensor, world_size)
+        return DeviceContext(rank, world_size, context_tensor + _HEAP_BASES, watchdog_ptr, trace_ptr)
 
 
 @aggregate
@@ -251,6 +274,7 @@ class IrisDeviceCtx(_Operations):
     Attributes:
         rank, world_size: read from the context tensor; `cur_rank` and `num_ranks` are the same.
         heap_bases, watchdog_ptr: what the loose functions take by these names.
+        tracing: records events, see `Tracing`.
     """
 
     rank: tl.tensor
@@ -259,20 +283,26 @@ class IrisDeviceCtx(_Operations):
     num_ranks: tl.tensor
     heap_bases: tl.tensor
     watchdog_ptr: tl.tensor
+    tracing: Tracing
 
     @triton.constexpr_function
-    def __init__(self, rank, world_size, heap_bases, watchdog_ptr):
+    def __init__(self, rank, world_size, heap_bases, watchdog_ptr, trace_ptr=None):
         self.rank = rank
         self.world_size = world_size
         self.cur_rank = rank
         self.num_ranks = world_size
         self.heap_bases = heap_bases
         self.watchdog_ptr = watchdog_ptr
+        self.tracing = Tracing(trace_ptr)
 
     @staticmethod
     @triton.jit
-    def initialize(context_tensor):
-        """Return the object, of ``Context.get_device_context()``."""
+    def initialize(context_tensor, tracing: tl.constexpr = False):
+        """Return the object, of ``Context.get_device_context()``; `tracing` as of ``DeviceContext.initialize``."""
         rank = tl.load(context_tensor + _RANK).to(tl.int32)
         world_size = tl.load(context_tensor + _WORLD_SIZE).to(tl.int32)
-        return IrisDeviceCtx(rank, world_size, context_tensor + _HEAP_BASES, _watchdog_in(context_tensor, world_size))
+        watchdog_ptr = _watchdog_in(context_tensor, world_size)
+        trace_ptr = None
+        if tracing:
+            trace_ptr = _trace_in(context_tensor, world_size)
+        return IrisDeviceCtx(rank, world_size, context_tensor + _HEAP_BASES, watchdog_ptr, trace_ptr)

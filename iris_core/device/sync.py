@@ -59,7 +59,7 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
         if load_acquire(flag_ptr, scope) < expected:
             seen = _poll(flag_ptr, expected, watchdog_ptr, scope)
             if seen < expected:
-                _record(flag_ptr, seen, expected, watchdog_ptr)
+                record_failure(flag_ptr, seen, expected, watchdog_ptr)
         tl.debug_barrier()  # what follows, a plain store to the flag perhaps, comes after every thread's polls
     else:
         if _load_anew(flag_ptr) < expected:
@@ -68,7 +68,7 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
         # it. The result must be used: an atomic whose result is not is deleted, with its acquire (Triton 3.6).
         seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope=scope)
         if seen < expected:
-            _record(flag_ptr, seen, expected, watchdog_ptr)
+            record_failure(flag_ptr, seen, expected, watchdog_ptr)
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr):
     addresses = tl.where(mask & (seen < expected), tl.cast(flag_ptrs, tl.int64), 0)
     failed = tl.max(addresses, axis=0)
     if failed != 0:
-        _record(failed, tl.max(tl.where(addresses == failed, seen, 0), axis=0), expected, watchdog_ptr)
+        record_failure(failed, tl.max(tl.where(addresses == failed, seen, 0), axis=0), expected, watchdog_ptr)
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def _poll(flag_ptrs, expected, watchdog_ptr, scope: tl.constexpr, mask=None):
     waiting = _any_below(seen, expected, mask, True)
     while waiting:
         pause()
-        aborted = _load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
+        aborted = has_aborted(watchdog_ptr)
         expired = (limit > 0) & (clock_ns() - start > limit)
         seen = _seen(flag_ptrs, scope, mask)
         waiting = _any_below(seen, expected, mask, (aborted | expired) == 0)
@@ -159,9 +159,16 @@ def _any_below(seen, expected, mask, has_time):
 
 
 @triton.jit
-def _record(flag_ptr, seen, expected, watchdog_ptr):
+def has_aborted(watchdog_ptr):
+    """Return whether another wait of this heap has failed."""
+    return _load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
+
+
+@triton.jit
+def record_failure(flag_ptr, seen, expected, watchdog_ptr):
+    """Record on the fault board that a wait of this program has failed, and let all others of the heap end."""
     pid = tl.program_id(0)
-    aborted = _load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
+    aborted = has_aborted(watchdog_ptr)
     rows = tl.load(watchdog_ptr + WATCHDOG_FAULTS_ADDRESS).to(tl.pointer_type(tl.int64))
     notice = tl.load(watchdog_ptr + WATCHDOG_NOTICE_ADDRESS).to(tl.pointer_type(tl.int64))
     row = rows + (pid % FAULT_ROWS) * FAULT_WORDS

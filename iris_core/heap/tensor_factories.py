@@ -5,10 +5,11 @@ Names are the Iris documentation's, and so are the arguments, which are torch's;
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 import torch
 from typing_extensions import Unpack
@@ -17,26 +18,33 @@ Size = int | Sequence[int]
 Device = torch.device | str | int | None
 
 
-class Options(TypedDict, total=False):
-    """Arguments of torch's that all factories take, by keyword.
+class _ButDtype(TypedDict, total=False):
+    """Those of `Options` but the dtype, where a factory has that by place."""
 
-    Args:
-        dtype: of the elements; without it, what torch would take.
-        device: the context's own, which it is without this.
-        out: a tensor on the heap of the shape, and the dtype if one is given, that is filled in place of a new one.
-        layout: ``torch.strided``; there is no other.
-        requires_grad: whether autograd records what is done with it.
-        pin_memory: False; the heap is no memory to pin.
-        memory_format: ``torch.contiguous_format``; `zeros_like` of a contiguous tensor takes ``preserve_format``, too.
-    """
-
-    dtype: torch.dtype | None
     device: Device
     out: torch.Tensor | None
     layout: torch.layout
     requires_grad: bool
     pin_memory: bool
     memory_format: torch.memory_format
+
+
+class Options(_ButDtype, total=False):
+    """Arguments of torch's that all factories take, by keyword.
+
+    Args:
+        dtype: of the elements; without it, what torch would take.
+        device: the context's own, which it is without this.
+        out: a tensor on the heap that is filled in place of a new one: of the shape, or contiguous and of as many
+            elements, of which a view is returned; and of the dtype, if one is given.
+        layout: ``torch.strided``; there is no other.
+        requires_grad: whether autograd records what is done with it.
+        pin_memory: False; the heap is no memory to pin.
+        memory_format: of a new tensor, ``torch.contiguous_format`` or ``torch.channels_last``; `zeros_like` takes
+            ``torch.preserve_format``, too, and without any.
+    """
+
+    dtype: torch.dtype | None
 
 
 class TensorFactories(ABC):
@@ -78,10 +86,10 @@ class TensorFactories(ABC):
 
     def zeros_like(self, input: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
         """Return a tensor of zeros with the shape and dtype of `input`, which need not be on the heap."""
-        if options.get("memory_format") is torch.preserve_format and input.is_contiguous():
-            options["memory_format"] = torch.contiguous_format
+        memory_format = options.get("memory_format", torch.preserve_format)
+        strides = torch.empty_like(input, device="meta", memory_format=memory_format).stride()
         options["dtype"] = options.get("dtype") or input.dtype
-        return self.zeros(input.shape, **options)
+        return self._filled((input.shape,), options, torch.Tensor.zero_, strides)
 
     def arange(self, start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> torch.Tensor:
         """Return ``start, start + step, …`` up to and without `end`; one argument is `end`."""
@@ -91,15 +99,24 @@ class TensorFactories(ABC):
 
     def linspace(self, start: float, end: float, steps: int, **options: Unpack[Options]) -> torch.Tensor:
         """Return `steps` values evenly from `start` to `end`, both included."""
+        (steps,) = _shape((steps,))
         return self._copied(torch.linspace(start, end, steps, dtype=options.get("dtype"), device="cpu"), options)
 
     def rand(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
         """Return values uniform in [0, 1)."""
         return self._filled(size, options, lambda buffer: buffer.uniform_(generator=generator))
 
-    def uniform(self, size: Size, low: float = 0.0, high: float = 1.0, **options: Unpack[Options]) -> torch.Tensor:
+    def uniform(
+        self,
+        size: Size,
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[_ButDtype],
+    ) -> torch.Tensor:
         """Return values uniform in [low, high)."""
-        return self._filled((size,), options, lambda buffer: buffer.uniform_(low, high))
+        of: Options = {**options, "dtype": dtype}
+        return self._filled((size,), of, lambda buffer: buffer.uniform_(low, high))
 
     def randn(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
         """Return values of the standard normal distribution."""
@@ -129,25 +146,41 @@ class TensorFactories(ABC):
         return self._filled((size,), options, lambda buffer: buffer.random_(low or 0, high, generator=generator))
 
     def _filled(
-        self, size: tuple[Any, ...], options: Options, fill: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        size: tuple[Any, ...],
+        options: Options,
+        fill: Callable[[torch.Tensor], torch.Tensor],
+        strides: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         """Return a tensor once it is filled; of one that cannot be, of that dtype, nothing is left on the heap."""
         out = options.get("out")
         dtype = options.get("dtype") or (torch.get_default_dtype() if out is None else out.dtype)
         shape = _shape(size)
         _check_options(options, dtype)
-        if out is not None and (out.shape != shape or out.dtype != dtype or not self.is_symmetric(out)):
-            where = "on the heap" if self.is_symmetric(out) else "not on the heap"
-            raise ValueError(
-                f"out is {tuple(out.shape)} of {out.dtype}, {where}; it takes {shape} of {dtype} on the heap"
-            )
-        buffer = self._allocate(shape, dtype, options.get("device")) if out is None else out
+        if out is not None:
+            buffer = self._as_output(out, shape, dtype)
+        else:
+            if strides is None and "memory_format" in options:  # raises, if there is none such for the shape
+                strides = torch.empty(shape, device="meta", memory_format=options["memory_format"]).stride()
+            buffer = self._allocate(shape, dtype, options.get("device"))
+            if strides is not None and buffer.stride() != strides:
+                buffer = buffer.as_strided(shape, strides)
         try:
             return fill(buffer).requires_grad_(options.get("requires_grad", False) or buffer.requires_grad)
         except Exception:
             if out is None:
                 self.free(buffer)
             raise
+
+    def _as_output(self, out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor that the caller gave to be filled, in this shape."""
+        fits = out.shape == shape or (out.is_contiguous() and out.numel() == math.prod(shape))
+        if not fits or out.dtype != dtype or not self.is_symmetric(out):
+            where = "on the heap" if self.is_symmetric(out) else "not on the heap"
+            raise ValueError(
+                f"out is {tuple(out.shape)} of {out.dtype}, {where}; it takes {shape} of {dtype} on the heap"
+            )
+        return out if out.shape == shape else out.view(shape)
 
     def _copied(self, values: torch.Tensor, options: Options) -> torch.Tensor:
         """Return a tensor with these values, of their dtype or that of ``out``."""
@@ -158,20 +191,18 @@ class TensorFactories(ABC):
 
 def _check_options(options: Options, dtype: torch.dtype) -> None:
     """Raise for what a tensor on the heap cannot be."""
-    if unknown := options.keys() - Options.__annotations__.keys():
+    if unknown := options.keys() - get_type_hints(Options).keys():
         raise TypeError(f"unexpected keyword arguments {', '.join(sorted(unknown))}")
     if (layout := options.get("layout", torch.strided)) is not torch.strided:
         raise ValueError(f"layout is {layout}; tensors on the heap are torch.strided")
     if options.get("pin_memory"):
         raise RuntimeError("pin_memory=True: only dense CPU tensors can be pinned, and the heap's memory cannot")
-    memory_format = options.get("memory_format", torch.contiguous_format)
-    if memory_format is not torch.contiguous_format:
-        raise RuntimeError(f"memory_format is {memory_format}; tensors on the heap are torch.contiguous_format")
     if options.get("requires_grad") and not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"only tensors of floating point and complex dtype can require gradients, not {dtype}")
 
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
-    """Both ``zeros(2, 3)`` and ``zeros((2, 3))``."""
-    are_numbers = len(size) != 1 or hasattr(size[0], "__index__")
-    return tuple(operator.index(part) for part in (size if are_numbers else size[0]))
+    """Both ``zeros(2, 3)`` and ``zeros((2, 3))``, and ``zeros(((2, 3),))``, which a function may make of the second."""
+    while len(size) == 1 and not hasattr(size[0], "__index__"):
+        (size,) = size
+    return tuple(map(operator.index, size))

@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, ReduceOps
 from triton.runtime.jit import JITFunction
 
 from ..device import interpretation
-from . import cache
+from . import atomics, bfloat16, cache
 from .executor import Executor, ProcessExecutor
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
@@ -59,8 +59,8 @@ def patch_triton() -> None:
     tl.core._unwrap_if_constexpr = cache.unwrap_if_constexpr
     TritonSemantic.to_tensor = cache.to_tensor
     TritonSemantic.binary_op_type_checking_impl = cache.check_operands
-    InterpreterBuilder.create_dot = _create_dot
-    for name, operation in _checked.items():
+    ReduceOps.sum = bfloat16.sum_values
+    for name, operation in {**bfloat16.OPERATIONS, **_checked}.items():
         setattr(InterpreterBuilder, name, operation)
     interpretation.install(_executor)
 
@@ -89,12 +89,11 @@ def executing(executor: Executor) -> Iterator[None]:
             _executor = _process
 
 
-def _checking(name: str, pointers: int, mask: int | None, doing: str) -> Callable[..., Any]:
+def _checking(original: Callable[..., Any], pointers: int, mask: int | None, doing: str) -> Callable[..., Any]:
     """Return an operation of the interpreter's on memory that asks first whether the memory is there.
 
     `pointers` and `mask` are their places among its arguments.
     """
-    original = getattr(InterpreterBuilder, name)
 
     def operate(self: InterpreterBuilder, *given: Any, **named: Any) -> Any:
         if (bounds := _executor.bounds) is None:
@@ -111,26 +110,11 @@ def _checking(name: str, pointers: int, mask: int | None, doing: str) -> Callabl
 
 _IS_VOLATILE = 5  # the place of that among a load's arguments, its last; a descriptor's load gives it by name
 _checked = {
-    "create_masked_load": _checking("create_masked_load", 0, 1, "reads"),
-    "create_masked_store": _checking("create_masked_store", 0, 2, "writes"),
-    "create_atomic_rmw": _checking("create_atomic_rmw", 1, 3, "updates a word"),
-    "create_atomic_cas": _checking("create_atomic_cas", 0, None, "updates a word"),
+    "create_masked_load": _checking(InterpreterBuilder.create_masked_load, 0, 1, "reads"),
+    "create_masked_store": _checking(InterpreterBuilder.create_masked_store, 0, 2, "writes"),
+    "create_atomic_rmw": _checking(atomics.create_atomic_rmw, 1, 3, "updates a word"),
+    "create_atomic_cas": _checking(InterpreterBuilder.create_atomic_cas, 0, None, "updates a word"),
 }
-
-_multiply = InterpreterBuilder.create_dot
-
-
-def _create_dot(self: InterpreterBuilder, a: Any, b: Any, acc: Any, *how: Any) -> Any:
-    """Stand in for the interpreter's function, which multiplies the bit patterns of bf16."""
-    return _multiply(self, _widened(a), _widened(b), acc, *how)
-
-
-def _widened(operand: Any) -> Any:
-    if operand.dtype.scalar.name != "bf16":
-        return operand
-    data = cache.convert_float(operand.data, tl.bfloat16, tl.float32, None).view(np.float32)
-    return triton_interpreter.TensorHandle(data, tl.float32)
-
 
 # What `patch_triton` replaces.
 _REPLACED: list[tuple[Any, ...]] = [
@@ -143,7 +127,8 @@ _REPLACED: list[tuple[Any, ...]] = [
     (triton_interpreter.TensorHandle, "__init__"),
     (tl.core, "_unwrap_if_constexpr"),
     (TritonSemantic, "to_tensor", "binary_op_type_checking_impl"),
-    (InterpreterBuilder, "create_dot", *_checked),
+    (ReduceOps, "sum"),
+    (InterpreterBuilder, *bfloat16.OPERATIONS, *_checked),
 ]
 
 

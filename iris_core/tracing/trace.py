@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..context import Context
 from ..utils.settings import is_whole
@@ -37,6 +38,7 @@ class Trace:
         ctx: the context.
         kinds: names of what is recorded, by the numbers that kernels give as KIND.
         capacity: spans for which there is room on a rank.
+        details: what a file shows of a span beside its time.
 
     Attributes:
         words: what kernels take as ``trace_ptr``.
@@ -45,11 +47,23 @@ class Trace:
         ValueError: there is room for none.
     """
 
-    def __init__(self, ctx: Context, kinds: Sequence[str], *, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        kinds: Sequence[str],
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        details: Callable[[Span], dict[str, Any]] = lambda span: {
+            "peer": span.peer,
+            "bytes": span.num_bytes,
+            "tile": span.tile,
+        },
+    ) -> None:
         if not is_whole(capacity):
             raise ValueError(f"capacity is {capacity!r}; it takes a positive number of spans")
         self._ctx = ctx
         self._kinds = list(kinds)
+        self._details = details
         self.words = make_spans(capacity, ctx.get_device())
 
     def clear(self) -> None:
@@ -82,17 +96,38 @@ class Trace:
             TimeoutError, PeerError: see ``Context.barrier``.
         """
         traced = self.gather()
+        self._check_kinds(traced)
+        with self._ctx.collective_section("write the trace"):
+            if self._ctx.get_rank() == 0:
+                self._write(Path(path), traced)
+        return traced
+
+    def write_own(self, path: Path | str) -> TracedRanks:
+        """Wait for the device, and write a file of this rank's spans alone, on its own clock.
+
+        Raises:
+            ValueError: a kernel gave a KIND that has no name.
+            OSError: the file cannot be written.
+        """
+        self._ctx.backend.synchronize()
+        spans, lost = read_spans(self.words)
+        others: list[list[Span]] = [[] for _ in range(self._ctx.get_rank())]
+        traced = TracedRanks([*others, spans], 0.0, lost)
+        self._check_kinds(traced)
+        self._write(Path(path), traced)
+        return traced
+
+    def _check_kinds(self, traced: TracedRanks) -> None:
         numbers = {span.kind for spans in traced.ranks for span in spans}
         if nameless := numbers - set(range(len(self._kinds))):
             raise ValueError(f"kernels recorded kinds {sorted(nameless)}; kinds has {len(self._kinds)} names")
-        with self._ctx.collective_section("write the trace"):
-            if self._ctx.get_rank() == 0:
-                events = perfetto_events(
-                    traced.ranks,
-                    name=lambda span: self._kinds[span.kind],
-                    thread=lambda span: (span.program, f"program {span.program}"),
-                    details=lambda span: {"peer": span.peer, "bytes": span.num_bytes, "tile": span.tile},
-                )
-                about = {"clock_accuracy_us": traced.accuracy_ns / 1e3, "lost_spans": traced.lost}
-                write_perfetto(Path(path), events, about)
-        return traced
+
+    def _write(self, path: Path, traced: TracedRanks) -> None:
+        events = perfetto_events(
+            traced.ranks,
+            name=lambda span: self._kinds[span.kind],
+            thread=lambda span: (span.program, f"program {span.program}"),
+            details=self._details,
+        )
+        about = {"clock_accuracy_us": traced.accuracy_ns / 1e3, "lost_spans": traced.lost}
+        write_perfetto(path, events, about)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ..device.rma import translate
+from ..device.tiles import accumulator
 from .views import TensorView
 
 
@@ -28,15 +29,6 @@ def store_tile(view, tile, value):
     """Store a tile, cast to the matrix's dtype."""
     pointers, mask = view.tile_ptr(tile)
     tl.store(pointers, value.to(view.ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def accumulator(value):
-    """Return values in the dtype in which they are summed: fp32 for floats of at most 32 bits, else their own."""
-    if value.dtype.is_floating() and value.dtype.primitive_bitwidth < 32:
-        return value.to(tl.float32)
-    else:
-        return value
 
 
 @triton.jit

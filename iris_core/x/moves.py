@@ -58,18 +58,8 @@ def all_to_all(tile, src_view, dst_view, N_per_rank: tl.constexpr, ctx, flags_pt
     """
     flags = flags_of(flags_ptr, dst_view.tile_id(tile), ctx)
     number = begin_call(flags, epoch, ctx)
-    rm, rn = tile.indices()
-    first = tile.pid_n * tile.block_n
-    to_pointers, to_mask = dst_view.tile_ptr(tile)
     barrier_all(flags, number, READY, ctx)
-    for step in range(ctx.world_size):
-        peer = (ctx.rank + step) % ctx.world_size
-        begin = peer * N_per_rank
-        if (begin < first + tile.block_n) & (begin + N_per_rank > first):
-            view = on_rank(src_view, peer, ctx).offset(0, (ctx.rank - peer) * N_per_rank)
-            from_pointers, _ = view.tile_ptr_from_indices(rm, rn, tile.block_m, tile.block_n)
-            mask = to_mask & ((rn >= begin) & (rn < begin + N_per_rank))[None, :]
-            tl.store(to_pointers, tl.load(from_pointers, mask=mask, cache_modifier=".cg"), mask=mask)
+    ctx.all_to_all(tile, src_view, dst_view, N_per_rank)
     barrier_all(flags, number, DONE, ctx)
 
 
@@ -83,7 +73,7 @@ def gather(tile, src_view, source_rank, ctx):
         source_rank: the rank to load from; it may be the calling one.
         ctx: a `DeviceContext`.
     """
-    return load_tile(on_rank(src_view, source_rank, ctx), tile)
+    return ctx.gather(tile, src_view, source_rank)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from ranks import Ranks, context
 
+import iris_core
 from iris_core import tracing
 
 
@@ -62,6 +63,72 @@ def test_spans_without_room_are_counted(ranks: Callable[[int], Ranks], tmp_path:
     spans, lost = ranks(2).call(record, str(tmp_path / "trace.json"), 4)[0]
     assert [len(found) for found in spans] == [4, 4]
     assert lost == 4
+
+
+@triton.jit
+def put_kernel(context_tensor, source_ptr, target_ptr, tracing: tl.constexpr):
+    ctx = iris_core.DeviceContext.initialize(context_tensor, tracing=tracing)
+    peer = (ctx.rank + 1) % ctx.world_size
+    lanes = tl.arange(0, 16)
+    event = ctx.tracing.record_event_start(
+        event_id=iris_core.TraceEvent().put,
+        target_rank=peer,
+        address=target_ptr + lanes,
+        pid_m=tl.program_id(0),
+        pid_n=7,
+        mask=lanes < 5,
+    )
+    ctx.put(source_ptr + lanes, target_ptr + lanes, peer, mask=lanes < 5)
+    ctx.tracing.record_event_end(event)
+    own = ctx.tracing.record_event_start(14, ctx.rank, source_ptr, 0, 0)
+    ctx.tracing.record_event_end(own)
+
+
+def record_by_context(rank: int, world_size: int, folder: str) -> Any:
+    ctx = context()
+    source, target = ctx.ones(16), ctx.zeros(16)
+    context_tensor = ctx.get_device_context()
+    with pytest.raises(RuntimeError, match="tracing is not enabled"):
+        ctx.tracing.export(f"{folder}/none.json")
+    put_kernel[(2,)](context_tensor, source, target, True)  # into no trace
+    assert not ctx.tracing.enabled
+    ctx.tracing.enable(max_events=16, kinds=("own",))
+    put_kernel[(2,)](context_tensor, source, target, True)
+    assert ctx.tracing.trace_counter.item() == 4
+    ctx.tracing.reset()
+    put_kernel[(2,)](context_tensor, source, target, False)
+    assert ctx.tracing.trace_counter.item() == 0
+    put_kernel[(2,)](context_tensor, source, target, True)
+    merged = ctx.tracing.export(f"{folder}/trace.json")
+    own = ctx.tracing.export(f"{folder}/trace.json", merge=False)
+    ctx.tracing.disable()
+    put_kernel[(2,)](context_tensor, source, target, True)
+    ctx.barrier()
+    assert target[:5].tolist() == [1.0] * 5
+    ctx.free(target)
+    ctx.free(source)
+    return [[span[:3] + span[5:] for span in spans] for spans in merged.ranks], len(own.ranks[rank])
+
+
+def events_in(path: Path) -> list[dict[str, Any]]:
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_events_of_a_context_are_in_one_file_or_one_a_rank(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    put = iris_core.device.tracing.EVENTS.index("put")
+    for spans, own in ranks(2).call(record_by_context, str(tmp_path)):
+        assert own == 4
+        for rank, found in enumerate(spans):
+            puts = [(program, put, program << 32 | 7, 1 - rank, 20) for program in range(2)]
+            assert sorted(found) == sorted([*puts, *((program, 14, 0, rank, 4) for program in range(2))])
+    written = events_in(tmp_path / "trace.json")
+    assert [(event["pid"], event["name"]) for event in written].count((1, "put")) == 2
+    assert {event["name"] for event in written} == {"put", "own"}
+    assert {"peer": 0, "bytes": 20, "pid_m": 1, "pid_n": 7} in [event["args"] for event in written]
+    for rank in range(2):
+        assert {event["pid"] for event in events_in(tmp_path / f"trace_rank{rank}.json")} == {rank}
+    assert not (tmp_path / "none.json").exists()
 
 
 def misuse(rank: int, world_size: int, path: str) -> None:

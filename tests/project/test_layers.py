@@ -133,7 +133,12 @@ CORE += (("launcher", "gluon"),)
 BEYOND = (("interpreter", "tracing", "x"), ("collectives",), ("checker",))
 LAYER_OF_PART = {part: layer for layer, parts in enumerate((*CORE, *BEYOND)) for part in parts}
 # Where the core reaches for these: in functions.
-HOOKS = {("iris_core.context", "collectives"), ("iris_core.device.interpretation", "interpreter")}
+HOOKS = {
+    ("iris_core", "x"),
+    ("iris_core.context", "collectives"),
+    ("iris_core.context", "tracing"),
+    ("iris_core.device.interpretation", "interpreter"),
+}
 
 
 def part_of(module: str) -> str:
@@ -164,7 +169,7 @@ def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
     assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
 
 
-MOST_LINES = 3500  # of code: without docstrings, comments and empty lines
+MOST_LINES = 3810  # of code: without docstrings, comments and empty lines
 
 
 def lines_of_code(file: Path) -> int:

@@ -86,7 +86,10 @@ def test_context() -> None:
 
 @pytest.mark.parametrize("made", [iris_core.DeviceContext, IrisDeviceCtx], ids=lambda made: made.__name__)
 def test_context_objects(made: Any) -> None:
+    of_tiles = PAGE.split("\n### Tiles\n")[1].split("\n## ")[0]
     given = names_of("Context objects")
+    if made is IrisDeviceCtx:
+        given = {name: arguments for name, arguments in given.items() if f"| `{name}(" not in of_tiles}
     methods = {name for name in dir(made) if isinstance(getattr(made, name), KernelInterface)}
     assert given.keys() == methods - {"initialize"}
     for name, arguments in given.items():

@@ -17,9 +17,14 @@ from iris_core.collectives import all_reduce, exchange, send_recv
 from iris_core.collectives.config import Config
 
 HEAP_BYTES = 4 << 20
-RING, TWO_SHOT, COPIES = (
+RING, TWO_SHOT, COPIES, COPIED_BROADCAST = (
     (("config", Config(comm_sms=1, **{f"{name}_variant": variant})),)
-    for name, variant in (("all_reduce", "ring"), ("all_reduce", "two_shot"), ("all_gather", "copy_engine"))
+    for name, variant in (
+        ("all_reduce", "ring"),
+        ("all_reduce", "two_shot"),
+        ("all_gather", "copy_engine"),
+        ("broadcast", "copy_engine"),
+    )
 )
 ONE = (("config", Config(comm_sms=1)),)
 # Of 2 KiB a block: several blocks of one program, in calls that use the slots of the calls before.
@@ -27,6 +32,7 @@ CASES = {name: Case(name, 1100, options=ONE) for name in COLLECTIVES}
 CASES["ring"] = Case("all_reduce", 2000, torch.int32, options=RING)
 CASES["two_shot"] = Case("all_reduce", 2000, options=TWO_SHOT)
 CASES["copies"] = Case("all_gather", 50, symmetric=True, options=COPIES)
+CASES["copied broadcast"] = Case("broadcast", 50, symmetric=True, options=COPIED_BROADCAST)
 
 
 def run(rank: int, world_size: int, name: str) -> None:
@@ -74,7 +80,7 @@ def no_signal(flag_ptrs, value, mask):
     pass
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "all_to_all", "ring", "two_shot", "copies"])
+@pytest.mark.parametrize("name", CASES)
 def test_the_wait_is_needed(name: str) -> None:
     with (
         mock.patch.object(exchange, "wait_peers", no_wait_for_peers),

@@ -25,7 +25,9 @@ import iris_core
 import iris_kernels
 from iris_core.device import intrinsics
 
-OF_THE_DEVICE = ("aggregate", "cache_key", "context", "interpretation", "intrinsics", "rma", "sync")
+OF_THE_DEVICE = (
+    "aggregate", "cache_key", "context", "interpretation", "intrinsics", "rma", "spans", "sync", "tiles", "tracing",
+)  # fmt: skip
 BUILTINS = sorted(
     name
     for name, value in vars(intrinsics).items()

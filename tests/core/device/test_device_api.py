@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -83,6 +84,67 @@ def test_a_move_is_between_the_ranks_it_names(
     ranks(3).call(move, operation, dtype)
 
 
+@triton.jit
+def move_kernel(
+    mine_ptr, theirs_ptr, result_ptr, count, rank, peer, heap_bases, OPERATION: tl.constexpr, MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Move a block by any of the operations: to `result_ptr` on this rank, or to `theirs_ptr` on the peer."""
+    lanes = tl.arange(0, BLOCK)
+    mask = lanes < count if MASK else None
+    other = tl.full((), 1, mine_ptr.dtype.element_ty) if MASK else None
+    if OPERATION == "load":
+        loaded = iris_core.load(mine_ptr + lanes, rank, peer, heap_bases, mask=mask, other=other)
+        tl.store(result_ptr + lanes, loaded)
+    elif OPERATION == "store":
+        iris_core.store(theirs_ptr + lanes, tl.load(mine_ptr + lanes), rank, peer, heap_bases, mask=mask)
+    elif OPERATION == "get":
+        iris_core.get(mine_ptr + lanes, result_ptr + lanes, peer, rank, heap_bases, mask=mask, other=other)
+    elif OPERATION == "put":
+        iris_core.put(mine_ptr + lanes, theirs_ptr + lanes, rank, peer, heap_bases, mask=mask, other=other)
+    else:
+        iris_core.copy(mine_ptr + lanes, theirs_ptr + lanes, peer, peer, rank, heap_bases, mask=mask, other=other)
+
+
+OPERATIONS = ("load", "store", "get", "put", "copy")
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COUNTS = [None, 0, 5, 16]  # of lanes that a mask selects; None for no mask
+
+
+def move_everything(rank: int, world_size: int) -> None:
+    ctx = context()
+    peer, before = (rank + 1) % world_size, (rank - 1) % world_size
+    for dtype in DTYPES:
+        given = [((torch.arange(16) * 3 + owner) % 7).to(dtype) for owner in range(world_size)]
+        mine = ctx.empty(16, dtype=dtype).copy_(given[rank])
+        theirs, result = ctx.zeros(16, dtype=dtype), ctx.zeros(16, dtype=dtype)
+        for operation in OPERATIONS:
+            for count in COUNTS:
+                theirs.zero_()
+                result.zero_()
+                ctx.barrier()
+                move_kernel[(1,)](
+                    mine, theirs, result, count or 0, rank, peer, ctx.get_heap_bases(), operation, count is not None, 16
+                )
+                ctx.barrier()
+                # Lanes that no mask selects are not written, but for a load, which gives `other` there.
+                source = {"load": peer, "get": peer, "store": before, "put": before, "copy": rank}[operation]
+                expected = torch.full((16,), int(operation == "load"), dtype=torch.int8).to(dtype)
+                moved = 16 if count is None else count
+                expected[:moved] = given[source][:moved]
+                found = result if operation in ("load", "get") else theirs
+                assert torch.equal(found.cpu(), expected), (operation, dtype, count)
+        for buffer in (result, theirs, mine):
+            ctx.free(buffer)
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_dtype_moves_under_every_mask(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    ranks(world_size).call(move_everything)
+
+
 def copy_between(rank: int, world_size: int) -> None:
     """Every rank copies from the next rank to the one after: both are peers."""
     ctx = context()
@@ -132,6 +194,8 @@ def run_atomics(rank: int, world_size: int, name: str, dtype: torch.dtype, initi
     own = range(rank * PROGRAMS, (rank + 1) * PROGRAMS)
     if name in ("and", "or", "xor"):
         values = [~(1 << i) if name == "and" else 1 << i for i in own]
+    elif dtype in (torch.float16, torch.bfloat16):
+        values = [1 for _ in own]  # whose sum is exact
     else:
         values = [i + 1 for i in own]
     given = torch.tensor(values, dtype=dtype, device=ctx.get_device())
@@ -149,8 +213,18 @@ def run_atomics(rank: int, world_size: int, name: str, dtype: torch.dtype, initi
     return result
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("name", ["add", "sub", "cas", "xchg", "and", "or", "xor", "min", "max"])
+INTEGERS = (torch.int32, torch.int64)
+FLOATS = (torch.float32, torch.float64)
+DTYPES_OF_ATOMICS = {
+    **dict.fromkeys(("add", "sub"), (*INTEGERS, *FLOATS, torch.float16, torch.bfloat16)),
+    **dict.fromkeys(("xchg", "max"), (*INTEGERS, *FLOATS)),
+    "min": (*INTEGERS, torch.float32),  # of fp64 Triton 3.6 gives the old value a type of its own
+    **dict.fromkeys(("cas", "and", "or", "xor"), INTEGERS),
+}
+ATOMICS = [(name, dtype) for name, dtypes in DTYPES_OF_ATOMICS.items() for dtype in dtypes]
+
+
+@pytest.mark.parametrize(("name", "dtype"), ATOMICS)
 def test_an_atomic_loses_no_update(ranks: Callable[[int], Ranks], name: str, dtype: torch.dtype) -> None:
     initial = {"and": -1, "min": 1000}.get(name, 0)
     results = ranks(3).call(run_atomics, name, dtype, initial)
@@ -162,7 +236,7 @@ def test_an_atomic_loses_no_update(ranks: Callable[[int], Ranks], name: str, dty
         if name in ("add", "sub"):
             added = values if name == "add" else [-value for value in values]
             assert final[word] == sum(added)
-            check_chain(olds, final[word], initial, added, int.__add__)
+            check_chain(olds, final[word], initial, added, operator.add)
         elif name == "xchg":
             assert sorted([*olds, final[word]]) == sorted([initial, *values])
         elif name == "cas":

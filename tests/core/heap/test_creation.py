@@ -16,6 +16,7 @@ CREATED: dict[str, Callable[[Any, dict[str, Any]], torch.Tensor]] = {
     "zeros of numpy's": lambda make, kw: make.zeros(np.int64(3), **kw),
     "zeros of a tuple": lambda make, kw: make.zeros((2, 3), **kw),
     "zeros of a size": lambda make, kw: make.zeros(torch.Size([4]), dtype=torch.int8, **kw),
+    "zeros of a tuple in a tuple": lambda make, kw: make.zeros((2, 3) if make is torch else ((2, 3),), **kw),
     "zeros without dimensions": lambda make, kw: make.zeros((), **kw),
     "zeros without elements": lambda make, kw: make.zeros(3, 0, 2, **kw),
     "ones": lambda make, kw: make.ones(5, dtype=torch.bool, **kw),
@@ -32,6 +33,7 @@ CREATED: dict[str, Callable[[Any, dict[str, Any]], torch.Tensor]] = {
     "arange of floats": lambda make, kw: make.arange(0, 1, 0.25, **kw),
     "arange downwards": lambda make, kw: make.arange(5, 0, -2, **kw),
     "linspace": lambda make, kw: make.linspace(-1.0, 2.0, 7, **kw),
+    "linspace of a size": lambda make, kw: make.linspace(0, 1, 5 if make is torch else (5,), **kw),
     "linspace of a dtype": lambda make, kw: make.linspace(0, 10, 5, dtype=torch.float64, **kw),
     "rand": lambda make, kw: make.rand(40, 3, **kw),
     "rand of a dtype": lambda make, kw: make.rand((50,), dtype=torch.float64, **kw),
@@ -69,6 +71,53 @@ def compare_with_torch(rank: int, world_size: int, what: str) -> None:
 @pytest.mark.parametrize("what", CREATED)
 def test_a_tensor_is_as_torch_makes_it(ranks: Callable[[int], Ranks], what: str) -> None:
     ranks(2).call(compare_with_torch, what)
+
+
+LAID_OUT = {
+    "channels last": lambda make, kw: (
+        make.zeros(2, 3, 4, 5, **kw).contiguous(memory_format=torch.channels_last)
+        if make is torch
+        else make.zeros(2, 3, 4, 5, memory_format=torch.channels_last)
+    ),
+    "as the other": lambda make, kw: make.zeros_like(torch.ones(2, 3).t(), memory_format=torch.preserve_format, **kw),
+    "as the other unasked": lambda make, kw: make.zeros_like(torch.ones(2, 3).t(), **kw),
+    "as the other's channels": lambda make, kw: make.zeros_like(
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), memory_format=torch.preserve_format, **kw
+    ),
+    "contiguous": lambda make, kw: make.zeros_like(torch.ones(2, 3).t(), memory_format=torch.contiguous_format, **kw),
+}
+
+
+def lay_out(rank: int, world_size: int) -> None:
+    ctx = context()
+    for what, call in LAID_OUT.items():
+        expected, made = call(torch, {}), call(ctx, {})
+        assert (made.shape, made.stride()) == (expected.shape, expected.stride()), what
+        assert ctx.heap.contains(made)
+        made.fill_(rank)
+        ctx.barrier()
+        assert [view.unique().tolist() for view in ctx.peer_view(made)] == [[0], [1]]
+        ctx.barrier()
+        ctx.free(made)
+    ctx.barrier()
+
+
+def test_elements_lie_as_torch_lays_them(ranks: Callable[[int], Ranks]) -> None:
+    ranks(2).call(lay_out)
+
+
+def take_flat_output(rank: int, world_size: int) -> None:
+    ctx = context()
+    flat = ctx.full((6,), -1.0)
+    made = ctx.ones(2, 3, out=flat)
+    assert (made.shape, made.data_ptr()) == ((2, 3), flat.data_ptr())
+    assert (flat == 1).all()
+    ctx.free(flat)
+    ctx.barrier()
+
+
+def test_a_flat_output_is_viewed_in_the_shape(ranks: Callable[[int], Ranks]) -> None:
+    ranks(2).call(take_flat_output)
 
 
 def draw(rank: int, world_size: int) -> None:
@@ -130,8 +179,7 @@ def take_torchs_arguments(rank: int, world_size: int) -> dict[str, tuple[str, st
     errors = {
         "layout": raised(ctx.zeros, 3, layout=torch.sparse_coo),
         "pinned": raised(ctx.empty, 3, pin_memory=True),
-        "format": raised(ctx.empty, 1, 2, 3, 4, memory_format=torch.channels_last),
-        "strides": raised(ctx.zeros_like, torch.ones(2, 3).t(), memory_format=torch.preserve_format),
+        "format": raised(ctx.empty, 1, 2, 3, memory_format=torch.channels_last),
         "integers": raised(ctx.arange, 3, requires_grad=True),
         "out elsewhere": raised(ctx.zeros, 3, out=torch.empty(3)),
         "out of a shape": raised(ctx.zeros, 4, out=like),
@@ -148,8 +196,7 @@ def take_torchs_arguments(rank: int, world_size: int) -> dict[str, tuple[str, st
 REFUSED = {
     "layout": ("ValueError", "torch.sparse_coo; tensors on the heap are torch.strided"),
     "pinned": ("RuntimeError", "only dense CPU tensors can be pinned"),
-    "format": ("RuntimeError", "torch.channels_last; tensors on the heap are torch.contiguous_format"),
-    "strides": ("RuntimeError", "torch.preserve_format"),
+    "format": ("RuntimeError", "required rank 4 tensor to use channels_last format"),
     "integers": ("RuntimeError", "floating point and complex dtype can require gradients, not torch.int64"),
     "out elsewhere": ("ValueError", "not on the heap; it takes (3,)"),
     "out of a shape": ("ValueError", "out is (3,) of torch.float32, on the heap; it takes (4,)"),

@@ -94,4 +94,4 @@ def test_what_is_no_rank_is_named(ranks: Callable[[int], Ranks]) -> None:
     for errors in ranks(2).call(broadcast_from):
         for (kind, message), given in zip(errors, ("True", "1.0", "'0'", "-1", "2"), strict=True):
             assert kind == "ValueError"
-            assert f"source_rank {given} is not one of the 2 ranks" in message
+            assert f"src {given} is not one of the 2 ranks" in message

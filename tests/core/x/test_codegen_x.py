@@ -15,7 +15,7 @@ from tile_collectives import COLLECTIVES, collective_kernel
 each_target = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
 each_vendor = pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # for what is decided before a target is known
 # Files whose stores are of tiles, whose atomics are on tiles.
-STORING = ("access.py", "moves.py", "values.py")
+STORING = ("access.py", "moves.py", "tiles.py", "values.py")
 FLAGGED = ("all_reduce_ring", "messages")  # these are nothing without
 VALUES = {"all_reduce_value": False, "reduce_scatter_value": True}
 

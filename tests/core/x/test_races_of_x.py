@@ -24,7 +24,7 @@ STAGES = tl.constexpr(4)  # of a call, in the values of its flags
 
 def run(rank: int, world_size: int, name: str, flagged: bool = True) -> None:
     with iris_core.iris(1 << 21) as ctx:
-        collective = Run(ctx, name, PART, torch.float32, flagged=flagged)
+        collective = Run(ctx, COLLECTIVES[name], PART, torch.float32, flagged=flagged)
         for call in (1, 2):
             collective.check(call, torch.float32)
         ctx.barrier()

@@ -13,12 +13,12 @@ from tile_collectives import COLLECTIVES, OUTSIDE, Run
 
 SHAPES = [(16, 32), (13, 21)]  # tiles divide the first, and nothing divides the second
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int8]
-ATOMIC = {torch.float16, torch.float64, torch.int32}  # dtypes that are added to atomically here
+ATOMIC = {torch.float16, torch.bfloat16, torch.float64, torch.int32}  # dtypes that are added to atomically here
 IN_RANK_ORDER = ["all_reduce_one_shot", "all_reduce_two_shot", "reduce", "reduce_scatter"]
 
 
 def run(rank: int, world_size: int, name: str, shape: tuple[int, int], dtype: torch.dtype, counted: bool) -> None:
-    collective = Run(context(), name, shape, dtype, counted=counted)
+    collective = Run(context(), COLLECTIVES[name], shape, dtype, counted=counted)
     for call in (1, 2, 3):
         collective.check(call, dtype)
     collective.free()
@@ -39,7 +39,7 @@ def test_every_dtype_and_epochs_of_the_caller(ranks: Callable[[int], Ranks], nam
 
 
 def sum_apart(rank: int, world_size: int, name: str, dtype: torch.dtype, values: list[float]) -> float:
-    collective = Run(context(), name, (3, 4), dtype)
+    collective = Run(context(), COLLECTIVES[name], (3, 4), dtype)
     output = collective(1, torch.full((3, 4), values[rank]))[:, :4]
     collective.free()
     assert (output == output[0, 0]).all()
@@ -67,7 +67,7 @@ def wait_in_vain(rank: int, world_size: int, name: str) -> tuple[str, str]:
     """The last rank makes no call. Locks are taken for good, with no flags to be waited for first."""
     ctx = context()
     takes_lock = name == "all_reduce_spinlock"
-    collective = Run(ctx, name, (3, 4), torch.float32, flagged=not takes_lock)
+    collective = Run(ctx, COLLECTIVES[name], (3, 4), torch.float32, flagged=not takes_lock)
     watched = [collective.words] if collective.flags is None else [collective.words, collective.flags]
     for words, what in zip(watched, ("word", "flag"), strict=False):
         ctx.watchdog.watch(words, lambda word, _, what=what: f"{what} {word}")

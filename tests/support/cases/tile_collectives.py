@@ -100,6 +100,7 @@ class Collective:
         initial: what the output holds before.
         atomic: whether only dtypes that have atomics work.
         steps: the stages of a call whose waits are needed; empty, where the words are not of a call.
+        barriers: whether the caller zeroes the words and has barriers around a call.
     """
 
     call: Any
@@ -111,6 +112,7 @@ class Collective:
     initial: int = OUTSIDE
     atomic: bool = False
     steps: tuple[int, ...] = (1, 2)
+    barriers: bool = False
 
 
 def total(inputs: list[torch.Tensor], rank: int) -> torch.Tensor:
@@ -182,7 +184,7 @@ class Run:
 
     Args:
         ctx: the rank's context.
-        name: of a collective.
+        collective: what is called.
         part: the size of a rank's part.
         dtype: of the matrices.
         counted: whether calls are counted on the device.
@@ -190,9 +192,16 @@ class Run:
     """
 
     def __init__(
-        self, ctx: Context, name: str, part: Shape, dtype: torch.dtype, *, counted: bool = True, flagged: bool = True
+        self,
+        ctx: Context,
+        collective: Collective,
+        part: Shape,
+        dtype: torch.dtype,
+        *,
+        counted: bool = True,
+        flagged: bool = True,
     ) -> None:
-        self.ctx, self.collective, self.part, self.counted = ctx, COLLECTIVES[name], part, counted
+        self.ctx, self.collective, self.part, self.counted = ctx, collective, part, counted
         world_size = ctx.get_num_ranks()
         self.src_shape = grown(part, self.collective.src, world_size)
         self.dst_shape = grown(part, self.collective.dst, world_size)
@@ -207,6 +216,9 @@ class Run:
         """Make call number `call`; return the whole output, with the columns to spare."""
         self.src[:, : self.src_shape[1]] = data.to(self.src.device)
         self.dst.fill_(self.collective.initial)
+        if self.collective.barriers:
+            self.words.zero_()
+            self.ctx.barrier()
         parameter = self.part[1] if self.collective.parameter == "columns" else self.collective.parameter
         collective_kernel[(self.tiles,)](
             self.src, self.dst, self.flags, self.words, *self.src_shape, *self.dst_shape, self.src.stride(0),
@@ -214,6 +226,8 @@ class Run:
             self.ctx.get_num_ranks(), BLOCK_M, BLOCK_N, self.collective.call, parameter, self.collective.of_dst,
             self.counted,
         )  # fmt: skip
+        if self.collective.barriers:
+            self.ctx.barrier()
         return self.dst.cpu()
 
     def check(self, call: int, dtype: torch.dtype) -> None:
