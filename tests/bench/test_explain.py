@@ -60,6 +60,8 @@ def test_what_is_nearest_and_was_measured_is_shown() -> None:
     assert measured.nearest[0].evidence.key == Key(FAMILY, 256, 8192, 28672, 4, "bfloat16")
     assert 0.5 < measured.nearest[0].over_library <= 1.0
     assert measured.limit_us < min(one.us for one in measured.candidates)
+    elsewhere = explain(H200, 4, "gemm_all_scatter", Shape(8192, 28672, 8192), torch.bfloat16)
+    assert elsewhere.choice.variant == "warp_specialized:sm90"  # for Hopper GPUs, which need not be here
     amd = explain("AMD Instinct MI300X", 8, FAMILY, Shape(256, 8192, 28672), torch.bfloat16)
     assert not amd.nearest
     assert not [one for one in amd.candidates if "sm90" in one.variant]
