@@ -408,8 +408,6 @@ class Context(TensorFactories):
 
     def note_call(self, what: object, digest: int, rows: int) -> None:
         """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
-        if self.profiler_ranges is not None:
-            self.profiler_ranges.mark(f"{what}, {rows} rows")
         self.recovery.note_call(what, digest, rows)
 
     def broadcast(self, value: Any, src: int = 0) -> Any:

@@ -10,7 +10,7 @@ from .settings import switch_in
 
 
 class ProfilerRanges:
-    """Names stretches and moments of the host's time.
+    """Names stretches of the host's time.
 
     Args:
         on_gpu: whether the profiler is a GPU's, such as Nsight Systems or rocprofv3.
@@ -22,14 +22,6 @@ class ProfilerRanges:
     def range(self, text: str) -> AbstractContextManager[None]:
         """Name what is done within the block."""
         return torch.cuda.nvtx.range(text) if self._on_gpu else torch.profiler.record_function(text)
-
-    def mark(self, text: str) -> None:
-        """Name this moment."""
-        if self._on_gpu:
-            torch.cuda.nvtx.mark(text)
-        else:
-            with torch.profiler.record_function(text):
-                pass
 
 
 def profiler_ranges(on_gpu: bool) -> ProfilerRanges | None:

@@ -189,7 +189,10 @@ class Operator(Generic[P]):
             return self._queue_compared(operands, m)
         check_kinds(self, operands, self._expected)
         call = self._call_of(self._rows_of(operands["A"], m))
-        return self._with_output(call, self._queue_call, operands)
+        if self.ctx.profiler_ranges is None:
+            return self._with_output(call, self._queue_call, operands)
+        with self.ctx.profiler_ranges.range(f"{self} of {call.problem.m}x{call.problem.n}x{call.problem.k}"):
+            return self._with_output(call, self._queue_call, operands)
 
     def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
         """As `_queue`, but that the ranks first compare what they call."""
