@@ -239,7 +239,7 @@ def test_a_link_to_another_output_is_the_same_file(tmp_path: Path) -> None:
     [
         ("IRIS_DEVICE", "foo", "known devices: auto, cpu, cuda"),
         ("IRIS_TIMEOUT_S", "abc", "a number of seconds"),
-        ("IRIS_RANKS_PER_GPU", "none", "a positive number"),
+        ("IRIS_RANKS_PER_GPU", "none", "a whole number from 1 on"),
     ],
 )
 def test_a_variable_that_makes_no_sense(
