@@ -69,7 +69,7 @@ def move_kernel(own_ptr, peer_ptr, elements, rank, peer, heap_bases, KIND: tl.co
         if KIND == _STORE:
             iris_core.put(own_ptr + offsets, peer_ptr + offsets, rank, peer, heap_bases, mask)
         elif KIND == _LOAD:
-            iris_core.get(peer_ptr + offsets, own_ptr + offsets, peer, rank, heap_bases, mask)
+            iris_core.get(peer_ptr + offsets, own_ptr + offsets, rank, peer, heap_bases, mask)
         else:
             value = tl.load(own_ptr + offsets, mask=mask)
             iris_core.atomic_add(peer_ptr + offsets, value, rank, peer, heap_bases, mask, sem="relaxed")

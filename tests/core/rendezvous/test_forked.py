@@ -59,8 +59,9 @@ def uses_of(ctx: Context, tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
         "agree": ("this", 1),
         "note_call": ("this", 1, 1),
     }
-    methods = [name for name, _ in inspect.getmembers(ctx, callable) if not name.startswith("_")]
-    return {name: (getattr(ctx, name), *arguments.get(name, ())) for name in methods if name not in KNOWN_TO_ALL}
+    methods = [name for name, _ in inspect.getmembers(type(ctx), callable) if not name.startswith("_")]
+    uses = {name: (getattr(ctx, name), *arguments.get(name, ())) for name in methods if name not in KNOWN_TO_ALL}
+    return uses | {"heap_bases": (getattr, ctx, "heap_bases")}
 
 
 def entered(manager: Callable[[str], Any]) -> None:
