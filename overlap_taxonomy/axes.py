@@ -61,6 +61,6 @@ class Schedule(Enum):
     """Which part of which tile a program multiplies next. Those of ours are a part of a variant's name."""
 
     DATA_PARALLEL = "data_parallel"  # whole tiles, one a program; those of the last wave may be split along k
-    STREAM_K = "stream_k"  # equal shares of all k steps of all tiles
+    STREAM_K = "stream_k"  # waves of whole tiles, then equal shares of the k steps of the rest
     OWN = "its own"
     CHOSEN = "as the variant it chooses"

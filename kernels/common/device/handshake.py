@@ -1,8 +1,9 @@
 """The handshake of every operator: a call is numbered, ready before push, done means arrived.
 
-Where all-gather copies, there is no ready: a call ends when all ranks have (all_gather_gemm/copies.py).
+Where all-gather copies, and the gathered A is not kept, there is no ready: a call ends when all ranks have
+(all_gather_gemm/copies.py).
 
-An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is made and never reset:
+An operator keeps 2 * WORLD_SIZE + 2 int64 words on the heap, zero when it is made and, but for arrivals, never reset:
 
 | words | written by | meaning |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Tile schedulers: which tile an index stands for. The order of tiles in a matrix serves both main loops.
+"""Tile schedulers: which tile an index stands for. `tile_origin` and `own_first` serve both main loops.
 
 A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`` that returns an index's work tile;
 `tiled` says what is cut into tiles. A program takes the indices first, first + step, … in ascending order
@@ -9,9 +9,11 @@ A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`
 | `row_grouped` | any bundle with m and n | one matrix |
 | `own_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
 | `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
+| `own_last` | `Shards` | this rank's shard, whose tiles are counted from 0 |
 
 Schedulers of their own: stream-K (../portable/stream_k.py), and those of the Hopper kernels, whose programs split tiles
-(../hopper/tile_scheduler.py) or have own tiles between the peers' (../../gemm_reduce_scatter/tile_scheduler.py).
+(../hopper/tile_scheduler.py), have own tiles between the peers' (../../gemm_reduce_scatter/tile_scheduler.py) or begin
+with their own shard alone (../../all_gather_gemm/workgroup_specialized_sm90.py).
 """
 
 from __future__ import annotations
