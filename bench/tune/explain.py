@@ -100,7 +100,7 @@ def gpu_name(text: str) -> str:
     if len(found) != 1:
         raise ValueError(f"{'several GPUs are' if found else 'unknown GPU'} {text!r}; known GPUs: {', '.join(names)}")
     vendor = "NVIDIA" if next(one for one in MACHINES.values() if one.gpu == found[0]).is_hopper else "AMD Instinct"
-    return text if exact else f"{vendor} {found[0]}"
+    return text if text.startswith(vendor) else f"{vendor} {found[0]}"
 
 
 def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.dtype) -> Explanation:

@@ -105,10 +105,11 @@ def _print(one: Explanation) -> None:
 
 
 def title_of(one: Explanation) -> str:
-    """Return what is explained, and that it is a prediction."""
+    """Return what is explained, and whether it is a prediction."""
     gpus = f"{one.machine.world_size} x {one.gpu.removeprefix('NVIDIA ')}"
     constants = "" if one.machine.is_measured else ", constants of another machine"
-    return f"PREDICTION{constants}: {one.family} {one.shape}, {gpus}"
+    said = "MEASURED" if one.choice.why.startswith("measured") else f"PREDICTION{constants}"
+    return f"{said}: {one.family} {one.shape}, {gpus}"
 
 
 def _write(one: Explanation, path: Path) -> None:

@@ -89,12 +89,17 @@ def test_what_cannot_be_explained_is_refused(changed: tuple[str, ...], said: str
 
 
 def test_gpus_are_named_by_a_part_of_their_names() -> None:
-    assert [gpu_name(name) for name in ("H100", "h200", "mi300x", H100)] == [
-        H100,
-        H200,
-        "AMD Instinct MI300X",
-        H100,
-    ]
+    found = [gpu_name(name) for name in ("H100", "H100 80GB HBM3", "h200", "H200", "mi300x", "MI300X", H100)]
+    assert found == [H100, H100, H200, H200, "AMD Instinct MI300X", "AMD Instinct MI300X", H100]
+
+
+def test_a_part_of_a_name_finds_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for gpu in (("--gpu", "H200"), ()):  # or none, and no GPU here
+        result = invoke("explain", "256x8192x28672", "--family", FAMILY, "--world-size", 4, *gpu)
+        assert "auto takes" in result.stdout
+        assert "(measured)" in result.stdout
+        assert "PREDICTION" not in result.stdout
 
 
 def table(m: int, *, library: float, ours: float) -> Table:
