@@ -191,7 +191,7 @@ class Operator(Generic[P]):
         call = self._call_of(self._rows_of(operands["A"], m))
         if self.ctx.profiler_ranges is None:
             return self._with_output(call, self._queue_call, operands)
-        with self.ctx.profiler_ranges.range(f"{self} of {call.problem.m}x{call.problem.n}x{call.problem.k}"):
+        with self.ctx.profiler_ranges.range(self._sized):
             return self._with_output(call, self._queue_call, operands)
 
     def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
@@ -446,7 +446,7 @@ class Operator(Generic[P]):
 
     @property
     def _sized(self) -> str:
-        """What reports of waits call this operator: of one variant a model has many."""
+        """What reports of waits, and profilers, call the last call: of one variant a model has many operators."""
         problem = self._last.problem
         return f"{self} of {problem.m}x{problem.n}x{problem.k}"
 

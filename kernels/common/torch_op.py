@@ -269,11 +269,7 @@ def call(
     epilogue = epilogue_of(bias is not None, activation)
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
     problem = problem_for(ctx, a, b, epilogue=epilogue, **asked)
-    if (
-        config is None
-        and torch.is_grad_enabled()
-        and any(one is not None and one.requires_grad for one in (a, b, bias))
-    ):
+    if config is None and _want_gradients(a, b, bias):
         return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
     operator = operator_of(ctx, family, problem, variant, config, **options)
     return operator.call(a, b, m=problem.m, **operands_of(bias))
