@@ -23,6 +23,17 @@ from iris_bench.stress.record import COLUMNS
 from iris_kernels.common.call import Call
 from iris_kernels.common.operator import Operator
 
+ONE_VARIANT = [
+    "--world-size",
+    "2",
+    "--family",
+    "gemm_all_scatter",
+    "--variant",
+    "fused_sequential:portable",
+    "--dtype",
+    "bf16",
+]
+
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, ["stress", "--device", "cpu", *map(str, arguments)])
@@ -136,17 +147,7 @@ def test_a_terminated_run_keeps_its_row_and_said_how_far_it_was(
     monkeypatch.setattr(stress_cli, "CommandProgress", SpokenProgress)
     before = signal.getsignal(signal.SIGTERM)
     exits.heed_termination()
-    arguments = [
-        "--world-size",
-        2,
-        "--family",
-        "gemm_all_scatter",
-        "--variant",
-        "fused_sequential:portable",
-        "--dtype",
-        "bf16",
-    ]
-    result = invoke(*arguments, "--seconds", 3600, "--out", path)
+    result = invoke(*ONE_VARIANT, "--seconds", 3600, "--out", path)
     signal.signal(signal.SIGTERM, before)
     assert result.exit_code == exits.INTERRUPTED
     (row,) = rows(path)
@@ -252,18 +253,8 @@ def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
 
 def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path: Path) -> None:
     path = tmp_path / "stress.csv"
-    arguments = [
-        "--world-size",
-        2,
-        "--family",
-        "gemm_all_scatter",
-        "--variant",
-        "fused_sequential:portable",
-        "--dtype",
-        "bf16",
-    ]
     pooled.call(plant, "raises")
-    result = invoke(*arguments, "--calls", 100, "--out", path)
+    result = invoke(*ONE_VARIANT, "--calls", 100, "--out", path)
     assert result.exit_code == 1
     (row,) = rows(path)
     assert (row["status"], row["calls"], row["mismatches"]) == (
