@@ -78,7 +78,7 @@ def judge(asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str) -
 
     Args:
         asked: the problems, by GPU, with their times.
-        known: the measured times that are known, but for what is hidden.
+        known: the measured times, from which what is hidden is left out.
         hidden: of `HIDDEN`.
     """
     evidence, hides = evidence_of(known), HIDDEN[hidden]
@@ -105,7 +105,7 @@ def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str
 
 
 def verdict(judged: list[Judged]) -> Verdict:
-    """Return what came out for these problems, of which there is one at least."""
+    """Return what came out for these problems, at least one."""
     over_best = np.array([one.over_best for one in judged])
     over_library = np.array([one.over_library for one in judged])
     errors = np.abs([error for one in judged for error in one.errors.values()])

@@ -4,7 +4,7 @@ A trace is int64 words: how many spans there are, for how many there is room, th
 are handed out in the order in which spans end; what finds no room is counted and not kept.
 
 A span's times are those at which the first thread passed, of a program or of the warps that have a part of their own:
-loads and stores that are under way belong to whoever waits for them.
+loads and stores under way count for the code that waits for them.
 """
 
 from __future__ import annotations
