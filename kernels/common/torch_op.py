@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from iris_core.context import context_named
 from .config import GemmConfig
 from .device.epilogue import ACTIVATIONS, finish_with_torch
 from .functional import operator_of, problem_for
+from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
 from .problem import Problem
@@ -37,9 +38,10 @@ _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
     "bool keep_gathered=False, str? activation=None, Tensor? bias=None"
 )
-_MOST_KNOWN = 4096  # problems
+_MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
 _families: dict[str, _Family] = {}  # that have an op
+_found: weakref.WeakValueDictionary[Any, Operator[Any]] = weakref.WeakValueDictionary()  # by all that an op is asked
 
 
 class _Family(NamedTuple):
@@ -56,9 +58,8 @@ class _Family(NamedTuple):
     dim: int
 
 
-@dataclass(frozen=True)
-class Product:
-    """A call without its tensors: the sizes of the whole, where it is made, and by which overlap pattern.
+class Product(NamedTuple):
+    """A call without its tensors, as an op takes it behind A and B.
 
     Args:
         m, n, k: of C (m, n) = A (m, k) @ B (k, n).
@@ -77,11 +78,6 @@ class Product:
     keep_gathered: bool = False
     activation: str | None = None
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Return what an op takes behind the tensors."""
-        how = self.context, self.variant, self.backward_variant, self.keep_gathered, self.activation
-        return self.m, self.n, self.k, *how
-
     def backward(
         self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
     ) -> list[torch.Tensor]:
@@ -89,7 +85,7 @@ class Product:
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
 
 
-_NUMBERS = len(fields(Product))  # that an op takes between A and B and the bias
+_NUMBERS = len(Product._fields)  # that an op takes between A and B and the bias
 
 
 def op_of(family: str) -> Any:
@@ -149,9 +145,9 @@ def define_op(
             ctx: Any, a: torch.Tensor, bias: torch.Tensor | None, product: Product, *b: torch.Tensor
         ) -> tuple[torch.Tensor, ...]:
             wants_b = any(ctx.needs_input_grad[3:])
-            kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
+            kept = product._replace(keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = op(a, b, *kept.arguments(), bias)
+                outputs = op(a, b, *kept, bias)
             whole = outputs[1] if gathers and wants_b else a
             ctx.save_for_backward(whole if wants_b else None, *b)
             ctx.product = product
@@ -173,8 +169,10 @@ def define_op(
         if _want_gradients(a, *b, *arguments[_NUMBERS:]):
             product, bias = _product_and_bias(arguments)
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            output, *others = Gradient.apply(a, bias, replace(product, activation=None), *b)
+            output, *others = Gradient.apply(a, bias, product._replace(activation=None), *b)
             return [finish_with_torch(output, epilogue_of(False, product.activation), {}), *others]
+        if _are_plain(a, *b, *arguments[_NUMBERS:]):  # the dispatcher takes 5 us to come to the same
+            return multiply(family, a, b, *_product_and_bias(arguments))
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
 
@@ -192,6 +190,13 @@ def _want_gradients(*operands: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
 
 
+def _are_plain(*operands: torch.Tensor | None) -> bool:
+    """Whether operands have memory, and no mode, subclass or transform of torch's is to see the call."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(one is None or (type(one) in PLAIN and not one.is_meta) for one in operands)
+
+
 def _product_and_bias(arguments: tuple[Any, ...]) -> tuple[Product, torch.Tensor | None]:
     """Return what an op is given behind A and B."""
     bias = arguments[_NUMBERS] if len(arguments) > _NUMBERS else None
@@ -206,8 +211,15 @@ def multiply(
     Raises:
         As `operator_for`, and as a call of an operator.
     """
-    operator = operator_for(family, a.dtype, product, has_bias=bias is not None)
-    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands_of(bias)))
+    asked = (family, a.dtype, bias is None, product)
+    operator = _found.get(asked)
+    if operator is None or operator.is_closed:
+        operator = operator_for(family, a.dtype, product, has_bias=bias is not None)
+        if len(_found) >= _MOST_FOUND:
+            _found.clear()
+        _found[asked] = operator
+    whole = joined(b, _families[family].dim)
+    return owned(operator, operator.call(a, whole, m=product.m, **operands_of(bias)))
 
 
 def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias: bool = False) -> Operator[Any]:
@@ -218,7 +230,7 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias:
         As `operator_of`.
     """
     ctx = context_named(product.context)
-    problem = _known_problem(family, product, ctx.get_num_ranks(), dtype, has_bias)
+    problem = _problem_of(family, product, ctx.get_num_ranks(), dtype, has_bias)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
@@ -227,9 +239,6 @@ def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dty
     """Return what the ranks of a product do together."""
     epilogue = epilogue_of(has_bias, product.activation)
     return _families[family].problem_type(product.m, product.n, product.k, world_size, dtype, epilogue)
-
-
-_known_problem = functools.lru_cache(_MOST_KNOWN)(_problem_of)  # of numbers: a graph's symbols have no hash
 
 
 def call(
