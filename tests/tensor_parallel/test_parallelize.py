@@ -144,6 +144,55 @@ def test_losses_are_those_of_one_process(call: Callable[..., Any], kind: str, st
         assert steps < STEPS or ratio < 0.5  # there is something to learn
 
 
+class Gated(nn.Module):
+    """The MLP alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(*sizes) for sizes in ((64, 256), (64, 256), (256, 64)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
+    """Return how much memory a forward pass keeps for the backward pass, beside parameters."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        kept[local.untyped_storage().data_ptr()] = local
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(x.requires_grad_()).sum().backward()
+    for one in model.parameters():
+        kept.pop(one.to_local().untyped_storage().data_ptr() if isinstance(one, DTensor) else one.data_ptr(), None)
+    return sum(one.untyped_storage().nbytes() for one in kept.values())
+
+
+def keep_for_gradients(rank: int, world_size: int) -> tuple[int, int]:
+    """Return what is kept under sequence parallelism: by these styles, and by torch's where x is gathered once."""
+    tp, tokens, ours, torchs_own = mesh()["tp"], Shard(1), Gated(), Gated()
+    column = ColwiseParallel(input_layouts=tokens)
+    plan = {"gate": column, "up": column, "down": RowwiseParallel(output_layouts=tokens)}
+    ctx = parallelize(ours, tp, plan, max_tokens=64, gradients=True)
+    plan_of_torch = {
+        "": torchs.PrepareModuleInput(input_layouts=tokens, desired_input_layouts=Replicate()),
+        **{name: torchs.ColwiseParallel() for name in ("gate", "up")},
+        "down": torchs.RowwiseParallel(output_layouts=tokens),
+    }
+    torchs.parallelize_module(torchs_own, tp, plan_of_torch)
+    found = [kept_bytes(model, torch.ones(2, 16, 64)) for model in (ours, torchs_own)]
+    ctx.close()
+    return found[0], found[1]
+
+
+def test_no_more_is_kept_for_gradients_than_by_torchs_styles(call: Callable[..., Any]) -> None:
+    for ours, torchs_own in call(keep_for_gradients):
+        assert 64 * 64 * 4 < ours <= torchs_own
+
+
 def exchange_checkpoints(rank: int, world_size: int, folder: Path) -> list[Any]:
     """Save what one kind of styles has cut, and load it into what the other has; return what differs."""
     tp, wrong = mesh()["tp"], []
