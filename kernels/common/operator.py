@@ -369,7 +369,7 @@ class Operator(Generic[P]):
             is_collective = self._workspace.grows_on_heap(asked)
             section = self.ctx.collective_allocation(f"make room for {self}")
             with section if is_collective else contextlib.nullcontext(), plain_tensors():
-                self._workspace.grow(asked, keep=self._was_captured)
+                self._workspace.grow(asked, keep=self._was_captured, is_foreseen=False)
             if is_collective:
                 self.ctx.barrier()  # as in `reserve`
             self._forget_calls()
