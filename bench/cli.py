@@ -24,6 +24,7 @@ from .decoder.cli import decoder
 from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
+from .litmus.cli import litmus
 from .measure import sweep
 from .measure.job import Job
 from .records import frames, report
@@ -56,6 +57,7 @@ app.command()(defaults)
 app.command()(trace)
 app.command()(links)
 app.command()(ccl)
+app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)
 app.command()(figures)
