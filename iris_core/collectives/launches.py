@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from ..backends.base import Step
+from ..backends.base import Step, Stream
 from ..context import Context
 from .all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from .config import AUTO, Config
@@ -43,6 +43,7 @@ class Launches:
         self._calls: dict[Any, Sequence[Step]] = {}
         self._kernels: dict[Any, LoadedKernel] = {}
         self._barriers: dict[Channel, Step] = {}
+        self._stream: Stream | None = None  # of copies beside others
 
     def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
         """Queue a collective on the current stream.
@@ -117,7 +118,10 @@ class Launches:
         return str(chosen)
 
     def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
-        """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers."""
+        """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers.
+
+        To its own output on another stream: nobody else writes there, and the links need not wait for it.
+        """
         barrier = self._barrier(group, channel)
         if call.sender not in (-1, group.index):
             return (barrier, barrier)
@@ -127,8 +131,16 @@ class Launches:
         source = call.input.detach().view(-1)
         views = self._ctx.heap.peer_view(call.output.detach().view(-1)[start : start + size])
         order = [group.ranks[(group.index + step) % group.size] for step in range(1, group.size)]
-        targets = [views[rank] for rank in (*order, group.ranks[group.index])]
-        return (barrier, *(functools.partial(target.copy_, source, non_blocking=True) for target in targets), barrier)
+        copies = [functools.partial(views[rank].copy_, source, non_blocking=True) for rank in order]
+        if self._stream is None:
+            self._stream = self._ctx.make_stream()
+        stream, own = self._stream, views[group.ranks[group.index]]
+
+        def copy_own() -> None:
+            with stream.as_current():
+                own.copy_(source, non_blocking=True)
+
+        return (stream.wait_for_current, copy_own, barrier, *copies, barrier, stream.current_waits)
 
     def _barrier(self, group: Group, channel: Channel) -> Step:
         return self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
