@@ -38,7 +38,7 @@ from iris_core.device.sync import WATCHDOG_TIMEOUT_NS, has_aborted, record_failu
 LINE_WORDS = tl.constexpr(16)  # int64 words of a cache line
 LINE_ELEMENTS = tl.constexpr(32)  # int32, likewise
 SLOTS = tl.constexpr(4)  # that rounds take in turn; even, so that each slot's messages have one direction
-TILE_COLUMNS = tl.constexpr(64)  # of a block, where it is loaded by descriptor
+TILE_COLUMNS = tl.constexpr(32)  # of a block, where it is loaded by descriptor
 
 
 @triton.jit

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core import Context
 
 from ..measure.job import context
-from . import kernels
+from . import kernels, kernels_sm90
 
 SCOPES = ("sys", "gpu")
 BLOCK = 512  # int32 of a message: 16 bytes a thread of four warps, 16 cache lines
@@ -59,6 +61,13 @@ LITMUS = {
     "get": _messages("store, signal -> wait, get", "get"),
     "atomics": _messages("store, atomic release -> atomic acquire, load", "store", scopes=SCOPES, atomics=True),
     "descriptor": _messages("store, signal -> wait, fence, load by descriptor", "descriptor", "fence"),
+    "descriptor_store": Litmus(
+        "store by descriptor, its arrival, signal -> wait, load",
+        kernels_sm90.descriptor_stores,
+        ("arrival",),
+        ("sys",),
+        {"LAYOUT": gl.BlockedLayout([1, 4], [4, 8], [_NUM_WARPS, 1], [1, 0])},
+    ),
     "read_first": Litmus("load, signal -> wait, store", kernels.read_first),
     "chain": Litmus("store, signal -> wait, signal -> wait, load", kernels.chain, programs=2),
     "barrier": Litmus("store, barrier -> barrier, load", kernels.store_and_barrier, scopes=("sys",)),
@@ -115,10 +124,9 @@ def measure(rank: int, world_size: int, job: Job) -> Outcome:
         TimeoutError: a rank timed out in a wait for another.
     """
     ctx = context()
-    arch = ctx.backend.arch()
-    if job.case.litmus == "descriptor" and not (ctx.is_interpreted() or _has_descriptors(arch)):
-        return Outcome(job.case, job.rounds, None, None, "unsupported", f"{arch} has no loads by descriptor")
     run = _Run(ctx, job)
+    if reason := run.unsupported_reason():
+        return Outcome(job.case, job.rounds, None, None, "unsupported", reason)
     pair_rounds, pairs = run.prepare()
     run.launch(0)  # a kernel's first launch may wait for the device
     ctx.barrier()
@@ -137,10 +145,6 @@ def not_begun(job: Job, reason: str) -> Outcome:
     return Outcome(job.case, job.rounds, None, None, "error", reason)
 
 
-def _has_descriptors(arch: str) -> bool:
-    return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
-
-
 @dataclass
 class _Run:
     """The memory of one rank, and the launches."""
@@ -155,6 +159,15 @@ class _Run:
         self.programs = _PROGRAMS[self.is_interpreted]
         self.launch: Callable[[int], None]
         self.forbidden: torch.Tensor
+
+    def unsupported_reason(self) -> str:
+        """Return why this device does not run the test; empty if it does."""
+        arch = self.ctx.get_arch()
+        if self.is_interpreted:
+            return "Gluon is not interpreted" if self.litmus.kernel is kernels_sm90.descriptor_stores else ""
+        has_tma = arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
+        uses_tma = self.job.case.litmus in ("descriptor", "descriptor_store")
+        return f"{arch} has no loads and stores by TMA" if uses_tma and not has_tma else ""
 
     def prepare(self) -> tuple[int, int]:
         """Make buffers; return how many rounds a pair has, and how many pairs all ranks have together."""
@@ -194,9 +207,13 @@ class _Run:
         known |= {"rank": ctx.get_rank(), "world_size": world_size, "heap_bases": ctx.get_heap_bases()}
         known |= {"watchdog_ptr": ctx.get_watchdog(), "BLOCK": BLOCK, "DELAY": _DELAYS[self.is_interpreted]}
         known |= {"SCOPE": case.scope, "WEAKENED": case.weakened} | (self.litmus.constants or {})
+        tile = [BLOCK // kernels.TILE_COLUMNS.value, kernels.TILE_COLUMNS.value]
         if known.get("MOVE") == "descriptor":
-            columns = kernels.TILE_COLUMNS.value
-            known["tiles"] = TensorDescriptor.from_tensor(data.view(-1, columns), [BLOCK // columns, columns])
+            known["tiles"] = TensorDescriptor.from_tensor(data.view(-1, tile[1]), tile)
+        if kernel is kernels_sm90.descriptor_stores:
+            there = ctx.peer_view(data)[ctx.get_rank() ^ 1].view(-1, tile[1])
+            layout = gl.NVMMASharedLayout.get_default_for(tile, gl.int32)
+            known["tiles"] = GluonTensorDescriptor.from_tensor(there, tile, layout)
         if kernel is kernels.store_and_barrier:
             known["states_ptr"] = self._flags(self.programs, triton.cdiv(world_size + 1, kernels.LINE_WORDS.value))
         arguments = {name: value for name, value in known.items() if name in kernel.arg_names}
