@@ -66,9 +66,7 @@ class Launches:
 
     def barrier(self, group: Group, channel: Channel) -> None:
         """Queue a barrier of the group on the current stream."""
-        if channel not in self._barriers:
-            self._barriers[channel] = self._barrier(group, channel)
-        self._barriers[channel]()
+        self._barrier(group, channel)()
 
     def _prepare(self, call: Call, variant: str, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
         size = call.part(group.size)
@@ -143,7 +141,10 @@ class Launches:
         return (stream.wait_for_current, copy_own, barrier, *copies, barrier, stream.current_waits)
 
     def _barrier(self, group: Group, channel: Channel) -> Step:
-        return self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
+        """Return what queues a barrier; it is prepared once."""
+        if channel not in self._barriers:
+            self._barriers[channel] = self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
+        return self._barriers[channel]
 
     def _step(
         self,
