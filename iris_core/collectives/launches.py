@@ -143,7 +143,9 @@ class Launches:
     def _barrier(self, group: Group, channel: Channel) -> Step:
         """Return what queues a barrier; it is prepared once."""
         if channel not in self._barriers:
-            self._barriers[channel] = self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
+            self._barriers[channel] = self._launch(
+                ccl_barrier, 1, {"state_ptr": channel.barrier_state}, {"num_warps": 1}, group
+            )
         return self._barriers[channel]
 
     def _step(
@@ -165,19 +167,27 @@ class Launches:
         arguments |= {"SLOT": channel.slot_bytes // itemsize}
         arguments["words_ptr" if "words_ptr" in kernel.arg_names else "flags_ptr"] = channel.flags
         warp_bytes = (64 if self._ctx.backend.name == "hip" else 32) * _VECTOR_BYTES
-        num_warps = min(_MOST_WARPS, block_bytes // warp_bytes)
-        return self._launch(
-            kernel, min(programs, triton.cdiv(size * itemsize, block_bytes)), arguments, num_warps, group
-        )
+        options = {"num_warps": min(_MOST_WARPS, block_bytes // warp_bytes)}
+        blocks = triton.cdiv(size * itemsize, block_bytes)
+        if blocks <= programs and self._launches_early():
+            options["launch_pdl"] = True  # worth the 3 us of a launch; programs of a long kernel come to SMs unevenly
+        return self._launch(kernel, min(programs, blocks), arguments, options, group)
 
-    def _launch(self, kernel: Any, programs: int, arguments: dict[str, Any], num_warps: int, group: Group) -> Step:
+    def _launches_early(self) -> bool:
+        """Return whether the device has programmatic dependent launch."""
+        arch = self._ctx.get_arch()
+        return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
+
+    def _launch(
+        self, kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, int], group: Group
+    ) -> Step:
         arguments |= {"rank": self._ctx.get_rank(), "index": group.index, "members_ptr": group.members}
         arguments |= {"heap_bases": self._ctx.heap.bases, "watchdog_ptr": self._ctx.watchdog.words}
         arguments |= {"GROUP_SIZE": group.size}
         backend: Any = self._ctx.backend
         if backend.name != "cuda":
-            return functools.partial(kernel.run, grid=(programs,), warmup=False, num_warps=num_warps, **arguments)
-        compiled = compiled_kernel(kernel, programs, arguments, {"num_warps": num_warps})
+            return functools.partial(kernel.run, grid=(programs,), warmup=False, **options, **arguments)
+        compiled = compiled_kernel(kernel, programs, arguments, options)
         if compiled not in self._kernels:
             self._kernels[compiled] = LoadedKernel(compiled)
         in_order = [arguments[name] for name in kernel.arg_names]
