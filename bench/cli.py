@@ -24,6 +24,7 @@ from .decoder.cli import decoder
 from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
+from .litmus.cli import litmus
 from .measure import sweep
 from .measure.job import Job
 from .records import frames, report
@@ -56,6 +57,7 @@ app.command()(defaults)
 app.command()(trace)
 app.command()(links)
 app.command()(ccl)
+app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)
 app.command()(figures)
@@ -75,6 +77,7 @@ def run(
     family: Names = "all",
     variant: Annotated[str, typer.Option(help="'all', or names or patterns, by commas; library always runs.")] = "all",
     shapes: Shapes = "smoke",
+    every: Annotated[int, typer.Option(help="Of the shapes in order of M, measure each N-th.", metavar="N")] = 1,
     world_size: WorldSize = None,
     device: Device = "auto",
     dtype: Dtype = "bf16",
@@ -119,6 +122,7 @@ def run(
             timed=time,
             link_gbps=link_gbps,
             epilogue=epilogue,
+            step=every,
             done=done,
         )
     except ValueError as error:
