@@ -15,9 +15,10 @@ import torch
 
 from iris_kernels.common.choice.auto import NAME as AUTO
 from iris_kernels.common.choice.auto import baseline_of
-from iris_kernels.common.choice.choices import Choices, Knowledge, work_of
 from iris_kernels.common.choice.corrections import Evidence, evidence_of
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table
+from iris_kernels.common.choice.ranking import Ranking, work_of
 from overlap_taxonomy import get_variant, machine_for
 
 from ..measure.families import FAMILIES
@@ -99,8 +100,8 @@ def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str
     dtype = getattr(torch, key.dtype)
     problem = FAMILIES[key.family].problem(m=key.m, n=key.n, k=key.k, world_size=key.world_size, dtype=dtype)
     candidates, work = [baseline, *ours], work_of(key.family, problem)
-    chosen = Choices(known, key.family, problem, candidates).ranking(key.m)[0]
-    (estimates,) = known.corrections(work, baseline).estimate(machine, [work], candidates)
+    chosen = Ranking(known, key.family, problem, candidates, is_here=False).ranking(key.m)[0]
+    estimates = known.corrections(work, baseline).estimate(machine, [work], candidates).of(0)
     errors = {name: math.log(one.us / times[name]) for name, one in estimates.items()}
     over_best = times[chosen] / min(times[name] for name in candidates)
     yield Judged(gpu, key, hidden, chosen, over_best, times[chosen] / times[baseline], errors)
