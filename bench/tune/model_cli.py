@@ -200,7 +200,7 @@ def _predict(console: Console, machine: Machine, family: str, shapes: str) -> No
 
 
 def _print_constants(console: Console, machine: Machine) -> None:
-    console.print("constants, for overlap_taxonomy/machine.py:")
+    console.print("constants, for overlap_taxonomy/machines.py:")
     for column in fields(machine):
         if isinstance(getattr(machine, column.name), float):
             console.print(f"    {column.name}={getattr(machine, column.name)},", soft_wrap=True)
