@@ -183,6 +183,37 @@ class Machine:
         boost_tflops, fp32_tflops = self.boost_tflops * share, self.fp32_tflops * share
         return replace(self, num_sms=num_sms, boost_tflops=boost_tflops, fp32_tflops=fp32_tflops)
 
+    def constant(self, name: str) -> float:
+        """Return a constant: "link_gbps", "stream_k.memory_gbps", "tile_rates.128x256".
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        part, _, rest = name.partition(".")
+        found = getattr(self, part, None)
+        if part == "tile_rates":
+            found = self.tile_rates.get(_tile_of(rest))
+        elif rest:
+            found = getattr(found, rest, None)
+        if not isinstance(found, float):
+            raise ValueError(f"unknown constant {name!r}")
+        return found
+
+    def with_constants(self, values: Mapping[str, float]) -> Machine:
+        """Return the same machine with other constants, by the names that `constant` takes; ValueError for others."""
+        machine = self
+        for name, value in values.items():
+            machine.constant(name)
+            part, _, rest = name.partition(".")
+            changed: Any = {part: value}
+            if part == "tile_rates":
+                changed = {part: {**machine.tile_rates, _tile_of(rest): value}}
+            elif rest:
+                of_part: Any = {rest: value}
+                changed = {part: replace(getattr(machine, part), **of_part)}
+            machine = replace(machine, **changed)
+        return machine
+
     def without_latency(self) -> Machine:
         """Return the same machine whose launches, signals and trips take no time."""
         return self._changed(0.0, *_LATENCIES)
@@ -205,6 +236,11 @@ class Machine:
     def has_descriptors(self, element_bytes: int) -> bool:
         """Return whether our kernels read elements of that size by tensor descriptors; fp32 goes through pointers."""
         return self.is_hopper and element_bytes <= 2
+
+
+def _tile_of(text: str) -> tuple[int, int]:
+    rows, _, columns = text.partition("x")
+    return (int(rows), int(columns)) if rows.isdecimal() and columns.isdecimal() else (0, 0)
 
 
 _AT_ONCE = 1e9  # times as fast as it is

@@ -197,3 +197,31 @@ def machine_for(device_name: str, world_size: int) -> Machine | None:
     if closest.world_size == world_size:
         return closest
     return replace(closest, world_size=world_size, is_measured=False)
+
+
+def assumed_machine(
+    gpu: str, world_size: int, *, num_sms: int, l2_bytes: int, is_amd: bool, is_hopper: bool
+) -> Machine:
+    """Return what is assumed of a machine until it is measured: the nearest that is known, with its own counts.
+
+    Args:
+        gpu: the device's name.
+        world_size: how many of them.
+        num_sms, l2_bytes: of one.
+        is_amd, is_hopper: its kind.
+    """
+    if known := machine_for(gpu, world_size):
+        return known
+    machines = [MI300X8] if is_amd else [H200X2, H200X4, H200X8]
+    nearest = min(machines, key=lambda machine: abs(machine.world_size - world_size))
+    return replace(
+        nearest,
+        name=f"{world_size} x {gpu}",
+        gpu=gpu,
+        chip=gpu,
+        world_size=world_size,
+        is_measured=False,
+        is_hopper=is_hopper,
+        num_sms=num_sms,
+        l2_bytes=l2_bytes,
+    )

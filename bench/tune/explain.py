@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from iris_kernels.common.calibration.kept import kept_machine
 from iris_kernels.common.choice.auto import baseline_of
 from iris_kernels.common.choice.corrections import Evidence, distance, like
 from iris_kernels.common.choice.knowledge import Knowledge
@@ -111,12 +112,12 @@ def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.d
         gpu: as its driver names it, one that the model knows.
         world_size, family, shape, dtype: the problem.
     """
-    machine = machine_for(gpu, world_size)
+    known = Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
+    machine = known.machine(world_size)
     assert machine is not None
     problem = FAMILIES[family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=dtype)
     baseline = baseline_of(family)
     names = [baseline, *(one.name for one in list_variants(family) if one.has_kernels)]
-    known = Knowledge(gpu, read_cache(gpu), shipped_tables(gpu))
     ranking = Ranking(known, family, problem, names, is_here=False)
     row = ranking.row_of(shape.m)
     work = replace(work_of(family, problem), m=row)

@@ -4,7 +4,7 @@ What is known, in this order: the user's tuning cache, the times that come with 
 by what these say of problems like this one (corrections.py). The library baseline is always among the candidates, and
 another variant is chosen only where it is faster by more than what is not known well (ranking.py). Rank 0 ranks the
 variants of a product for all numbers of rows when it is first asked for, which is collective, and the others have its
-table; so a call of another number of rows may take another variant, and no rank is asked. Nothing is measured here;
+table; so a call of another number of rows may take another variant, and no rank is asked. No variant is measured here;
 ``iris-bench tune`` does that.
 """
 
@@ -28,6 +28,8 @@ from overlap_taxonomy import (
     list_variants,
 )
 
+from ..calibration.first_use import measured_at_first_use
+from ..calibration.kept import machine_in, read_calibration
 from ..config import GemmConfig
 from ..operator import Operator
 from ..problem import Problem
@@ -153,17 +155,21 @@ def decide(
 def known_of(ctx: Context) -> Knowledge:
     """Return what is known of a context's machine; the first time rank 0 tells the others what its user measured.
 
+    Where nothing is known, the machine is measured then; see `measured_at_first_use`.
+
     Raises:
         ValueError: rank 0's tuning cache cannot be read; on all ranks.
     """
     if ctx not in _known:
         told = None
-        with ctx.collective_section("read the tuning cache"):
+        with ctx.collective_section("read what was measured"):
             if ctx.get_rank() == 0:
                 gpu = device_name(ctx.get_device())
-                told = gpu, to_json(setup_of(gpu), read_cache(gpu))
-        gpu, measured = ctx.broadcast(told, 0)
-        _known[ctx] = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu)))
+                told = gpu, to_json(setup_of(gpu), read_cache(gpu)), read_calibration(gpu, ctx.get_num_ranks())
+        gpu, measured, calibration = ctx.broadcast(told, 0)
+        calibration = calibration or measured_at_first_use(ctx, gpu)
+        machine = machine_in(calibration) if calibration else None
+        _known[ctx] = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu), machine))
     return _known[ctx].knowledge
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,22 +38,21 @@ class Evidence:
 
     Args:
         gpu, key: where, and what.
-        work: the same to the model.
+        work, machine: the same to the model.
         measured: the times, by variant.
     """
 
     gpu: str
     key: Key
     work: Work
+    machine: Machine
     measured: Measured
 
     @functools.cached_property
     def off(self) -> dict[str, float]:
         """The logarithm of measured over predicted time, by variant; with default configurations alone."""
-        machine = machine_for(self.gpu, self.key.world_size)
-        assert machine is not None
         times = {name: us for name, us in self.measured.times_us.items() if name not in self.measured.configs}
-        predicted = {name: predict_us(machine, name, self.work) for name in times}
+        predicted = {name: predict_us(self.machine, name, self.work) for name in times}
         return {name: math.log(times[name] / us) for name, us in predicted.items() if us}
 
     @functools.cached_property
@@ -76,15 +75,22 @@ class Estimate(NamedTuple):
     doubt: float
 
 
-def evidence_of(tables: Mapping[str, Table]) -> list[Evidence]:
-    """Return the measured problems of several kinds of GPUs that the model knows, by the GPU's name."""
+def evidence_of(
+    tables: Mapping[str, Table], machine_of: Callable[[str, int], Machine | None] = machine_for
+) -> list[Evidence]:
+    """Return the measured problems of several kinds of GPUs that the model knows.
+
+    Args:
+        tables: by the GPU's name.
+        machine_of: returns the constants of so many GPUs of a name.
+    """
     found = []
     for gpu, table in tables.items():
         for key, measured in table.items():
-            element_bytes = _ELEMENT_BYTES.get(key.dtype)
-            if element_bytes and machine_for(gpu, key.world_size):
+            element_bytes, machine = _ELEMENT_BYTES.get(key.dtype), machine_of(gpu, key.world_size)
+            if element_bytes and machine:
                 work = Work(key.family, key.m, key.n, key.k, key.world_size, element_bytes)
-                found.append(Evidence(gpu, key, work, measured))
+                found.append(Evidence(gpu, key, work, machine, measured))
     return found
 
 

@@ -20,11 +20,13 @@ class Knowledge:
         gpu: the GPU's name.
         measured: times that its user measured.
         shipped: those that come with the library, of GPUs of this chip, by their names.
+        calibrated: its constants, where they were measured here; for one number of ranks.
     """
 
     gpu: str
     measured: Table
     shipped: Mapping[str, Table]
+    calibrated: Machine | None = None
     _evidence: list[Evidence] | None = field(default=None, repr=False)
     _corrections: dict[tuple[str, str, int, bool], Corrections] = field(default_factory=dict, repr=False)
     _rows: dict[Key, list[int]] = field(default_factory=dict, repr=False)
@@ -32,7 +34,7 @@ class Knowledge:
     @classmethod
     def of_evidence(cls, gpu: str, evidence: Sequence[Evidence]) -> Knowledge:
         """Return what these measured problems say of others, and nothing of themselves."""
-        return cls(gpu, {}, {}, list(evidence))
+        return cls(gpu, {}, {}, _evidence=list(evidence))
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -41,7 +43,12 @@ class Knowledge:
 
     def machine(self, world_size: int) -> Machine | None:
         """Return the constants of so many of these GPUs; None where the model has none."""
-        return machine_for(self.gpu, world_size)
+        return self._machine_of(self.gpu, world_size)
+
+    def _machine_of(self, gpu: str, world_size: int) -> Machine | None:
+        if self.calibrated and (gpu, world_size) == (self.gpu, self.calibrated.world_size):
+            return self.calibrated
+        return machine_for(gpu, world_size)
 
     def measured_rows(self, key: Key) -> list[int]:
         """Return the numbers of rows with which a product was measured on this GPU; the key is of any of them."""
@@ -56,7 +63,7 @@ class Knowledge:
         """Return all problems that were measured on GPUs of this chip."""
         if self._evidence is None:
             here = {**self.shipped.get(self.gpu, {}), **self.measured}
-            self._evidence = evidence_of({**self.shipped, self.gpu: here})
+            self._evidence = evidence_of({**self.shipped, self.gpu: here}, self._machine_of)
         return self._evidence
 
     def corrections(self, work: Work, baseline: str) -> Corrections:

@@ -227,6 +227,9 @@ class GpuContext:
     def get_rank(self) -> int:
         return 0
 
+    def get_num_ranks(self) -> int:
+        return 4
+
     def collective_section(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
