@@ -163,6 +163,7 @@ def _entry(entry: Any) -> tuple[Key, Measured]:
 
 
 def to_config(found: Any) -> GemmConfig:
+    """Return the configuration that JSON holds, with names of fields of any version; ValueError where it is none."""
     types = {column.name: bool if column.type == "bool" else int for column in fields(GemmConfig)}
     if not isinstance(found, dict) or current_fields(dict.fromkeys(found, 1)).keys() - types.keys():
         raise ValueError(f"{found!r} is no configuration")

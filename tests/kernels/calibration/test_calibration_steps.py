@@ -9,9 +9,10 @@ from unittest import mock
 
 import pytest
 import torch
+from compiling import Case, StubContext, compile_kernel, recorded_launches
 
 from iris_kernels.common.calibration import calibrate, steps
-from iris_kernels.common.calibration.steps import STEPS, Sample, Setting, Sizes, Step
+from iris_kernels.common.calibration.steps import SMALL, STEPS, Sample, Setting, Sizes, Step
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import MACHINES, Machine, Mainloop
 
@@ -76,3 +77,22 @@ def test_each_constant_is_what_explains_its_time(samples_of: Callable[[Step], li
     assert left == []
     for sample in samples:
         assert found[sample.constant] == pytest.approx(true.constant(sample.constant), rel=0.02), sample.constant
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_kernels_of_links_move_as_many_bytes_at_once_as_their_constant_says(target: str) -> None:
+    ctx: Any = StubContext(Case("library", target, rank=0, world_size=2))
+    ctx.make_stream = mock.Mock
+    (links,) = (step for step in STEPS if step.name == "links")
+    widths: dict[str, set[int]] = {}
+    for sample in links.prepare(Setting(ctx, SMALL)):
+        with recorded_launches() as launches:
+            sample.call()
+        for kernel, arguments in launches:
+            compiled = compile_kernel(kernel, arguments, target)
+            widths[sample.constant] = set().union(*compiled.stores_by_file().values())
+    if target == "sm_90":
+        wide = ("link_gbps", "peer_gbps", "sm_link_gbps", "pull_gbps")
+        assert [widths[name] for name in wide] == [{16}] * len(wide)
+        assert widths["narrow_link_gbps"] == {2}
+    assert "hop_us" in widths
