@@ -19,7 +19,7 @@ from iris_kernels.common.choice.corrections import Evidence, evidence_of
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table
 from iris_kernels.common.choice.ranking import Ranking, work_of
-from overlap_taxonomy import get_variant, machine_for
+from overlap_taxonomy import Machine, get_variant, machine_for
 
 from ..measure.families import FAMILIES
 
@@ -76,24 +76,33 @@ class Verdict:
     error: tuple[float, float] | None
 
 
-def judge(asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str) -> Iterator[Judged]:
+def judge(
+    asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str, calibrated: Machine | None = None
+) -> Iterator[Judged]:
     """Yield what is chosen for each problem; those of fp32, and without the library's time, are left out.
 
     Args:
         asked: the problems, by GPU, with their times.
         known: the measured times, from which what is hidden is left out.
         hidden: of `HIDDEN`.
+        calibrated: constants of a machine in place of those that come with the library.
     """
-    evidence, hides = evidence_of(known), HIDDEN[hidden]
+
+    def machine_of(gpu: str, world_size: int) -> Machine | None:
+        is_it = calibrated and calibrated.has(gpu) and calibrated.world_size == world_size
+        return calibrated if is_it else machine_for(gpu, world_size)
+
+    evidence, hides = evidence_of(known, machine_of), HIDDEN[hidden]
     for gpu, table in asked.items():
         for key, measured in table.items():
             if key.dtype in _DTYPES:
                 left = [one for one in evidence if not hides(one, gpu, key)]
-                yield from _judge(gpu, key, measured, Knowledge.of_evidence(gpu, left), hidden)
+                here = Knowledge.of_evidence(gpu, left, machine_of(gpu, key.world_size))
+                yield from _judge(gpu, key, measured, here, hidden)
 
 
 def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str) -> Iterator[Judged]:
-    baseline, times, machine = baseline_of(key.family), measured.times_us, machine_for(gpu, key.world_size)
+    baseline, times, machine = baseline_of(key.family), measured.times_us, known.machine(key.world_size)
     ours = [name for name in times if get_variant(key.family, name).has_kernels]
     if machine is None or baseline not in times or not ours:
         return

@@ -57,8 +57,12 @@ def to_text(facts: Mapping[str, Any], constants: Mapping[str, float]) -> str:
     return json.dumps({"format": _FORMAT, **_versions(), **facts, "constants": dict(constants)}, indent=1) + "\n"
 
 
-def machine_in(text: str) -> Machine:
+def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
     """Return the machine that a file describes.
+
+    Args:
+        text: the file's.
+        is_of_here: whether it must have been made with the versions of here.
 
     Raises:
         ValueError: it is not such a file, was made with other versions, or has what cannot have been measured.
@@ -69,7 +73,7 @@ def machine_in(text: str) -> Machine:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("constants"), dict):
         raise ValueError("it has no constants")
-    for name, expected in {"format": _FORMAT, **_versions()}.items():
+    for name, expected in {"format": _FORMAT, **(_versions() if is_of_here else {})}.items():
         if found.get(name) != expected:
             raise ValueError(f"it was made with {name} {found.get(name)!r}, this is {expected!r}")
     for name, kind in _FACTS.items():

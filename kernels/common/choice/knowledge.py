@@ -32,9 +32,9 @@ class Knowledge:
     _rows: dict[Key, list[int]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of_evidence(cls, gpu: str, evidence: Sequence[Evidence]) -> Knowledge:
-        """Return what these measured problems say of others, and nothing of themselves."""
-        return cls(gpu, {}, {}, _evidence=list(evidence))
+    def of_evidence(cls, gpu: str, evidence: Sequence[Evidence], machine: Machine | None = None) -> Knowledge:
+        """Return what these measured problems say of others, on a machine, and nothing of themselves."""
+        return cls(gpu, {}, {}, machine, _evidence=list(evidence))
 
     @property
     def tables(self) -> dict[str, Table]:
