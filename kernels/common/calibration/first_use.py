@@ -35,11 +35,16 @@ def measured_at_first_use(ctx: Context, gpu: str) -> str | None:
 
     Returns:
         As `kept.to_text` gives it; None where nothing was measured.
+
+    Raises:
+        ValueError: ``IRIS_CALIBRATE`` holds what makes no sense.
     """
     world_size = ctx.get_num_ranks()
     if machine_for(gpu, world_size):
         return None
-    reasons = [one for one in ctx.control_plane.all_gather(_reason_not_to(ctx), "measure the machine") if one]
+    with ctx.collective_section("find out whether to measure the machine"):
+        reason = _reason_not_to(ctx)
+    reasons = [one for one in ctx.control_plane.all_gather(reason, "measure the machine") if one]
     if reasons:
         _say(ctx, f"the cost model does not know {gpu}, and it is not measured now: {reasons[0]}")
         return None

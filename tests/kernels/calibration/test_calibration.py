@@ -22,7 +22,7 @@ from iris_bench.command import ranks as bench_ranks
 from iris_bench.tune import calibrate_cli
 from iris_core import Context
 from iris_kernels.common.calibration import calibrate, first_use
-from iris_kernels.common.calibration.calibrate import Calibration
+from iris_kernels.common.calibration.calibrate import Calibration, facts_of
 from iris_kernels.common.calibration.first_use import spread_reason
 from iris_kernels.common.calibration.kept import (
     calibration_path,
@@ -241,6 +241,15 @@ def test_no_step_begins_after_the_limit(ranks: Callable[[int], Ranks]) -> None:
         assert result.left == [f"{step.name}: there was no time left" for step in STEPS]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+def test_on_gpus_nearly_all_is_measured(ranks: Callable[[int], Ranks]) -> None:
+    first, second = ranks(2).call(run_small)
+    assert first.constants == second.constants
+    assert len(first.constants) >= 20, first.left
+    assert first.seconds < calibrate.LIMIT_S + 20  # a step that has begun goes on
+
+
 # By itself -------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +332,30 @@ def test_instead_of_a_file_that_cannot_be_used_it_is_measured_again(
     json.loads(file.read_text())
 
 
+def know_for_real(rank: int, world_size: int, folder: str) -> tuple[Any, list[str]]:
+    """Take the GPUs for others, of which nothing is known."""
+    facts = facts_of(context()) | {"gpu": NEW}
+    with (
+        mock.patch.dict(os.environ, {"IRIS_CACHE_DIR": folder}),
+        mock.patch.object(auto, "device_name", return_value=NEW),
+        mock.patch.object(first_use, "facts_of", return_value=facts),
+        mock.patch.object(Context, "info") as said,
+    ):
+        known = auto.known_of(context())
+    close_context()
+    return known.calibrated, [call.args[-1] for call in said.call_args_list]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+def test_unknown_gpus_are_measured_by_themselves(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    (machine, lines), (other, silence) = ranks(2).call(know_for_real, str(tmp_path / "cache"))
+    assert machine is not None, lines
+    assert machine.link_gbps == other.link_gbps
+    assert silence == []
+    assert "kept in" in lines[-1]
+
+
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize("reasons", [["no time", ""], ["", "no time"]])
 def test_where_one_rank_cannot_none_measures(ranks: Callable[[int], Ranks], tmp_path: Path, reasons: list[str]) -> None:
@@ -331,11 +364,6 @@ def test_where_one_rank_cannot_none_measures(ranks: Callable[[int], Ranks], tmp_
     assert other is None
     assert there == []
     assert lines == [f"the cost model does not know {NEW}, and it is not measured now: no time"]
-
-
-class FakeBackend:
-    def __init__(self, *, is_capturing: bool) -> None:
-        self.is_capturing = lambda: is_capturing
 
 
 @pytest.mark.parametrize(
