@@ -22,6 +22,7 @@ from .steps import SMALL, STEPS, Sample, Setting, Sizes, Step
 LIMIT_S = 60.0  # for all steps, compiling included: those that have not begun by then are left out
 _ROUNDS, _BURST = 5, 10
 _STEP_LIMIT_S = 5.0  # for the rounds of a step
+_WAIT_LIMIT_S = 30.0  # for a rank that compiles what another has in its cache
 _SWEEPS = 2  # a constant's neighbours in a step are known in the second alone
 _FATAL = (TimeoutError, PeerError, AllocationMismatch)  # after these, the ranks have no common heap any more
 
@@ -80,8 +81,9 @@ def calibrate(ctx: Context, *, steps: Sequence[Step] = STEPS, limit_s: float = L
     sizes = SMALL if ctx.is_interpreted() else Sizes()
     try:
         with contextlib.ExitStack() as opened, plain_tensors():
-            heap_bytes = sizes.heap_bytes(ctx.get_num_ranks())
-            own = opened.enter_context(iris(heap_bytes, ctx.get_device().type, group=ctx.process_group()))
+            heap_bytes, device = sizes.heap_bytes(ctx.get_num_ranks()), ctx.get_device().type
+            own = iris(heap_bytes, device, timeout_s=_WAIT_LIMIT_S, group=ctx.process_group())
+            opened.enter_context(own)
             for step in steps:
                 if ctx.get_num_ranks() > 1 or not step.has_peers:
                     _take(Setting(own, sizes), step, result, is_late=time.monotonic() - start > limit_s)
