@@ -143,6 +143,7 @@ class _Run:
                 self.ctx.get_heap_bases(),
                 KIND=MOVES.index(kind),
                 BLOCK=BLOCK,
+                PEERS=1,
                 num_warps=16,
             )
 

@@ -13,9 +13,26 @@ _STORE, _LOAD = (tl.constexpr(MOVES.index(kind)) for kind in ("store", "load"))
 
 
 @triton.jit
-def move_kernel(own_ptr, peer_ptr, elements, rank, peer, heap_bases, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Move elements between this rank's memory at `own_ptr` and a peer's, which here lies at `peer_ptr`."""
-    for start in tl.range(tl.program_id(0) * BLOCK, elements, tl.num_programs(0) * BLOCK):
+def move_kernel(
+    own_ptr,
+    peer_ptr,
+    elements,
+    rank,
+    peer,
+    heap_bases,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PEERS: tl.constexpr,
+):
+    """Move elements between this rank's memory at `own_ptr` and a peer's, which here lies at `peer_ptr`.
+
+    With several `PEERS`, which are all other ranks, with each of them at once, from `peer`, the next rank, on; as many
+    programs for each.
+    """
+    if PEERS > 1:
+        peer = (peer + tl.program_id(0) % PEERS) % (PEERS + 1)
+    step = tl.num_programs(0) // PEERS * BLOCK
+    for start in tl.range(tl.program_id(0) // PEERS * BLOCK, elements, step):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < elements
         if KIND == _STORE:

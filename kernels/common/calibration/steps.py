@@ -157,7 +157,7 @@ def _library(setting: Setting) -> list[Sample]:
 
 
 def _links(setting: Setting) -> list[Sample]:
-    """Kernels that store to, and load from, all peers, and copies to them; all ranks at once. Then a signal's way."""
+    """Kernels that store to, and load from, all peers at once, or one; copies to all in turn; a signal's way."""
     ctx, elements, peers = setting.ctx, setting.sizes.elements, setting.peers
     rank, size = ctx.get_rank(), 4.0 * setting.sizes.elements
     received, sent = (
@@ -170,14 +170,14 @@ def _links(setting: Setting) -> list[Sample]:
     stream, halves = ctx.make_stream(), [one.view(torch.int16) for one in (sent, received[rank])]
     trips = iter(range(1, 1 << 62, _ROUND_TRIPS))
 
-    def move(kind: str, sms: int, to: Sequence[int] = peers, narrow: bool = False) -> None:
-        for peer in to:
-            own, there = (landing, sent) if kind == "load" else (sent, received[rank])
-            if narrow:
-                own, there = (half[1:] for half in halves)
-            count = own.numel()
-            words = (count, rank, peer, ctx.get_heap_bases())
-            move_kernel[(sms,)](own, there, *words, KIND=MOVES.index(kind), BLOCK=BLOCK, num_warps=16)
+    def move(kind: str, sms: int, num_peers: int = 1, *, narrow: bool = False) -> None:
+        own, there = (landing, sent) if kind == "load" else (sent, received[rank])
+        if narrow:
+            own, there = (half[1:] for half in halves)
+        programs = max(1, sms // num_peers) * num_peers
+        words = (own.numel(), rank, peers[0], ctx.get_heap_bases())
+        options = {"KIND": MOVES.index(kind), "BLOCK": BLOCK, "PEERS": num_peers, "num_warps": 16}
+        move_kernel[(programs,)](own, there, *words, **options)
 
     def copy(columns: int, rows: int = elements // BLOCK) -> None:
         stream.wait_for_current()
@@ -202,11 +202,11 @@ def _links(setting: Setting) -> list[Sample]:
         return Sample(constant, call, lambda machine: len(peers) * copy_us(machine, moved, row_bytes))
 
     return [
-        rate("link_gbps", lambda: move("store", num_sms), all_bytes),
-        rate("peer_gbps", lambda: move("store", num_sms, peers[:1]), size),
-        rate("sm_link_gbps", lambda: move("store", few_sms), all_bytes, few_sms),
-        rate("narrow_link_gbps", lambda: move("store", num_sms, narrow=True), all_bytes),
-        rate("pull_gbps", lambda: move("load", num_sms), all_bytes),
+        rate("link_gbps", lambda: move("store", num_sms, len(peers)), all_bytes),
+        rate("peer_gbps", lambda: move("store", num_sms), size),
+        rate("sm_link_gbps", lambda: move("store", few_sms), size, few_sms),
+        rate("narrow_link_gbps", lambda: move("store", num_sms, len(peers), narrow=True), all_bytes),
+        rate("pull_gbps", lambda: move("load", num_sms, len(peers)), all_bytes),
         copying("engine_gbps", lambda: copy(BLOCK), size, 512),
         copying("engine_us", lambda: copy(BLOCK, 1), of_row, 512),
         copying("engine_narrow_rows_gbps", lambda: copy(off_512), size * off_512 / BLOCK, 4 * off_512),

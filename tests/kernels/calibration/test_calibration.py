@@ -32,6 +32,7 @@ from iris_kernels.common.calibration.kept import (
     to_text,
     write_calibration,
 )
+from iris_kernels.common.calibration.links import BLOCK, MOVES, move_kernel
 from iris_kernels.common.calibration.steps import STEPS, Sample, Setting, Step
 from iris_kernels.common.choice import auto
 from iris_kernels.common.choice.knowledge import Knowledge
@@ -165,6 +166,30 @@ def test_every_step_runs(ranks: Callable[[int], Ranks], world_size: int) -> None
     constants = {line.partition(":")[0] for line in found[0].left} - others | found[0].constants.keys()
     assert constants >= {"launch_us", "boost_tflops", "portable_rate", "tile_rates.128x128"}
     assert (constants >= {"link_gbps", "hop_us", "collective_gbps", "handshake_us"}) == (world_size > 1)
+
+
+def store_to_all(rank: int, world_size: int, programs: int) -> bool:
+    """Store to all peers at once; return whether all that all sent is here."""
+    ctx = context()
+    received, sent = (ctx.zeros(size, dtype=torch.int32) for size in ((world_size, 3 * BLOCK), 3 * BLOCK))
+    sent.copy_(torch.arange(3 * BLOCK) + 1000 * rank)
+    ctx.barrier()
+    words = (3 * BLOCK, rank, (rank + 1) % world_size, ctx.get_heap_bases())
+    options = {"KIND": MOVES.index("store"), "BLOCK": BLOCK, "PEERS": world_size - 1}
+    move_kernel[(programs,)](sent, received[rank], *words, **options)
+    ctx.barrier()
+    peers = [peer for peer in range(world_size) if peer != rank]
+    is_right = all(torch.equal(received[peer], torch.arange(3 * BLOCK).int() + 1000 * peer) for peer in peers)
+    ctx.barrier()
+    ctx.free(received)
+    ctx.free(sent)
+    return is_right
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("programs", [2, 4, 8])
+def test_a_kernel_stores_to_all_peers_at_once(ranks: Callable[[int], Ranks], programs: int) -> None:
+    assert ranks(3).call(store_to_all, programs) == [True] * 3
 
 
 TRUE = assumed_machine(**FACTS | {"gpu": "NVIDIA H200"}).with_constants(
