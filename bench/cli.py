@@ -35,6 +35,7 @@ from .records.resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .trace.cli import trace
+from .tune.calibrate_cli import calibrate_machine
 from .tune.cli import defaults, tune
 from .tune.explain_cli import explain_choice
 from .tune.model_cli import model
@@ -53,6 +54,7 @@ app.command()(memcheck)
 app.command()(model)
 app.command("explain")(explain_choice)
 app.command()(tune)
+app.command("calibrate")(calibrate_machine)
 app.command()(defaults)
 app.command()(trace)
 app.command()(links)

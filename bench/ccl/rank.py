@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from iris_core import Context
+from iris_kernels.common.calibration import timing
 
-from ..measure import timing
 from ..measure.job import attempt, context
 from .record import Outcome
 
