@@ -23,7 +23,7 @@ from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
 from .rendezvous.process_group import ProcessGroup
 from .utils import settings
-from .utils.profiler_ranges import profiler_ranges
+from .utils.profiler_ranges import profiler_range
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
 from .utils.settings import is_whole, switch_in
 from .utils.torch_modes import plain_tensors
@@ -118,7 +118,7 @@ class Context(TensorFactories):
         reserve_sms: SMs that its kernels leave free.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
-        profiler_ranges: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
+        profiler_range: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
         debug_mode: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
@@ -165,7 +165,7 @@ class Context(TensorFactories):
                     f"reserve_sms is {self.reserve_sms!r}; it takes 0 to {most} of the {most + LEAST_SMS} SMs here: "
                     f"kernels need {LEAST_SMS}"
                 )
-        self.profiler_ranges = profiler_ranges(on_gpu=not self.is_interpreted())
+        self.profiler_range = profiler_range(on_gpu=not self.is_interpreted())
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,

@@ -48,6 +48,9 @@ class CudaBackend(VmmBackend):
         major, minor = torch.cuda.get_device_capability(self.device)
         return f"sm_{major}{minor}"
 
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return _check(getattr(cu, f"cu{name}")(*arguments))
+
     def _granularity(self) -> int:
         flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         return _check(cu.cuMemGetAllocationGranularity(self._properties, flag))
@@ -64,23 +67,11 @@ class CudaBackend(VmmBackend):
     def _reserve(self, size: int, alignment: int) -> int:
         return int(_check(cu.cuMemAddressReserve(size, alignment, 0, 0)))
 
-    def _map(self, address: int, size: int, handle: Any) -> None:
-        _check(cu.cuMemMap(address, size, 0, handle, 0))
-
     def _open_access(self, address: int, size: int) -> None:
         access = cu.CUmemAccessDesc()
         access.location = self._properties.location
         access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         _check(cu.cuMemSetAccess(address, size, [access], 1))
-
-    def _unmap(self, address: int, size: int) -> None:
-        _check(cu.cuMemUnmap(address, size))
-
-    def _release(self, handle: Any) -> None:
-        _check(cu.cuMemRelease(handle))
-
-    def _free_range(self, address: int, size: int) -> None:
-        _check(cu.cuMemAddressFree(address, size))
 
     def _register(self, address: int, size: int) -> int:
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
@@ -143,12 +134,6 @@ class CudaBackend(VmmBackend):
             return CudaGraph(_check(cu.cuGraphInstantiate(graph, flags)))
         finally:
             _check(cu.cuGraphDestroy(graph))
-
-    def record_event(self, event: int, stream: int) -> None:
-        _check(cu.cuEventRecord(event, stream))
-
-    def wait_event(self, stream: int, event: int) -> None:
-        _check(cu.cuStreamWaitEvent(stream, event, 0))
 
 
 class CudaGraph:

@@ -9,7 +9,7 @@ stream's write of a value comes after a fence over the system, as CUDA's is, HIP
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,31 @@ _STREAM_NON_BLOCKING = 1
 _HOST_REGISTER_PORTABLE = 1
 _HOST_REGISTER_MAPPED = 2
 _MEMCPY_DEVICE_TO_DEVICE = 3
+
+# What the calls take: without this ctypes would cut addresses and sizes off at 32 bits. An address of where a result
+# goes, a handle and a stream are a pointer, too.
+_ARGUMENTS = {
+    "hipEventRecord": (c_void_p, c_void_p),
+    "hipHostGetDevicePointer": (c_void_p, c_void_p, c_uint),
+    "hipHostRegister": (c_void_p, c_size_t, c_uint),
+    "hipHostUnregister": (c_void_p,),
+    "hipMemAddressFree": (c_void_p, c_size_t),
+    "hipMemAddressReserve": (c_void_p, c_size_t, c_size_t, c_void_p, c_ulonglong),
+    "hipMemCreate": (c_void_p, c_size_t, c_void_p, c_ulonglong),
+    "hipMemExportToShareableHandle": (c_void_p, c_void_p, c_int, c_ulonglong),
+    "hipMemGetAllocationGranularity": (c_void_p, c_void_p, c_int),
+    "hipMemImportFromShareableHandle": (c_void_p, c_void_p, c_int),
+    "hipMemMap": (c_void_p, c_size_t, c_size_t, c_void_p, c_ulonglong),
+    "hipMemRelease": (c_void_p,),
+    "hipMemSetAccess": (c_void_p, c_size_t, c_void_p, c_size_t),
+    "hipMemUnmap": (c_void_p, c_size_t),
+    "hipMemcpy2DAsync": (c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t, c_int, c_void_p),
+    "hipRuntimeGetVersion": (c_void_p,),
+    "hipStreamCreateWithFlags": (c_void_p, c_uint),
+    "hipStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "hipStreamWaitValue32": (c_void_p, c_void_p, c_uint, c_uint, c_uint),
+    "hipStreamWriteValue64": (c_void_p, c_void_p, c_ulonglong, c_uint),
+}
 
 _DESCRIPTORS_BY_VALUE = 70_100_000  # from HIP 7.1 on; before, it reads the descriptor at the address that it is given
 
@@ -70,6 +95,8 @@ class HipBackend(VmmBackend):
             raise RuntimeError("the hip backend needs an AMD GPU and a ROCm build of torch; none was found here")
         self._hip = ctypes.CDLL("libamdhip64.so")
         self._hip.hipGetErrorString.restype = ctypes.c_char_p
+        for name, arguments in _ARGUMENTS.items():
+            getattr(self._hip, name).argtypes = arguments
         super().__init__(device_index)
         location = _Location(_LOCATION_TYPE_DEVICE, device_index)
         self._properties = _Properties(_ALLOCATION_TYPE_UNCACHED, _HANDLE_TYPE_POSIX_FD, location)
@@ -78,9 +105,9 @@ class HipBackend(VmmBackend):
         return torch.cuda.get_device_properties(self.device).gcnArchName.split(":")[0]
 
     def _call(self, name: str, *arguments: Any) -> None:
-        error = getattr(self._hip, name)(*arguments)
+        error = getattr(self._hip, f"hip{name}")(*arguments)
         if error:
-            raise RuntimeError(f"HIP: {name}: {self._hip.hipGetErrorString(error).decode()}")
+            raise RuntimeError(f"HIP: hip{name}: {self._hip.hipGetErrorString(error).decode()}")
 
     def _call_of_uncached(self, name: str, *arguments: Any) -> None:
         """Make a call that older runtimes refuse for the kind of memory that the heap is of."""
@@ -95,111 +122,62 @@ class HipBackend(VmmBackend):
     def _version(self) -> int:
         """Return the runtime's, as HIP_VERSION counts: 70_100_000 and more of 7.1."""
         version = c_int()
-        self._call("hipRuntimeGetVersion", byref(version))
+        self._call("RuntimeGetVersion", byref(version))
         return version.value
 
     def _granularity(self) -> int:
         value = c_size_t()
-        flag = c_int(_GRANULARITY_RECOMMENDED)
-        self._call_of_uncached("hipMemGetAllocationGranularity", byref(value), byref(self._properties), flag)
+        properties = byref(self._properties)
+        self._call_of_uncached("MemGetAllocationGranularity", byref(value), properties, _GRANULARITY_RECOMMENDED)
         return value.value
 
     def _create(self, size: int) -> Any:
         handle = c_void_p()
-        self._call_of_uncached("hipMemCreate", byref(handle), c_size_t(size), byref(self._properties), c_ulonglong(0))
+        self._call_of_uncached("MemCreate", byref(handle), size, byref(self._properties), 0)
         return handle
 
     def _export(self, handle: Any) -> int:
         fd = c_int()
-        kind = c_int(_HANDLE_TYPE_POSIX_FD)
-        self._call("hipMemExportToShareableHandle", byref(fd), handle, kind, c_ulonglong(0))
+        self._call("MemExportToShareableHandle", byref(fd), handle, _HANDLE_TYPE_POSIX_FD, 0)
         return fd.value
 
     def _import(self, fd: int) -> Any:
         handle = c_void_p()
-        kind = c_int(_HANDLE_TYPE_POSIX_FD)
         given = c_void_p(fd) if self._version() >= _DESCRIPTORS_BY_VALUE else byref(c_int(fd))
-        self._call("hipMemImportFromShareableHandle", byref(handle), given, kind)
+        self._call("MemImportFromShareableHandle", byref(handle), given, _HANDLE_TYPE_POSIX_FD)
         return handle
 
     def _reserve(self, size: int, alignment: int) -> int:
         address = c_void_p()
-        self._call(
-            "hipMemAddressReserve", byref(address), c_size_t(size), c_size_t(alignment), c_void_p(0), c_ulonglong(0)
-        )
+        self._call("MemAddressReserve", byref(address), size, alignment, None, 0)
         return int(address.value or 0)
-
-    def _map(self, address: int, size: int, handle: Any) -> None:
-        self._call("hipMemMap", c_void_p(address), c_size_t(size), c_size_t(0), handle, c_ulonglong(0))
 
     def _open_access(self, address: int, size: int) -> None:
         access = _Access(self._properties.location, _ACCESS_READ_WRITE)
-        pointer = ctypes.cast(byref(access), POINTER(_Access))
-        self._call("hipMemSetAccess", c_void_p(address), c_size_t(size), pointer, c_size_t(1))
-
-    def _unmap(self, address: int, size: int) -> None:
-        self._call("hipMemUnmap", c_void_p(address), c_size_t(size))
-
-    def _release(self, handle: Any) -> None:
-        self._call("hipMemRelease", handle)
-
-    def _free_range(self, address: int, size: int) -> None:
-        self._call("hipMemAddressFree", c_void_p(address), c_size_t(size))
+        self._call("MemSetAccess", address, size, byref(access), 1)
 
     def _register(self, address: int, size: int) -> int:
-        flags = c_uint(_HOST_REGISTER_PORTABLE | _HOST_REGISTER_MAPPED)
-        self._call("hipHostRegister", c_void_p(address), c_size_t(size), flags)
+        self._call("HostRegister", address, size, _HOST_REGISTER_PORTABLE | _HOST_REGISTER_MAPPED)
         pointer = c_void_p()
-        self._call("hipHostGetDevicePointer", byref(pointer), c_void_p(address), c_uint(0))
+        self._call("HostGetDevicePointer", byref(pointer), address, 0)
         return int(pointer.value or 0)
 
     def _unregister(self, address: int) -> None:
-        self._call("hipHostUnregister", c_void_p(address))
+        self._call("HostUnregister", address)
 
     def _create_stream(self) -> int:
         stream = c_void_p()
-        self._call("hipStreamCreateWithFlags", byref(stream), c_uint(_STREAM_NON_BLOCKING))
+        self._call("StreamCreateWithFlags", byref(stream), _STREAM_NON_BLOCKING)
         return int(stream.value or 0)
 
     def waiting_for_value(self, stream: int, address: int, value: int) -> Step:
-        return partial(
-            self._call,
-            "hipStreamWaitValue32",
-            c_void_p(stream),
-            c_void_p(address),
-            c_uint(value),
-            c_uint(_STREAM_WAIT_VALUE_GEQ),
-            c_uint(0xFFFFFFFF),
-        )
+        return partial(self._call, "StreamWaitValue32", stream, address, value, _STREAM_WAIT_VALUE_GEQ, 0xFFFFFFFF)
 
     def writing_value(self, stream: int, address: int, value: int) -> Step:
-        return partial(
-            self._call,
-            "hipStreamWriteValue64",
-            c_void_p(stream),
-            c_void_p(address),
-            c_ulonglong(value),
-            c_uint(_STREAM_WRITE_VALUE_DEFAULT),
-        )
+        return partial(self._call, "StreamWriteValue64", stream, address, value, _STREAM_WRITE_VALUE_DEFAULT)
 
     def copying_2d(
         self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
     ) -> Step:
-        return partial(
-            self._call,
-            "hipMemcpy2DAsync",
-            c_void_p(dst),
-            c_size_t(dst_pitch),
-            c_void_p(src),
-            c_size_t(src_pitch),
-            c_size_t(width_bytes),
-            c_size_t(height),
-            c_int(_MEMCPY_DEVICE_TO_DEVICE),
-            c_void_p(stream),
-        )
-
-    def record_event(self, event: int, stream: int) -> None:
-        self._call("hipEventRecord", c_void_p(event), c_void_p(stream))
-
-    def wait_event(self, stream: int, event: int) -> None:
-        self._call("hipStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
+        rows = dst, dst_pitch, src, src_pitch, width_bytes, height
+        return partial(self._call, "Memcpy2DAsync", *rows, _MEMCPY_DEVICE_TO_DEVICE, stream)

@@ -65,7 +65,7 @@ class VmmBackend(Backend):
                     if peer != control_plane.rank:
                         handle = self._import(fd)
                         self._handles.append(handle)
-                    self._map(self._base + peer * stride, stride, handle)
+                    self._call("MemMap", self._base + peer * stride, stride, 0, handle, 0)
                     self._mapped.append(self._base + peer * stride)
                 self._open_access(self._base, stride * control_plane.world_size)
         window = torch.as_tensor(_Exported(self._base, self._window_size), device=self.device)
@@ -74,11 +74,11 @@ class VmmBackend(Backend):
     def close_window(self) -> None:
         self.synchronize()
         while self._mapped:
-            self._unmap(self._mapped.pop(), self._stride)
+            self._call("MemUnmap", self._mapped.pop(), self._stride)
         while self._handles:
-            self._release(self._handles.pop())
+            self._call("MemRelease", self._handles.pop())
         if self._base:
-            self._free_range(self._base, self._window_size)
+            self._call("MemAddressFree", self._base, self._window_size)
         self._base = 0
         while self._shared:
             self._unregister(self._shared.pop().data_ptr())
@@ -116,6 +116,10 @@ class VmmBackend(Backend):
     # The driver's calls; each raises RuntimeError with the driver's own words.
 
     @abstractmethod
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Make a call, by its name without the driver's prefix: "MemMap" is cuMemMap, or hipMemMap."""
+
+    @abstractmethod
     def _granularity(self) -> int: ...
 
     @abstractmethod
@@ -131,19 +135,7 @@ class VmmBackend(Backend):
     def _reserve(self, size: int, alignment: int) -> int: ...
 
     @abstractmethod
-    def _map(self, address: int, size: int, handle: Any) -> None: ...
-
-    @abstractmethod
     def _open_access(self, address: int, size: int) -> None: ...
-
-    @abstractmethod
-    def _unmap(self, address: int, size: int) -> None: ...
-
-    @abstractmethod
-    def _release(self, handle: Any) -> None: ...
-
-    @abstractmethod
-    def _free_range(self, address: int, size: int) -> None: ...
 
     @abstractmethod
     def _register(self, address: int, size: int) -> int:
@@ -169,13 +161,10 @@ class VmmBackend(Backend):
     ) -> Step:
         """Prepare a copy of `height` rows by a copy engine."""
 
-    @abstractmethod
-    def record_event(self, event: int, stream: int) -> None:
-        """Let an event stand for all work now in a stream."""
-
-    @abstractmethod
-    def wait_event(self, stream: int, event: int) -> None:
-        """Hold a stream until what the event stands for now is done."""
+    def order_streams(self, first: int, event: int, then: int) -> None:
+        """Hold the stream `then` until all work now in the stream `first` is done, by an event of the driver's."""
+        self._call("EventRecord", event, first)
+        self._call("StreamWaitEvent", then, event, 0)
 
 
 class GpuStream(PreparedStream):
@@ -221,12 +210,10 @@ class GpuStream(PreparedStream):
         )
 
     def _fork(self) -> None:
-        self._backend.record_event(self._event.cuda_event, self._backend.current_stream())
-        self._backend.wait_event(self.handle, self._event.cuda_event)
+        self._backend.order_streams(self._backend.current_stream(), self._event.cuda_event, self.handle)
 
     def _join(self) -> None:
-        self._backend.record_event(self._event.cuda_event, self.handle)
-        self._backend.wait_event(self._backend.current_stream(), self._event.cuda_event)
+        self._backend.order_streams(self.handle, self._event.cuda_event, self._backend.current_stream())
 
 
 class _Exported:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from iris_core.backends.hip import HipBackend, _Properties
+from iris_core.backends.hip import _ARGUMENTS, HipBackend, _Properties
 from iris_core.backends.vmm import VmmBackend
 
 SIZE, RANK, WORLD_SIZE = 2 << 20, 1, 3
@@ -58,22 +59,21 @@ class Backend(VmmBackend):
         self.driver.take("reserve", ("range", size))
         return 1 << 40
 
-    def _map(self, address: int, size: int, handle: Any) -> None:
-        self.driver.take("map" if len(self._mapped) else "the first map", ("mapping", address))
+    def _call(self, name: str, *arguments: Any) -> None:
+        if name == "MemMap":
+            self.driver.take("map" if len(self._mapped) else "the first map", ("mapping", arguments[0]))
+        elif name == "MemUnmap":
+            self.driver.held.remove(("mapping", arguments[0]))
+        elif name == "MemRelease":
+            self.driver.held.remove(arguments[0])
+        else:
+            assert name == "MemAddressFree"
+            assert not [what for what in self.driver.held if what[0] == "mapping"]  # which would keep the range
+            self.driver.held.remove(("range", arguments[1]))
 
     def _open_access(self, address: int, size: int) -> None:
         self.driver.take("access", "access")
         self.driver.held.remove("access")
-
-    def _unmap(self, address: int, size: int) -> None:
-        self.driver.held.remove(("mapping", address))
-
-    def _release(self, handle: Any) -> None:
-        self.driver.held.remove(handle)
-
-    def _free_range(self, address: int, size: int) -> None:
-        assert not [what for what in self.driver.held if what[0] == "mapping"]  # which would keep the range
-        self.driver.held.remove(("range", size))
 
 
 Backend.__abstractmethods__ = frozenset()  # the rest is not called
@@ -157,3 +157,58 @@ def test_a_runtime_without_uncached_memory_is_told() -> None:
         backend._create(SIZE)
     backend._hip = Hip(70_253_211)
     backend._create(SIZE)
+
+
+class Recorded:
+    """A driver of functions as ctypes calls them, which write down what came."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[Any, ...]] = []
+        for name, arguments in _ARGUMENTS.items():
+            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(self._recorder(name)))
+
+    def _recorder(self, name: str) -> Any:
+        def record(*arguments: Any) -> int:
+            self.came.append((name, *arguments))
+            return 0
+
+        return record
+
+
+def test_addresses_and_sizes_reach_hip_whole() -> None:
+    """ctypes would pass a number as 32 bits."""
+    address, size, stream, event = (1 << 47) + 4096, 1 << 40, (1 << 46) + 8, (1 << 45) + 16
+    backend: Any = HipBackend.__new__(HipBackend)
+    backend._hip, backend._properties = Recorded(), _Properties()
+    backend._granularity()
+    backend._create_stream()
+    handle = backend._create(size)
+    handle.value = (1 << 44) + 32
+    backend._export(handle)
+    backend._import(37)
+    backend._reserve(size, 4096)
+    backend._call("MemMap", address, size, 0, handle, 0)
+    backend._open_access(address, size)
+    backend._call("MemUnmap", address, size)
+    backend._call("MemRelease", handle)
+    backend._call("MemAddressFree", address, size)
+    backend._register(address, size)
+    backend._unregister(address)
+    backend.waiting_for_value(stream, address, 5)()
+    backend.writing_value(stream, address, 1 << 40)()
+    rows = {"dst": address, "dst_pitch": size, "src": address + 1, "src_pitch": size + 1}
+    backend.copying_2d(**rows, width_bytes=size - 1, height=3, stream=stream)()
+    backend.order_streams(stream, event, stream + 1)
+    came = {name: arguments for name, *arguments in backend._hip.came}
+    assert came.keys() == _ARGUMENTS.keys()
+    assert came["hipMemMap"] == [address, size, 0, handle.value, 0]
+    assert came["hipMemUnmap"] == came["hipMemAddressFree"] == [address, size]
+    assert came["hipMemSetAccess"][:2] == came["hipHostRegister"][:2] == [address, size]
+    assert came["hipMemCreate"][1] == came["hipMemAddressReserve"][1] == size
+    assert came["hipMemExportToShareableHandle"][1] == came["hipMemRelease"][0] == handle.value
+    assert came["hipHostGetDevicePointer"][1] == came["hipHostUnregister"][0] == address
+    assert came["hipStreamWaitValue32"] == [stream, address, 5, 0, 0xFFFFFFFF]
+    assert came["hipStreamWriteValue64"] == [stream, address, 1 << 40, 0]
+    assert came["hipMemcpy2DAsync"] == [address, size, address + 1, size + 1, size - 1, 3, 3, stream]
+    assert came["hipEventRecord"] == [event, stream]
+    assert came["hipStreamWaitEvent"] == [stream + 1, event, 0]
