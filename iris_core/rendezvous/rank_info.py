@@ -80,17 +80,16 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
         PeerError: rank 0 did not come, or has gone with torch's store.
     """
     if group is not None:
-        return _from_group(group)
+        return replace(_from_group(group), group=group)
     if _launched is not None:
         rank_info, owner = _launched
         owner.check("is a rank that iris_core.launch started")
         return rank_info
     if dist.is_available() and dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-        return _from_store(store, dist.get_rank(), dist.get_world_size(), "torch.distributed")
+        return _from_group(dist.group.WORLD)
     if rank_of_torchrun() is not None:
         store, rank, world_size = next(iter(dist.rendezvous("env://")))
-        return _from_store(store, rank, world_size, "torchrun")
+        return _from_store(store, rank, world_size, "torchrun", "all", rank)
     if any(name in os.environ for name in _MPI_SIZE_VARIABLES):
         return _from_mpi()
     if multiprocessing.parent_process() is not None:
@@ -106,21 +105,18 @@ _stores: list[dist.Store] = []  # a store closes with its last reference, and to
 _contexts_made: Counter[str] = Counter()  # by what their ranks are
 
 
-def _from_group(group: dist.ProcessGroup) -> RankInfo:
+def _from_group(group: dist.ProcessGroup | None) -> RankInfo:
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("this process is none of the given group's; each process gives the group that it is in")
     ranks = dist.get_process_group_ranks(group)
     store = dist.distributed_c10d._get_default_store()
-    rank_info = _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
-    return replace(rank_info, group=group)
+    return _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
 
 
-def _from_store(
-    store: dist.Store, rank: int, world_size: int, started_by: str, whose: str = "all", number: int | None = None
-) -> RankInfo:
+def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, whose: str, number: int) -> RankInfo:
     """Agree on an address through a store; `whose` tells groups apart, `number` is the process's on its host."""
-    local_rank = _local_rank(rank if number is None else number)
+    local_rank = _local_rank(number)
     # A process that makes a second context later needs a second name.
     key = f"iris_core/address/{whose}/{_contexts_made[whose]}"
     _contexts_made[whose] += 1

@@ -24,7 +24,7 @@ from ..utils.owner import Owner
 
 CONNECT_TIMEOUT_S = 180.0  # a rank imports torch before it connects, several at a time on few cores
 MESSAGE_LIMIT_BYTES = 64 << 20  # of one rank; an answer holds every rank's
-_LONGER = 1.25  # how much longer a rank waits to be accepted: rank 0 knows who is missing, and reports it
+LONGER = 1.25  # how much longer a rank other than 0 waits: rank 0 knows who is missing, and should report it
 _HEADER = struct.Struct("!QQ")  # bytes, file descriptors
 _WELCOME = "welcome"
 _RECEIVE_BYTES = 1 << 20
@@ -102,7 +102,7 @@ class MessageSocket:
         if deadline is None and self._timeout_s:
             deadline = time.monotonic() + self._timeout_s
         if not self._received:
-            self._close_fds()
+            close_fds(self.take_fds())
         self._fill(_HEADER.size, deadline)
         size, count = _HEADER.unpack_from(self._received)
         if size > self._limit_bytes:
@@ -111,7 +111,7 @@ class MessageSocket:
         data = bytes(self._received[_HEADER.size :])
         self._received.clear()
         if not (came := len(self._fds)) == count <= self._limit_fds:
-            self._close_fds()
+            close_fds(self.take_fds())
             raise MalformedMessage(f"sent {came} file descriptors instead of {count}; the limit is {self._limit_fds}")
         try:
             return json.loads(data)
@@ -125,15 +125,11 @@ class MessageSocket:
 
     def close(self) -> None:
         """Close the socket at both ends, though a child of this process may hold a copy of it."""
-        self._close_fds()
+        close_fds(self.take_fds())
         if self._owner.is_this_process:  # not in such a child
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def _close_fds(self) -> None:
-        for fd in self.take_fds():
-            os.close(fd)
 
     def _fill(self, size: int, deadline: float | None) -> None:
         """Receive until there are `size` bytes, and never more: what follows may carry descriptors."""
@@ -153,6 +149,12 @@ class MessageSocket:
             if not received:
                 raise EOFError
             self._received += received
+
+
+def close_fds(fds: Iterable[int]) -> None:
+    """Close file descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, MessageSocket]:
@@ -211,7 +213,7 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Me
         _connect(connection, address)
         if not _same_user(connection):
             raise PeerError("the ranks' address is held by another user")
-        limit_s = CONNECT_TIMEOUT_S * _LONGER
+        limit_s = CONNECT_TIMEOUT_S * LONGER
         try:
             answer = message_socket.receive(time.monotonic() + limit_s)
         except TimeoutError:
