@@ -9,7 +9,7 @@ stream's write of a value comes after a fence over the system, as CUDA's is, HIP
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
 from functools import partial
 from typing import Any
 
@@ -27,36 +27,7 @@ _GRANULARITY_RECOMMENDED = 1
 _STREAM_WAIT_VALUE_GEQ = 0
 _STREAM_WRITE_VALUE_DEFAULT = 0
 _STREAM_NON_BLOCKING = 1
-_HOST_REGISTER_PORTABLE = 1
-_HOST_REGISTER_MAPPED = 2
 _MEMCPY_DEVICE_TO_DEVICE = 3
-
-# What the calls take: without this ctypes would cut addresses and sizes off at 32 bits. An address of where a result
-# goes, a handle and a stream are a pointer, too.
-_ARGUMENTS = {
-    "hipEventRecord": (c_void_p, c_void_p),
-    "hipHostGetDevicePointer": (c_void_p, c_void_p, c_uint),
-    "hipHostRegister": (c_void_p, c_size_t, c_uint),
-    "hipHostUnregister": (c_void_p,),
-    "hipMemAddressFree": (c_void_p, c_size_t),
-    "hipMemAddressReserve": (c_void_p, c_size_t, c_size_t, c_void_p, c_ulonglong),
-    "hipMemCreate": (c_void_p, c_size_t, c_void_p, c_ulonglong),
-    "hipMemExportToShareableHandle": (c_void_p, c_void_p, c_int, c_ulonglong),
-    "hipMemGetAllocationGranularity": (c_void_p, c_void_p, c_int),
-    "hipMemImportFromShareableHandle": (c_void_p, c_void_p, c_int),
-    "hipMemMap": (c_void_p, c_size_t, c_size_t, c_void_p, c_ulonglong),
-    "hipMemRelease": (c_void_p,),
-    "hipMemSetAccess": (c_void_p, c_size_t, c_void_p, c_size_t),
-    "hipMemUnmap": (c_void_p, c_size_t),
-    "hipMemcpy2DAsync": (c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t, c_int, c_void_p),
-    "hipRuntimeGetVersion": (c_void_p,),
-    "hipStreamCreateWithFlags": (c_void_p, c_uint),
-    "hipStreamWaitEvent": (c_void_p, c_void_p, c_uint),
-    "hipStreamWaitValue32": (c_void_p, c_void_p, c_uint, c_uint, c_uint),
-    "hipStreamWriteValue64": (c_void_p, c_void_p, c_ulonglong, c_uint),
-}
-
-_DESCRIPTORS_BY_VALUE = 70_100_000  # from HIP 7.1 on; before, it reads the descriptor at the address that it is given
 
 
 class _Location(ctypes.Structure):
@@ -81,6 +52,32 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", c_int))
 
 
+# What the calls take: without this ctypes would cut addresses and sizes off at 32 bits. The first is where a result
+# goes, where it points to a number. Handles, streams, events and a descriptor to import are addresses, too.
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "hipEventRecord": (c_void_p, c_void_p),
+    "hipHostGetDevicePointer": (POINTER(c_void_p), c_void_p, c_uint),
+    "hipHostRegister": (c_void_p, c_size_t, c_uint),
+    "hipHostUnregister": (c_void_p,),
+    "hipMemAddressFree": (c_void_p, c_size_t),
+    "hipMemAddressReserve": (POINTER(c_void_p), c_size_t, c_size_t, c_void_p, c_ulonglong),
+    "hipMemCreate": (POINTER(c_void_p), c_size_t, POINTER(_Properties), c_ulonglong),
+    "hipMemExportToShareableHandle": (POINTER(c_int), c_void_p, c_int, c_ulonglong),
+    "hipMemGetAllocationGranularity": (POINTER(c_size_t), POINTER(_Properties), c_int),
+    "hipMemImportFromShareableHandle": (POINTER(c_void_p), c_void_p, c_int),
+    "hipMemMap": (c_void_p, c_size_t, c_size_t, c_void_p, c_ulonglong),
+    "hipMemRelease": (c_void_p,),
+    "hipMemSetAccess": (c_void_p, c_size_t, POINTER(_Access), c_size_t),
+    "hipMemUnmap": (c_void_p, c_size_t),
+    "hipMemcpy2DAsync": (c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t, c_int, c_void_p),
+    "hipRuntimeGetVersion": (POINTER(c_int),),
+    "hipStreamCreateWithFlags": (POINTER(c_void_p), c_uint),
+    "hipStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "hipStreamWaitValue32": (c_void_p, c_void_p, c_uint, c_uint, c_uint),
+    "hipStreamWriteValue64": (c_void_p, c_void_p, c_ulonglong, c_uint),
+}
+
+
 class HipBackend(VmmBackend):
     """A GPU's memory through HIP's virtual-memory calls."""
 
@@ -89,6 +86,9 @@ class HipBackend(VmmBackend):
     # Triton takes it that 32-bit offsets reach all of a storage below 2 GiB, and would cut off the distance to a peer.
     smallest_window = 1 << 31
     storages_are_whole = True
+    _fd_type = _HANDLE_TYPE_POSIX_FD
+    _granularity_kind = _GRANULARITY_RECOMMENDED
+    _host_calls = "Host"
 
     def __init__(self, device_index: int) -> None:
         if torch.version.hip is None or not torch.cuda.is_available():
@@ -107,68 +107,26 @@ class HipBackend(VmmBackend):
     def _call(self, name: str, *arguments: Any) -> None:
         error = getattr(self._hip, f"hip{name}")(*arguments)
         if error:
-            raise RuntimeError(f"HIP: hip{name}: {self._hip.hipGetErrorString(error).decode()}")
+            raise RuntimeError(f"HIP: hip{name}: {self._hip.hipGetErrorString(error).decode()}{self._hint(name)}")
 
-    def _call_of_uncached(self, name: str, *arguments: Any) -> None:
-        """Make a call that older runtimes refuse for the kind of memory that the heap is of."""
-        try:
-            self._call(name, *arguments)
-        except RuntimeError as error:
-            major, minor = divmod(self._version() // 100_000, 100)
-            raise RuntimeError(
-                f"{error}; the heap is of uncached memory, which HIP gives from 7.2 on; this is HIP {major}.{minor}"
-            ) from None
+    def _hint(self, name: str) -> str:
+        """Return what to add to the error of a call that older runtimes refuse for the kind of memory of the heap."""
+        if name not in ("MemGetAllocationGranularity", "MemCreate"):
+            return ""
+        major, minor = divmod(self._get("RuntimeGetVersion") // 100_000, 100)
+        return f"; the heap is of uncached memory, which HIP gives from 7.2 on; this is HIP {major}.{minor}"
 
-    def _version(self) -> int:
-        """Return the runtime's, as HIP_VERSION counts: 70_100_000 and more of 7.1."""
-        version = c_int()
-        self._call("RuntimeGetVersion", byref(version))
-        return version.value
-
-    def _granularity(self) -> int:
-        value = c_size_t()
-        properties = byref(self._properties)
-        self._call_of_uncached("MemGetAllocationGranularity", byref(value), properties, _GRANULARITY_RECOMMENDED)
-        return value.value
-
-    def _create(self, size: int) -> Any:
-        handle = c_void_p()
-        self._call_of_uncached("MemCreate", byref(handle), size, byref(self._properties), 0)
-        return handle
-
-    def _export(self, handle: Any) -> int:
-        fd = c_int()
-        self._call("MemExportToShareableHandle", byref(fd), handle, _HANDLE_TYPE_POSIX_FD, 0)
-        return fd.value
-
-    def _import(self, fd: int) -> Any:
-        handle = c_void_p()
-        given = c_void_p(fd) if self._version() >= _DESCRIPTORS_BY_VALUE else byref(c_int(fd))
-        self._call("MemImportFromShareableHandle", byref(handle), given, _HANDLE_TYPE_POSIX_FD)
-        return handle
-
-    def _reserve(self, size: int, alignment: int) -> int:
-        address = c_void_p()
-        self._call("MemAddressReserve", byref(address), size, alignment, None, 0)
-        return int(address.value or 0)
+    def _get(self, name: str, *arguments: Any) -> Any:
+        given = _ARGUMENTS[f"hip{name}"][0]._type_()
+        self._call(name, byref(given), *arguments)
+        return given.value
 
     def _open_access(self, address: int, size: int) -> None:
         access = _Access(self._properties.location, _ACCESS_READ_WRITE)
-        self._call("MemSetAccess", address, size, byref(access), 1)
-
-    def _register(self, address: int, size: int) -> int:
-        self._call("HostRegister", address, size, _HOST_REGISTER_PORTABLE | _HOST_REGISTER_MAPPED)
-        pointer = c_void_p()
-        self._call("HostGetDevicePointer", byref(pointer), address, 0)
-        return int(pointer.value or 0)
-
-    def _unregister(self, address: int) -> None:
-        self._call("HostUnregister", address)
+        self._call("MemSetAccess", address, size, access, 1)
 
     def _create_stream(self) -> int:
-        stream = c_void_p()
-        self._call("StreamCreateWithFlags", byref(stream), _STREAM_NON_BLOCKING)
-        return int(stream.value or 0)
+        return int(self._get("StreamCreateWithFlags", _STREAM_NON_BLOCKING))
 
     def waiting_for_value(self, stream: int, address: int, value: int) -> Step:
         return partial(self._call, "StreamWaitValue32", stream, address, value, _STREAM_WAIT_VALUE_GEQ, 0xFFFFFFFF)

@@ -19,9 +19,17 @@ import torch
 from ..rendezvous.control_plane import ControlPlane
 from .base import STRIDE_ALIGNMENT, Backend, PreparedStream, Step, round_up
 
+_REGISTER_PORTABLE_AND_MAPPED = 1 | 2  # the same numbers in CUDA and HIP
+
 
 class VmmBackend(Backend):
-    """A GPU's memory through virtual-memory calls; a subclass names the calls."""
+    """A GPU's memory through virtual-memory calls; a subclass makes the calls."""
+
+    # What a subclass sets: the driver's description of a rank's memory, and numbers of its own for some arguments.
+    _properties: Any
+    _fd_type: Any
+    _granularity_kind: Any
+    _host_calls: str  # what its calls on host memory begin with
 
     smallest_window = 0  # bytes of addresses, of which only the heaps have memory behind them
 
@@ -45,25 +53,26 @@ class VmmBackend(Backend):
         self._window_size = 0
 
     def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
-        granularity = max(self._granularity(), STRIDE_ALIGNMENT)
+        granularity = self._get("MemGetAllocationGranularity", self._properties, self._granularity_kind)
+        granularity = max(granularity, STRIDE_ALIGNMENT)
         stride = round_up(heap_size, granularity)
         self._stride = stride
         with contextlib.ExitStack() as descriptors:
             with control_plane.collective_section(f"reserve a heap of {stride:,} bytes on its device"):
-                own = self._create(stride)
+                own = self._get("MemCreate", stride, self._properties, 0)
                 self._handles.append(own)
-                exported = self._export(own)
+                exported = int(self._get("MemExportToShareableHandle", own, self._fd_type, 0))
                 descriptors.callback(os.close, exported)
             fds = control_plane.exchange_fds(exported)
             for fd in fds:
                 descriptors.callback(os.close, fd)
             with control_plane.collective_section("map the peers' heaps"):
                 self._window_size = max(stride * control_plane.world_size, self.smallest_window)
-                self._base = self._reserve(self._window_size, granularity)
+                self._base = int(self._get("MemAddressReserve", self._window_size, granularity, 0, 0))
                 for peer, fd in enumerate(fds):
                     handle = own
                     if peer != control_plane.rank:
-                        handle = self._import(fd)
+                        handle = self._get("MemImportFromShareableHandle", fd, self._fd_type)
                         self._handles.append(handle)
                     self._call("MemMap", self._base + peer * stride, stride, 0, handle, 0)
                     self._mapped.append(self._base + peer * stride)
@@ -81,7 +90,7 @@ class VmmBackend(Backend):
             self._call("MemAddressFree", self._base, self._window_size)
         self._base = 0
         while self._shared:
-            self._unregister(self._shared.pop().data_ptr())
+            self._call(f"{self._host_calls}Unregister", self._shared.pop().data_ptr())
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -101,7 +110,9 @@ class VmmBackend(Backend):
 
     def share_with_kernels(self, memory: torch.Tensor) -> int:
         self._shared.append(memory)
-        return self._register(memory.data_ptr(), memory.nbytes)
+        address = memory.data_ptr()
+        self._call(f"{self._host_calls}Register", address, memory.nbytes, _REGISTER_PORTABLE_AND_MAPPED)
+        return int(self._get(f"{self._host_calls}GetDevicePointer", address, 0))
 
     def write_words(self, words: torch.Tensor, value: int) -> None:
         self._written.fill_(value)
@@ -116,33 +127,15 @@ class VmmBackend(Backend):
     # The driver's calls; each raises RuntimeError with the driver's own words.
 
     @abstractmethod
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: Any) -> None:
         """Make a call, by its name without the driver's prefix: "MemMap" is cuMemMap, or hipMemMap."""
 
     @abstractmethod
-    def _granularity(self) -> int: ...
-
-    @abstractmethod
-    def _create(self, size: int) -> Any: ...
-
-    @abstractmethod
-    def _export(self, handle: Any) -> int: ...
-
-    @abstractmethod
-    def _import(self, fd: int) -> Any: ...
-
-    @abstractmethod
-    def _reserve(self, size: int, alignment: int) -> int: ...
+    def _get(self, name: str, *arguments: Any) -> Any:
+        """Make a call that gives something, and return that."""
 
     @abstractmethod
     def _open_access(self, address: int, size: int) -> None: ...
-
-    @abstractmethod
-    def _register(self, address: int, size: int) -> int:
-        """Pin host memory and map it for kernels; return its address there."""
-
-    @abstractmethod
-    def _unregister(self, address: int) -> None: ...
 
     @abstractmethod
     def _create_stream(self) -> int: ...
