@@ -1,4 +1,4 @@
-"""Who goes on next: tasks that take turns as greenlets, in an order that a seed decides and can repeat."""
+"""The scheduler: tasks that take turns as greenlets, in an order that a seed decides and can repeat."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Scheduler:
         """Give turns until `until()`.
 
         Raises:
-            Stuck: nobody can go on.
+            Stuck: no task can go on.
             Whatever a task raised.
         """
         while not until():

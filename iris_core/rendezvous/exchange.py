@@ -112,7 +112,7 @@ class SocketExchange(Exchange):
     def _round(self, epoch: int, what: str, value: Any, fds: Sequence[int]) -> tuple[list[list[Any]], list[int]]:
         """Exchange values. Whatever ends this, an interrupt too, fails on the other ranks and in later calls.
 
-        An answer that nobody waits for would be taken for that of the next call.
+        An answer that no rank waits for would be taken for that of the next call.
         """
         try:
             if self._rank == 0:

@@ -1,4 +1,4 @@
-"""Rank info: which rank this process is, and where the ranks meet, as whatever started it says."""
+"""Rank info: which rank this process is, and the address of the ranks, as what started the process says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RankInfo:
     Args:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
-        address: the name under which the ranks meet.
+        address: the name of rank 0's socket.
         started_by: where this is from, for error messages.
         group: torch's process group of these ranks, where the caller gave one.
     """
@@ -115,7 +115,7 @@ def _from_group(group: dist.ProcessGroup | None) -> RankInfo:
 
 
 def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, whose: str, number: int) -> RankInfo:
-    """Agree on an address through a store; `whose` tells groups apart, `number` is the process's on its host."""
+    """Agree on an address through a store; `whose` identifies the group, `number` is the process's on its host."""
     local_rank = _local_rank(number)
     # A process that makes a second context later needs a second name.
     key = f"iris_core/address/{whose}/{_contexts_made[whose]}"
@@ -146,7 +146,7 @@ def _from_mpi() -> RankInfo:
 
 
 def _host() -> str:
-    """Return what tells a host, and a network of its own on it, from others: abstract sockets reach no further."""
+    """Return what identifies a host and its network namespace: abstract sockets reach no further."""
     with contextlib.suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
     return ""

@@ -35,7 +35,7 @@ class MalformedMessage(Exception):
 
 
 def random_address() -> str:
-    """Return a fresh name under which ranks can meet, to be given to all of them."""
+    """Return a fresh name for rank 0's socket, to be given to all ranks."""
     return f"iris-{secrets.token_hex(16)}"
 
 
@@ -208,7 +208,7 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Me
     limits = {"limit_bytes": 2 * MESSAGE_LIMIT_BYTES * world_size, "limit_fds": world_size}
     message_socket = MessageSocket(connection, timeout_s=timeout_s, **limits)
     try:
-        # Random at its end, so that nobody who has seen rank 0's name can take it.
+        # Random at its end: another user, who can see rank 0's name, cannot take it.
         connection.bind(f"\0{address}/{rank}/{world_size}/{secrets.token_hex(16)}")
         _connect(connection, address)
         if not _same_user(connection):

@@ -35,7 +35,7 @@ class Fault(NamedTuple):
     Args:
         reason: EXPIRED or ABORTED.
         time_ns: on the clock of the device that waited.
-        rank, program: who waited; `program` is -1 for a stream.
+        rank, program: the program that waited; -1 for a stream.
         address: of the flag, as `rank` sees it.
         expected, seen: its value.
     """
