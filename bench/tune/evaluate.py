@@ -83,10 +83,14 @@ def judge(asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str) -
     """
     evidence, hides = evidence_of(known), HIDDEN[hidden]
     for gpu, table in asked.items():
+        knowledge: dict[tuple[bool, ...], Knowledge] = {}  # by what is hidden: what is fitted to it is fitted once
         for key, measured in table.items():
             if key.dtype in _DTYPES:
-                left = [one for one in evidence if not hides(one, gpu, key)]
-                yield from _judge(gpu, key, measured, Knowledge.of_evidence(gpu, left), hidden)
+                is_hidden = tuple(hides(one, gpu, key) for one in evidence)
+                if is_hidden not in knowledge:
+                    left = [one for one, is_out in zip(evidence, is_hidden, strict=True) if not is_out]
+                    knowledge[is_hidden] = Knowledge.of_evidence(gpu, left)
+                yield from _judge(gpu, key, measured, knowledge[is_hidden], hidden)
 
 
 def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str) -> Iterator[Judged]:
