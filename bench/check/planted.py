@@ -22,7 +22,7 @@ from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
 from iris_core.device import sync
-from iris_kernels.all_gather_gemm import shards
+from iris_kernels.all_gather_gemm.portable import shards
 from iris_kernels.common.device import handshake
 from iris_kernels.common.portable import gemm, stream_k, tile_loop
 from iris_kernels.common.portable.gemm import store_tile

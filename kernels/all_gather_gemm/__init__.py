@@ -11,21 +11,20 @@ from overlap_taxonomy import register, register_former_names
 
 from ..common.config import GemmConfig
 from ..common.torch_op import call, define_op
-from . import (
-    auto,
-    bulk_synchronous,
-    copy_engine,
-    copy_engine_sm90,
-    fused_sequential,
-    fused_sequential_stream_k,
-    library,
-    producer_consumer,
-    workgroup_specialized,
-    workgroup_specialized_sm90,
-)
+from . import auto, library
 from .former_names import FORMER_NAMES
 from .gradients import gradients
+from .hopper import copy_engine as hopper_copy_engine
+from .hopper import workgroup_specialized as hopper_workgroup_specialized
 from .host import FAMILY
+from .portable import (
+    bulk_synchronous,
+    copy_engine,
+    fused_sequential,
+    fused_sequential_stream_k,
+    producer_consumer,
+    workgroup_specialized,
+)
 from .problem import AllGatherGemmProblem
 from .reference import reference
 
@@ -40,8 +39,8 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    workgroup_specialized_sm90.VARIANT,
-    copy_engine_sm90.VARIANT,
+    hopper_workgroup_specialized.VARIANT,
+    hopper_copy_engine.VARIANT,
     fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):

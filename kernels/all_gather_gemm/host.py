@@ -18,8 +18,8 @@ from ..common.device.arguments import Block, Gemm
 from ..common.implementation import Implementation, Outputs
 from ..common.portable.operands import padded
 from ..common.workspace import Buffer
+from .portable.shards import Shard
 from .problem import AllGatherGemmProblem
-from .shards import Shard
 
 FAMILY = "all_gather_gemm"
 OPTIONS = {"keep_gathered": False}

@@ -9,18 +9,12 @@ from overlap_taxonomy import register, register_former_names
 
 from ..common.config import GemmConfig
 from ..common.torch_op import call, define_op
-from . import (
-    auto,
-    bulk_synchronous,
-    fused_sequential,
-    fused_sequential_stream_k,
-    library,
-    warp_specialized_sm90,
-    workgroup_specialized,
-)
+from . import auto, library
 from .former_names import FORMER_NAMES
 from .gradients import gradients
+from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
+from .portable import bulk_synchronous, fused_sequential, fused_sequential_stream_k, workgroup_specialized
 from .problem import GemmAllReduceProblem
 from .reference import reference
 
@@ -33,7 +27,7 @@ for _variant in (
     bulk_synchronous.VARIANT,
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
-    warp_specialized_sm90.VARIANT,
+    hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):

@@ -9,20 +9,19 @@ from overlap_taxonomy import register, register_former_names
 
 from ..common.config import GemmConfig
 from ..common.torch_op import call, define_op
-from . import (
-    auto,
+from . import auto, library
+from .former_names import FORMER_NAMES
+from .gradients import gradients, own_columns
+from .hopper import warp_specialized as hopper_warp_specialized
+from .host import FAMILY
+from .portable import (
     bulk_synchronous,
     copy_engine,
     fused_sequential,
     fused_sequential_stream_k,
-    library,
     producer_consumer,
-    warp_specialized_sm90,
     workgroup_specialized,
 )
-from .former_names import FORMER_NAMES
-from .gradients import gradients, own_columns
-from .host import FAMILY
 from .problem import GemmAllScatterProblem
 from .reference import reference
 
@@ -37,7 +36,7 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    warp_specialized_sm90.VARIANT,
+    hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,
     auto.VARIANT,
 ):

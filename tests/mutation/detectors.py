@@ -27,7 +27,7 @@ def detect(mutant: Mutant, variants: Sequence[Variant]) -> str:
 
 
 def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
-    of_hopper = [variant for variant in variants if variant[1].endswith("_sm90")]
+    of_hopper = [variant for variant in variants if variant[1].startswith("hopper/")]
     others = [variant for variant in variants if variant not in of_hopper]
     of_api = mutant.path.startswith("iris_core/")
     emulated = [] if of_api else of_hopper  # the emulator has dictionaries in the place of the device API
@@ -61,9 +61,9 @@ def _verdicts(mutant: Mutant, variants: Sequence[Variant]) -> Iterator[str]:
 def _named(variant: Variant) -> Variant:
     """Return a variant, which a mutant knows by its file, under its full name."""
     family, file = variant
-    pattern, is_stream_k = file.removesuffix("_stream_k"), file.endswith("_stream_k")
-    pattern, mainloop = (pattern.removesuffix("_sm90"), "sm90") if pattern.endswith("_sm90") else (pattern, "portable")
-    return family, f"{pattern}:{mainloop}{':stream_k' if is_stream_k else ''}"
+    folder, _, pattern = file.rpartition("/")
+    mainloop, schedule = "sm90" if folder == "hopper" else "portable", ":stream_k" if file.endswith("_stream_k") else ""
+    return family, f"{pattern.removesuffix('_stream_k')}:{mainloop}{schedule}"
 
 
 def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
 def _emulate(variant: Variant, case: str) -> str:
     family, name = _named(variant)
     marks = [f"[{family}-{name}-", f"[{family}-{name}]"]
-    marks += ("chunks", "kept") if variant[1] == "copy_engine_sm90" else ("without_columns",)
+    marks += ("chunks", "kept") if variant[1] == "hopper/copy_engine" else ("without_columns",)
     return _run(
         "kernels/hopper/test_hopper_emulated.py",
         only=lambda item: case in item and any(mark in item for mark in marks),

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-Variant = tuple[str, str]  # family, and the file without its suffix
+Variant = tuple[str, str]  # family, and the file in its folder, without its suffix
 _Place = tuple[Path, str]  # a file, and a function or class at its top
 
 
@@ -35,8 +35,8 @@ class Uses:
             users = self._users[new.pop()] - reached
             reached |= users
             new += users
-        modules = {module for module, _ in reached if module.parts[0] == "kernels" and len(module.parts) == 3}
-        return sorted((module.parts[1], module.stem) for module in modules)
+        files = {path.with_suffix("").parts for path, _ in reached if path.parts[0] == "kernels"}
+        return sorted((family, "/".join(rest)) for _, family, *rest in files if family != "common")
 
     def _imported(self, path: Path, tree: ast.Module) -> Iterator[tuple[str, _Place]]:
         """Give the names that a file imports from ours, and where they are: in a file, or, with no name, a file."""

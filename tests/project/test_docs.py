@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import stem
+from families import module_of, stem
 from prefork import Template
 from ranks import skip_where_ranks_share_a_gpu
 
@@ -143,12 +143,12 @@ def test_endings_of_the_handshake_are_those_of_the_kernels() -> None:
     kernels = {(one.family, one.name) for family in list_families() for one in list_variants(family) if one.has_kernels}
     assert named.keys() == kernels
     for (family, variant), ending in named.items():
-        source = (ROOT / "kernels" / family / f"{stem(variant)}.py").read_text()
-        if (
-            f"gemm_reduce_scatter.{stem(variant)} import" in source
-            or f"gemm_reduce_scatter import {stem(variant)}" in source
-        ):  # the two-shot variants have its kernels
-            source = (ROOT / "kernels/gemm_reduce_scatter" / f"{stem(variant)}.py").read_text()
+        module = module_of(variant)
+        package, _, name = module.partition(".")
+        file = Path(package, f"{name}.py")
+        source = (ROOT / "kernels" / family / file).read_text()
+        if f"gemm_reduce_scatter.{module} import" in source or f"gemm_reduce_scatter.{package} import {name}" in source:
+            source = (ROOT / "kernels/gemm_reduce_scatter" / file).read_text()  # the two-shot variants have its kernels
         assert f" {ending}(" in source, f"{family}/{variant}: {ending}"
 
 

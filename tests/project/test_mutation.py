@@ -80,17 +80,17 @@ def test_explanations_are_of_mutants_that_there_are() -> None:
     ("name", "variants"),
     [
         (
-            "kernels/gemm_reduce_scatter/warp_specialized_sm90.py::_collect: no fence_before_descriptor_loads()",
-            [("gemm_all_reduce", "warp_specialized_sm90"), ("gemm_reduce_scatter", "warp_specialized_sm90")],
+            "kernels/gemm_reduce_scatter/hopper/warp_specialized.py::_collect: no fence_before_descriptor_loads()",
+            [("gemm_all_reduce", "hopper/warp_specialized"), ("gemm_reduce_scatter", "hopper/warp_specialized")],
         ),
         (
-            "kernels/gemm_all_scatter/fused_sequential_stream_k.py::send_tile: "
+            "kernels/gemm_all_scatter/portable/fused_sequential_stream_k.py::send_tile: "
             "no signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), WORLD_SIZE)",
-            [("gemm_all_scatter", "fused_sequential_stream_k")],
+            [("gemm_all_scatter", "portable/fused_sequential_stream_k")],
         ),
         (
             "kernels/all_gather_gemm/copies.py::queue: no copies.current_waits()",
-            [("all_gather_gemm", name) for name in ("copies", "copy_engine", "copy_engine_sm90")],
+            [("all_gather_gemm", name) for name in ("copies", "hopper/copy_engine", "portable/copy_engine")],
         ),
     ],
 )
@@ -101,5 +101,5 @@ def test_a_mutant_is_run_by_the_variants_that_it_is_in(name: str, variants: list
 
 def test_what_every_kernel_uses_is_in_every_variant() -> None:
     found = uses().variants("iris_core/device/sync.py", "signal")
-    assert {(family, "fused_sequential") for family, _ in found if family != "common"} <= set(found)
+    assert {(family, "portable/fused_sequential") for family, _ in found} <= set(found)
     assert len(found) > 25

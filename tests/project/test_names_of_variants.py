@@ -53,7 +53,7 @@ def test_what_is_allowed_is_needed() -> None:
 @pytest.mark.parametrize("family", list_families())
 def test_a_family_names_a_variant_in_its_own_file(family: str) -> None:
     """And where former names are registered, and where `auto` leaves one out."""
-    files = [path for path in (ROOT / "kernels" / family).glob("*.py") if path.stem not in ("former_names", "auto")]
+    files = [path for path in (ROOT / "kernels" / family).rglob("*.py") if path.stem not in ("former_names", "auto")]
     assert not {path.name: name for path in files for name in names_in(path) if not path.stem.startswith(name)}
 
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from iris_kernels.common.implementation import Implementation
 from iris_kernels.common.variants import variant_of
-from iris_kernels.gemm_all_scatter import host, workgroup_specialized as existing
+from iris_kernels.gemm_all_scatter import host
+from iris_kernels.gemm_all_scatter.portable import workgroup_specialized as existing
 from overlap_taxonomy import Agent, Arrangement, Sync, register
 
 

@@ -12,8 +12,8 @@ A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`
 | `own_last` | `Shards` | this rank's shard, whose tiles are counted from 0 |
 
 Schedulers of their own: stream-K (../portable/stream_k.py), and those of the Hopper kernels, whose programs split tiles
-(../hopper/tile_scheduler.py), have own tiles between the peers' (../../gemm_reduce_scatter/tile_scheduler.py) or begin
-with their own shard alone (../../all_gather_gemm/workgroup_specialized_sm90.py).
+(../hopper/tile_scheduler.py), have own tiles between the peers' (../../gemm_reduce_scatter/hopper/tile_scheduler.py) or
+begin with their own shard alone (../../all_gather_gemm/hopper/workgroup_specialized.py).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 | `signal_pipeline.py` | a comm warp that signals for the warp that stores |
 | `tile_scheduler.py` | a program's work tile in each wave, whole or split along k |
 | `fixup.py` | partial sums of a split tile, exchanged by its programs |
-| `roles.py` | the multiply warps, together or in turns; where partials are added, see gemm_reduce_scatter/roles.py |
+| `roles.py` | the multiply warps, together or in turns; with partials to add: gemm_reduce_scatter/hopper/roles.py |
 | `plan.py` | the fastest tiling and split of the last wave, by prediction |
 | `host.py` | the host's part: what is supported, tensor descriptors |
 """

@@ -14,7 +14,7 @@ from families import make_problem, name
 
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.gemm_all_reduce.warp_specialized_sm90 import is_cut_by_columns
+from iris_kernels.gemm_all_reduce.hopper.warp_specialized import is_cut_by_columns
 from overlap_taxonomy import Mainloop, Variant, get_variant, list_variants
 
 VARIANTS = [variant for variant in list_variants() if variant.mainloop is Mainloop.SM90]

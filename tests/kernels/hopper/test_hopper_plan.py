@@ -18,7 +18,7 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.all_gather_gemm.workgroup_specialized_sm90 import chunks_of_shards
+from iris_kernels.all_gather_gemm.hopper.workgroup_specialized import chunks_of_shards
 from iris_kernels.common.config import parse_config
 from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (
@@ -30,7 +30,7 @@ from iris_kernels.common.hopper.plan import (
     predicted_us,
     split_waves,
 )
-from iris_kernels.gemm_reduce_scatter import tile_scheduler
+from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler
 from overlap_taxonomy import get_variant
 
 RESULTS = Path(__file__).parents[3] / "results"

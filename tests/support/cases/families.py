@@ -59,10 +59,14 @@ def name(variant: Variant) -> str:
 
 
 def stem(variant: str) -> str:
-    """Return how files and kernels are named after a variant: by pattern, and main loop and schedule that are not the
-    first ones.
-    """
+    """Return how kernels are named after a variant: by pattern, main loop and schedule, if not the first ones."""
     return variant.replace(":portable", "").replace(":", "_")
+
+
+def module_of(variant: str) -> str:
+    """Return where a variant is, in its family's package."""
+    pattern, mainloop, *schedule = variant.split(":")
+    return f"{'hopper' if mainloop == 'sm90' else mainloop}.{'_'.join([pattern, *schedule])}"
 
 
 def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype) -> Any:

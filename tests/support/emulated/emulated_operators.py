@@ -25,8 +25,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core.tracing import Span, make_spans
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
-from iris_kernels.all_gather_gemm import comm_programs
 from iris_kernels.all_gather_gemm import copies as copies_module
+from iris_kernels.all_gather_gemm.hopper import comm_programs
 from iris_kernels.all_gather_gemm.host import keeps_gathered
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import epilogue as epilogue_ops
@@ -41,17 +41,17 @@ from iris_kernels.common.hopper import (
     tile_scheduler,
 )
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.gemm_reduce_scatter import roles as reduce_scatter_roles
-from iris_kernels.gemm_reduce_scatter import tile_scheduler as reduce_scatter_schedule
+from iris_kernels.gemm_reduce_scatter.hopper import roles as reduce_scatter_roles
+from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
 
 COPIES = "copy_engine:sm90"
 KERNELS = {
-    ("all_gather_gemm", "workgroup_specialized:sm90"): all_gather_gemm.workgroup_specialized_sm90,
-    ("all_gather_gemm", COPIES): all_gather_gemm.copy_engine_sm90,
-    ("gemm_all_scatter", "warp_specialized:sm90"): gemm_all_scatter.warp_specialized_sm90,
-    ("gemm_reduce_scatter", "warp_specialized:sm90"): gemm_reduce_scatter.warp_specialized_sm90,
-    ("gemm_all_reduce", "warp_specialized:sm90"): gemm_reduce_scatter.warp_specialized_sm90,  # the same kernel
+    ("all_gather_gemm", "workgroup_specialized:sm90"): all_gather_gemm.hopper.workgroup_specialized,
+    ("all_gather_gemm", COPIES): all_gather_gemm.hopper.copy_engine,
+    ("gemm_all_scatter", "warp_specialized:sm90"): gemm_all_scatter.hopper.warp_specialized,
+    ("gemm_reduce_scatter", "warp_specialized:sm90"): gemm_reduce_scatter.hopper.warp_specialized,
+    ("gemm_all_reduce", "warp_specialized:sm90"): gemm_reduce_scatter.hopper.warp_specialized,  # the same kernel
 }
 CALLS = 2
 
@@ -213,7 +213,7 @@ def run_case(
     machine = Machine(seed, late=late)
     world = World(machine)
     faults: list[str] = []
-    small_chunks = mock.patch.object(all_gather_gemm.workgroup_specialized_sm90, "_CHUNK_BYTES", (1 << 15, 1 << 15))
+    small_chunks = mock.patch.object(all_gather_gemm.hopper.workgroup_specialized, "_CHUNK_BYTES", (1 << 15, 1 << 15))
     with mock.patch.object(hopper, "machine_reason", return_value=None), small_chunks:
         variant = get_variant(family, name)
         if reason := variant.unsupported_reason(problem, config):

@@ -1,0 +1,60 @@
+"""All-gather + GEMM, one after the other: all SMs push this rank's shard to the peers, then a GEMM kernel multiplies.
+
+One stream. The push kernel ends the call's communication as GEMM + all-scatter does: its last program waits until every
+peer's shard has arrived, so the GEMM waits for nothing. The peers' next shards are held off by this rank's ready signal
+at the start of its next call, behind the GEMM in stream order. Pattern: arXiv 2511.12500, section 4 ("bulk
+synchronous").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync
+
+from ...common.device.handshake import begin_call, finish_call, wait_ready
+from ...common.variants import variant_of
+from .. import host, prediction
+from ..host import GatherCall
+from .shards import MULTIPLIES, PUSHES, multiply_shards, push_shard
+
+
+@triton.jit(launch_metadata=PUSHES)
+def all_gather_gemm_bulk_synchronous_push(
+    shard, peers, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+):
+    """Push this rank's shard to every peer, and wait for theirs."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    wait_ready(peers, epoch, WORLD_SIZE)
+    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, False, ROWS, COLS, WORLD_SIZE)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+@triton.jit(launch_metadata=MULTIPLIES)
+def all_gather_gemm_bulk_synchronous(
+    a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Multiply the gathered A."""
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, None, WORLD_SIZE, TILE)
+
+
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the kernel that pushes, then the one that multiplies."""
+    config = call.config
+    a, b = host.prepare(call, a, b)
+    push = host.push_arguments(call, a)
+    call.run(all_gather_gemm_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **push)
+    call.run(all_gather_gemm_bulk_synchronous, config.num_sms, **host.multiply_arguments(call, a, b))
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    host.implementation("bulk_synchronous", host.plan, host.workspace, launch, predict=prediction.bulk_synchronous),
+    arrangement=Arrangement.SEQUENTIAL_KERNELS,
+    agent=Agent.ALL_SMS,
+    sync=Sync.STREAM_ORDER,
+    summary="all SMs push the shard to the peers, then a GEMM kernel",
+)

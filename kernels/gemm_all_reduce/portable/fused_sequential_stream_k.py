@@ -1,0 +1,150 @@
+"""GEMM + all-reduce in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
+
+Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up stores its sum, a partial one, to
+every rank's workspace, signals all of them at once, waits for theirs, and adds all ranks', its own too, in the order of
+the ranks: every rank has the same bits, in every run.
+
+The workspace is doubled, and calls use its halves alternately: every rank has seen all peers' flags in a call that it
+has ended, so they are done with the half of the call before, and no rank waits for the peers to be ready. Flags hold
+call numbers and are never reset.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import gdc_wait, signal_each, wait_each
+from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
+
+from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
+from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
+from ...common.implementation import Implementation
+from ...common.portable import stream_k_host
+from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
+from ...common.portable.stream_k import Halves, buffer_of_call, compute_tiles
+from ...common.variants import variant_of
+from ...common.workspace import Buffer, flags_by_source
+from ...gemm_reduce_scatter.host import ReduceCall
+from ...gemm_reduce_scatter.portable.fused_sequential_stream_k import plan
+from .. import host, prediction
+from ..host import FAMILY, ONE_SHOT
+
+
+@triton.jit
+def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Send a partial tile to all ranks, and sum all ranks'."""
+    out, workspace_ptr, flags_ptr = target
+    partial_size = tl.cast(out.m, tl.int64) * out.n
+    mine = unfinished_block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
+    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    began = trace_time(peers)
+    store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    flag_ptrs, all_ranks = on_every_rank(flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
+    # Edge: this tile's stores happen before what follows any rank's wait for the flag.
+    signal_each(flag_ptrs, epoch, all_ranks >= 0)
+    began = trace_span(peers, STORE, tile, began)
+    wait_each(flags_ptr + ranks * tiles + tile, epoch, ranks < WORLD_SIZE, peers.watchdog_ptr)
+    began = trace_span(peers, WAIT, tile, began)
+    # Halves of a wide tile, one after the other: both in registers would be too many.
+    COLS: tl.constexpr = TILE.BLOCK_N // TILE.SUBTILES
+    for index in range(TILE.SUBTILES):
+        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
+    trace_span(peers, SUM, tile, began)
+
+
+@triton.jit
+def sum_subtile(
+    out,
+    workspace_ptr,
+    peers,
+    row,
+    col,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Add all ranks' partials of a subtile, in the order of the ranks, and store the sum."""
+    partial_size = tl.cast(out.m, tl.int64) * out.n
+    offsets, mask = subtile_offsets(out, row, col, ROWS, COLS)
+    # .cg: the peers wrote it past this SM's L1, which may hold an older call's.
+    total = tl.load(workspace_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    # Not unrolled: one rank's partial in registers at a time.
+    for rank in range(1, WORLD_SIZE):
+        partial_ptr = workspace_ptr + rank * partial_size
+        total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS, TILE)
+
+
+@triton.jit(launch_metadata=ONE_SHOT)
+def gemm_all_reduce_fused_sequential_stream_k(
+    a,
+    b,
+    gemm,
+    out,
+    workspace_ptr,
+    flags_ptr,
+    halves,
+    stream_k,
+    own,
+    peers,
+    HAS_WHOLE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Send this rank's partial tiles to all ranks, and sum all ranks'."""
+    gdc_wait()
+    epoch = begin_own_call(own)
+    half = buffer_of_call(epoch, 2)
+    target = (out, workspace_ptr + half * halves.data, flags_ptr + half * halves.flags)
+    compute_tiles(
+        a, b, gemm, out, out, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
+    )
+    end_own_call(own, epoch)
+
+
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return the buffers of partials and of flags, each in two halves, and those of C and of split tiles."""
+    tiles = stream_k_host.all_tiles(call)
+    return {
+        **host.workspace(call, halves=2),
+        **stream_k_host.workspace(call),
+        "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum", halves=2),
+    }
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_all_reduce_fused_sequential_stream_k,
+        stream_k_host.stream_k_plan(call).programs,
+        early=stream_k_host.is_short(call),
+        **call.main_loop(a, b),
+        **stream_k_host.arguments(call),
+        out=host.block_of(call),
+        workspace_ptr=call.memory["staging"],
+        flags_ptr=call.memory["flags"],
+        halves=Halves(call.half_size("staging"), call.half_size("flags")),
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(
+        FAMILY,
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        host.outputs,
+        schedule=Schedule.STREAM_K,
+        predict=prediction.fused_sequential_stream_k,
+    ),
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.SPLIT_FLAG,
+    summary="one kernel for small M; programs split a tile (stream-K), one sends it to every rank and adds all ranks'",
+)

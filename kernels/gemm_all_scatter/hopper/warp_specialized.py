@@ -1,0 +1,204 @@
+"""GEMM + all-scatter in one kernel whose warps have different roles (Gluon, for Hopper).
+
+| warps of a program | do | wait for |
+|---|---|---|
+| 8, two warp groups | multiply tiles, and stage each in shared memory | full stages; the epilogue store to be empty |
+| 1 | loads operands, and meanwhile stores the tile before to every rank, by subtiles | empty stages; the staged tile |
+
+The main loop paces the stores (../common/hopper/epilogue_store.py). What is finished at the end is sent after the last
+multiplication, so the last tiles can be split over programs, which end them earlier (../common/hopper/fixup.py). Before
+its first store a program waits once for the peers to be ready, and it takes part in ending the call when all its stores
+have arrived. The kernel is launched early (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4, which
+names "wave specialization" and leaves it unbuilt.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from iris_core import gdc_launch_dependents, gdc_wait
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
+
+from ...common.call import Call, Device
+from ...common.config import GemmConfig
+from ...common.device.handshake import begin_call, finish_call, wait_ready
+from ...common.device.tile_scheduler import num_tiles, tile_origin
+from ...common.device.trace import SEND_WAIT, trace_span, trace_time
+from ...common.hopper import host as hopper
+from ...common.hopper.arguments import PendingStore, PlacedEpilogue, Sizes
+from ...common.hopper.epilogue_store import (
+    load_and_send,
+    load_prologue,
+    make_epilogue_store,
+    send_last,
+    wait_stores_arrived,
+)
+from ...common.hopper.pipeline import make_operand_pipeline
+from ...common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
+from ...common.hopper.tile_scheduler import split_waves, trace_number, whole_waves, work_tile
+from ...common.implementation import Implementation
+from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
+from ...common.portable.operands import ROW_BYTES, padded
+from ...common.variants import variant_of
+from ...common.workspace import Buffer
+from .. import prediction
+from ..host import FAMILY
+from ..problem import GemmAllScatterProblem
+
+
+def _sent(args: Arguments) -> int:
+    return args["sizes"].m * args["sizes"].n * peers_of(args)
+
+
+@gluon.jit(launch_metadata=launch_metadata(product=lambda args: args["sizes"], moved=_sent))
+def gemm_all_scatter_warp_specialized_sm90(
+    a, b, out, workspace, sizes, epilogue, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    """Compute this rank's block of C into every rank's C."""
+    pipeline = make_operand_pipeline(a, b, TILE)
+    store = make_epilogue_store(out, TILE)
+    placed = PlacedEpilogue(epilogue, sizes)
+    gdc_wait()
+    epoch = begin_call(peers, WORLD_SIZE)
+    tiles = num_tiles(sizes, TILE)
+    whole = whole_waves(tiles, TILE)
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    split = split_waves(tiles, whole, num_steps, TILE)
+    gl.warp_specialize(
+        [
+            (multiply_second, (pipeline, store, placed, whole, num_steps, TILE)),
+            (multiply_tiles, (pipeline, store, placed, workspace, tiles, whole, split, num_steps, peers, epoch, TILE)),
+            (_load_and_scatter, (a, b, out, pipeline, store, whole, split, sizes, peers, epoch, WORLD_SIZE, TILE)),
+        ][first_role(TILE.PINGPONG) :],
+        worker_warps(1, TILE.PINGPONG),
+        worker_registers(1, TILE.PINGPONG),
+    )
+
+
+@gluon.jit
+def _origin(wave, sizes, TILE: gl.constexpr):
+    tiles = num_tiles(sizes, TILE)
+    work = work_tile(wave, tiles, whole_waves(tiles, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
+    return tile_origin(work.index, sizes, TILE)
+
+
+@gluon.jit
+def _load_and_scatter(
+    a, b, out, pipeline, store, whole, split, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    tiles = num_tiles(sizes, TILE)
+    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    waves = whole + split
+    step = 0
+    row = 0
+    col = 0
+    subtile = 0
+    num_subtiles = 0
+    for wave in range(waves):
+        pending = PendingStore(peers.rank + 1, row, col, subtile, num_subtiles, peers.trace_ptr)
+        work = work_tile(wave, tiles, whole, num_steps, TILE)
+        row, col = tile_origin(work.index, sizes, TILE)
+        subtile = work.subtile
+        num_subtiles = work.num_subtiles
+        step, start = load_prologue(a, b, pipeline, step, row, col, work.start, work.stop, store, wave > 1, TILE)
+        step = load_and_send(
+            a, b, pipeline, step, row, col, start, work.stop, out, store, pending, wave, WORLD_SIZE, WORLD_SIZE, TILE
+        )
+        if wave == 0:
+            began = trace_time(peers)
+            wait_ready(peers, epoch, WORLD_SIZE)
+            trace_span(peers, SEND_WAIT, trace_number(wave), began)
+    gdc_launch_dependents()  # the last operands have been asked for
+    pending = PendingStore(peers.rank + 1, row, col, subtile, num_subtiles, peers.trace_ptr)
+    send_last(out, store, pending, waves, waves > 1, WORLD_SIZE, WORLD_SIZE, TILE)
+    began = trace_time(peers)
+    wait_stores_arrived()
+    began = trace_span(peers, SEND_WAIT, trace_number(waves - 1), began)
+    finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+    trace_span(peers, SEND_WAIT, trace_number(waves - 1), began)
+
+
+def supports(problem: GemmAllScatterProblem, config: GemmConfig | None) -> str | None:
+    """Return why this variant cannot do a problem here, or None."""
+    return hopper.supports(problem, config, sizes_reason_of=_sizes_reason)
+
+
+def _sizes_reason(problem: GemmAllScatterProblem) -> str | None:
+    for rank in range(problem.world_size):
+        start, stop = problem.columns(rank)
+        if stop > start and start * problem.dtype.itemsize % ROW_BYTES:
+            return f"rank {rank}'s columns of C start at {start}; TMA stores on a multiple of {ROW_BYTES} bytes"
+    return None
+
+
+def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
+    """Return the tiling that is predicted to be fastest, for the largest block of columns."""
+    k, n = problem.b_shape(0)
+    peers = problem.world_size - 1
+    return hopper.plan(problem.m, n, k, device, peers=peers, splits=(1, 2), pingpong=True)
+
+
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C, whose rows are on 16 bytes, and of split tiles."""
+    problem = call.problem
+    output = Buffer((problem.m, padded(problem.n, problem.dtype)), problem.dtype, is_symmetric=True)
+    return {"output": output, **hopper.split_buffers(call, call.config.num_sms, _sizes(call))}
+
+
+def outputs(call: Call[GemmAllScatterProblem]) -> tuple[torch.Tensor]:
+    """Return C."""
+    return (call.memory["output"][:, : call.problem.n],)
+
+
+def _sizes(call: Call[GemmAllScatterProblem]) -> Sizes:
+    start, stop = call.problem.columns(call.rank)
+    return Sizes(call.problem.m, stop - start, call.problem.k)
+
+
+def _everywhere(call: Call[GemmAllScatterProblem]) -> TensorDescriptor:
+    """Return this rank's columns of every rank's C."""
+    start, stop = call.problem.columns(call.rank)
+    # Where it has none, nothing is stored, but a descriptor needs some.
+    columns = slice(start, stop) if stop > start else slice(0, 1)
+    return hopper.subtiles_of(call, call.peer_view(call.memory["output"])[:, :, columns])
+
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_all_scatter_warp_specialized_sm90,
+        call.config.num_sms,
+        num_warps=hopper.num_warps(call.config),
+        early=True,
+        **hopper.operands(call, a, b, _origin),
+        out=_everywhere(call),
+        workspace=hopper.split_workspace(call),
+        sizes=_sizes(call),
+        epilogue=call.epilogue(),
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+    )
+    return outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(
+        FAMILY,
+        "warp_specialized",
+        plan,
+        workspace,
+        launch,
+        outputs,
+        supports=supports,
+        can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
+        predict=prediction.warp_specialized_sm90,
+    ),
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_WARPS,
+    sync=Sync.SHARED_MEMORY_BARRIER,
+    summary="one kernel; a warp of each program loads operands and sends the tile before, paced (Hopper)",
+)

@@ -1,0 +1,73 @@
+"""GEMM + all-scatter, one after the other: a GEMM kernel, then a kernel in which all SMs push the result to the peers.
+
+One stream; its order is all the synchronisation inside a rank. The push kernel waits for the peers to be ready, and its
+last program ends the call. Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync
+
+from ...common.call import Call
+from ...common.device.handshake import begin_call, current_call, finish_call
+from ...common.device.tile_scheduler import num_tiles, row_grouped
+from ...common.implementation import Implementation
+from ...common.portable.tile_loop import compute_tiles, keep_tile
+from ...common.variants import variant_of
+from .. import host, prediction
+from ..host import FAMILY
+from ..problem import GemmAllScatterProblem
+from .tiles import MULTIPLIES, PUSHES, push_tiles
+
+
+@triton.jit(launch_metadata=MULTIPLIES)
+def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute this rank's block of C."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
+    compute_tiles(indices, a, b, gemm, block, block, peers, epoch, row_grouped, keep_tile, WORLD_SIZE, TILE)
+
+
+@triton.jit(launch_metadata=PUSHES)
+def gemm_all_scatter_bulk_synchronous_push(
+    block, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Push this rank's block of C to every peer."""
+    epoch = current_call(peers, WORLD_SIZE)
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    push_tiles(pid, step, epoch, block, peers, None, False, ROWS, WORLD_SIZE, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the GEMM kernel, then the one that pushes."""
+    config = call.config
+    call.run(gemm_all_scatter_bulk_synchronous, config.num_sms, **host.compute_arguments(call, a, b))
+    call.run(
+        gemm_all_scatter_bulk_synchronous_push,
+        config.num_sms,
+        num_warps=config.comm_warps,
+        **host.push_arguments(call),
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(
+        FAMILY,
+        "bulk_synchronous",
+        host.plan,
+        host.workspace,
+        launch,
+        host.outputs,
+        predict=prediction.bulk_synchronous,
+    ),
+    arrangement=Arrangement.SEQUENTIAL_KERNELS,
+    agent=Agent.ALL_SMS,
+    sync=Sync.STREAM_ORDER,
+    summary="a GEMM kernel, then all SMs push the result",
+)

@@ -1,0 +1,132 @@
+"""GEMM + all-scatter with the copy engines: a GEMM kernel on all SMs, and DMA copies of finished chunks of rows.
+
+A chunk is GROUP_M rows of tiles, computed one chunk after the other. Programs count its tiles; the copy stream waits
+for the full count and copies the chunk to every peer. The kernel counts a program's first tile only when all peers are
+ready, so no copy starts early. A last, tiny kernel, after the copies, ends the call and clears the counts, which only
+this rank uses: the stream's waits compare with constants, as a captured graph must.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from overlap_taxonomy import Agent, Arrangement, Sync
+
+from ...common.call import Call, Device
+from ...common.config import LEAST_CHUNK_BYTES, GemmConfig
+from ...common.device.handshake import begin_call, current_call, finish_call
+from ...common.device.tile_scheduler import num_tiles, row_grouped
+from ...common.implementation import Implementation
+from ...common.portable.tile_loop import compute_tiles, keep_and_count
+from ...common.variants import variant_of
+from ...common.workspace import Buffer, local_flags
+from .. import host, prediction
+from ..host import FAMILY
+from ..problem import GemmAllScatterProblem
+from .tiles import MULTIPLIES
+
+
+@triton.jit(launch_metadata=MULTIPLIES)
+def gemm_all_scatter_copy_engine(a, b, gemm, block, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute this rank's block of C and count each chunk's tiles."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    pid = tl.program_id(0)
+    indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
+    target = (block, counts_ptr, 0, pid)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_count, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def gemm_all_scatter_copy_engine_finish(peers, counts_ptr, num_chunks, WORLD_SIZE: tl.constexpr):
+    """After the copies: end the call."""
+    for chunk in range(num_chunks):
+        tl.store(counts_ptr + chunk, 0)
+    finish_call(peers, current_call(peers, WORLD_SIZE), 1, WORLD_SIZE)
+
+
+class Chunk(NamedTuple):
+    """A chunk of rows: its number of tiles, this rank's rows, and where they go at each peer."""
+
+    tiles: int
+    source: torch.Tensor
+    destinations: list[torch.Tensor]
+
+
+def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
+    """Return the family's plan with as many chunks as are worth a copy each."""
+    config = host.plan(problem, device)
+    if device.arch == "cpu":
+        return config
+    m, n = problem.m, problem.b_shape(0)[1]
+    return replace(config, row_chunks=max(1, min(4, m * n * problem.dtype.itemsize // LEAST_CHUNK_BYTES)))
+
+
+def fit(problem: GemmAllScatterProblem, config: GemmConfig) -> GemmConfig:
+    """Return the configuration with a chunk's rows of tiles as the groups of the tile order."""
+    return replace(config, group_m=-(-problem.m // (config.block_m * config.row_chunks)))
+
+
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C and of the chunks' counts."""
+    num_chunks = len(_rows_of_chunks(call))
+    return {**host.workspace(call), "counts": local_flags(num_chunks, "chunk", dtype=torch.int32)}
+
+
+def _rows_of_chunks(call: Call[GemmAllScatterProblem]) -> list[slice]:
+    m, height = call.problem.m, call.config.group_m * call.config.block_m
+    has_columns = call.problem.b_shape(call.rank)[1] > 0
+    return [slice(row, min(row + height, m)) for row in range(0, m if has_columns else 0, height)]
+
+
+def _chunks(call: Call[GemmAllScatterProblem]) -> list[Chunk]:
+    """Return the chunks in the order in which they are computed."""
+    (output,), rank = host.outputs(call), call.rank
+    own = slice(*call.problem.columns(rank))
+    everywhere = call.peer_view(output)[:, :, own]
+    peers = [(rank + distance) % call.world_size for distance in range(1, call.world_size)]
+    return [
+        Chunk(
+            call.num_tiles(rows.stop - rows.start, own.stop - own.start),
+            everywhere[rank, rows],
+            [everywhere[peer, rows] for peer in peers],
+        )
+        for rows in _rows_of_chunks(call)
+    ]
+
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the GEMM kernel, and beside it the copies, each behind a wait for its chunk."""
+    counts, copies, chunks = call.memory["counts"], call.stream("copies"), call.kept("chunks", lambda: _chunks(call))
+    copies.wait_for_current()
+    arguments = host.compute_arguments(call, a, b)
+    call.run(gemm_all_scatter_copy_engine, call.config.num_sms, **arguments, counts_ptr=counts)
+    with copies.in_one():
+        for number, chunk in enumerate(chunks):
+            copies.wait_value(counts[number], chunk.tiles)
+            for destination in chunk.destinations:
+                copies.copy_2d(destination, chunk.source)
+    copies.current_waits()
+    call.run(
+        gemm_all_scatter_copy_engine_finish,
+        1,
+        num_warps=1,
+        peers=call.peers(),
+        counts_ptr=counts,
+        num_chunks=len(chunks),
+        WORLD_SIZE=call.world_size,
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(FAMILY, "copy_engine", plan, workspace, launch, host.outputs, fit, predict=prediction.copy_engine),
+    arrangement=Arrangement.KERNEL_AND_COPIES,
+    agent=Agent.COPY_ENGINES,
+    sync=Sync.CHUNK_COUNTER,
+    summary="a GEMM kernel on all SMs; the copy engines send each chunk of rows when it is complete",
+)

@@ -1,0 +1,124 @@
+"""GEMM + all-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
+
+Programs split tiles (../common/portable/stream_k.py); the one that fixes a tile up stores it to every rank. It waits
+for the peers to be ready just before, and counts the tile on every rank just after, all at once. The first program ends
+when every rank, its own too, has counted all its tiles here. Counts grow over all calls and are never reset.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import gdc_wait
+from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
+
+from ...common.call import Call, Device
+from ...common.config import GemmConfig
+from ...common.device.handshake import (
+    COUNTS_OF_A_CALL,
+    begin_own_call,
+    count_of_chunk,
+    end_own_call,
+    signal_all_ready,
+    signal_chunk_to_all,
+    wait_all_chunks,
+    wait_all_ready,
+)
+from ...common.device.trace import STORE, WAIT, trace_span, trace_time
+from ...common.implementation import Implementation
+from ...common.portable import stream_k_host
+from ...common.portable.gemm import store_tile
+from ...common.portable.stream_k import compute_tiles, with_columns
+from ...common.variants import variant_of
+from ...common.workspace import Buffer
+from .. import host, prediction
+from ..host import FAMILY
+from ..problem import GemmAllScatterProblem
+from .tiles import MULTIPLIES_AND_PUSHES
+
+
+@triton.jit
+def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Store a tile to every rank when the peers are ready, and count it there."""
+    began = trace_time(peers)
+    wait_all_ready(peers, epoch, WORLD_SIZE)
+    began = trace_span(peers, WAIT, tile, began)
+    store_tile(acc, block, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), WORLD_SIZE)
+    trace_span(peers, STORE, tile, began)
+
+
+@triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
+def gemm_all_scatter_fused_sequential_stream_k(
+    a,
+    b,
+    gemm,
+    block,
+    columns,
+    stream_k,
+    own,
+    peers,
+    HAS_WHOLE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute this rank's block of C into every rank's C."""
+    gdc_wait()
+    epoch = begin_own_call(own)
+    signal_all_ready(peers, epoch, WORLD_SIZE)
+    widest = with_columns(block, columns)
+    compute_tiles(
+        a, b, gemm, block, widest, 0, stream_k, block, peers, epoch, send_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
+    )
+    if tl.program_id(0) == 0:
+        began = trace_time(peers)
+        wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, WORLD_SIZE)
+        trace_span(peers, WAIT, 0, began)
+    end_own_call(own, epoch)
+
+
+def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
+    """Return what to start from for the largest block of columns."""
+    k, n = problem.b_shape(0)
+    return stream_k_host.plan(problem.m, n, k, device, problem.dtype)
+
+
+def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return the buffers of C and of split tiles."""
+    return {**host.workspace(call), **stream_k_host.workspace(call)}
+
+
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    call.run(
+        gemm_all_scatter_fused_sequential_stream_k,
+        stream_k_host.stream_k_plan(call).programs,
+        early=stream_k_host.is_short(call),
+        **call.main_loop(a, b),
+        **stream_k_host.arguments(call),
+        block=host.block_of(call),
+        columns=stream_k_host.columns(call),
+    )
+    return host.outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(
+        FAMILY,
+        "fused_sequential",
+        plan,
+        workspace,
+        launch,
+        host.outputs,
+        schedule=Schedule.STREAM_K,
+        counts_chunks=True,
+        predict=prediction.fused_sequential_stream_k,
+    ),
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMPUTING_PROGRAM,
+    sync=Sync.SPLIT_FLAG,
+    summary="one kernel for small M; programs split a tile (stream-K), one of them stores it to every rank",
+)

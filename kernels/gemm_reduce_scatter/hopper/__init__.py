@@ -1,0 +1,1 @@
+"""Patterns over the main loop for Hopper's GPUs."""

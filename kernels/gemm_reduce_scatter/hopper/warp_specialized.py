@@ -1,0 +1,392 @@
+"""GEMM + reduce-scatter in one kernel whose warps have different roles (Gluon, for Hopper).
+
+| warps of a program | do | wait for |
+|---|---|---|
+| 8, two groups | multiply, add the peers' partials to own tiles, stage tiles in shared memory | operands; partials |
+| 1 | loads operands, and meanwhile stores the tile before at its owner, by subtiles | empty stages; the staged tile |
+| 1 | signals what has been stored (../common/hopper/signal_pipeline.py) | its arrival |
+| 1 | loads the peers' partials of own tiles | the peers' flags; empty stages |
+
+Own tiles come among the peers', when their partials have had the time to arrive (tile_scheduler.py). So all the time
+there is as much to send as there is to multiply; with all own tiles last, the link would be too slow before and idle
+then. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded once. The main
+loop paces the stores (../common/hopper/epilogue_store.py). A rank's own shard of the workspace, which no peer stores
+to, is its output: sums are stored there, like any other tile. In all-reduce they go to every rank's output. The kernel
+is launched early (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the
+reduction in the epilogue.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from iris_core import fence_before_descriptor_loads, gdc_launch_dependents, gdc_wait, wait
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
+
+from ...common.call import Device
+from ...common.config import GemmConfig
+from ...common.device.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
+from ...common.device.tile_scheduler import tile_origin
+from ...common.device.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
+from ...common.hopper import host as hopper
+from ...common.hopper.arguments import PendingStore, PlacedEpilogue
+from ...common.hopper.epilogue_load import load_partials, make_epilogue_load
+from ...common.hopper.epilogue_store import (
+    load_and_send,
+    load_prologue,
+    make_epilogue_store,
+    release_store,
+    send_last,
+    wait_stores_arrived,
+)
+from ...common.hopper.pipeline import (
+    consumer_release,
+    consumer_wait,
+    load_steps,
+    make_operand_pipeline,
+    make_pipeline,
+    pipeline_state,
+    producer_commit,
+)
+from ...common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
+from ...common.hopper.roles import first_role, worker_registers, worker_warps
+from ...common.hopper.signal_pipeline import commit_signal
+from ...common.hopper.tile_scheduler import num_waves, trace_number
+from ...common.implementation import Implementation
+from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
+from ...common.portable.gemm import DESCRIPTORS_B_NK
+from ...common.portable.operands import padded
+from ...common.portable.partials import signal_partial
+from ...common.variants import variant_of
+from ...common.workspace import Buffer, flags_by_source
+from .. import prediction
+from ..host import FAMILY, ReduceCall
+from ..problem import GemmReduceScatterProblem
+from .roles import sum_second, sum_tiles
+from .tile_scheduler import Shards, WorkTile, schedule_tiles, work_tile
+
+
+def _product(args: Arguments) -> tuple[int, int, int]:
+    n = args["b"].shape[0] if DESCRIPTORS_B_NK.value == args["TILE"].LOADS else args["b"].shape[1]
+    return args["a"].shape[0], n, args["shards"].k
+
+
+def _moved(args: Arguments) -> int:
+    """Return how many elements are stored as partials to peers, read as peers' partials and stored as sums to peers."""
+    (m, n, _), shards, rank = _product(args), args["shards"], args["peers"].rank
+    by_columns = shards.rows_apart == 0
+    own = m * size_of_shard(n, shards.n, rank) if by_columns else size_of_shard(m, shards.m, rank) * n
+    destinations = int(args["WORLD_SIZE"]) if args["reduced"] is not None else 1
+    return m * n - own + own * (peers_of(args) + destinations - 1)
+
+
+@gluon.jit(launch_metadata=launch_metadata(product=_product, moved=_moved))
+def gemm_reduce_scatter_warp_specialized_sm90(
+    a, b, out, reduced, partials, shards, epilogue, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
+    pipeline = make_operand_pipeline(a, b, TILE)
+    store = make_epilogue_store(out, TILE)
+    placed = PlacedEpilogue(epilogue, (shards, peers.rank, WORLD_SIZE))
+    load = make_epilogue_load(store, partials, TILE)
+    signals = make_pipeline(1)
+    gdc_wait()
+    epoch = begin_call(peers, WORLD_SIZE)
+    waves = num_waves(shards.tiles * WORLD_SIZE)
+    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
+    gl.warp_specialize(
+        [
+            (sum_second, (pipeline, store, load, placed, waves, shards, num_steps, WORLD_SIZE, TILE)),
+            (sum_tiles, (pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE, TILE)),
+            (
+                _load_and_send_partials,
+                (a, b, out, reduced, pipeline, store, load, signals, waves, shards, peers, epoch, WORLD_SIZE, TILE),
+            ),
+            (_collect, (partials, load, waves, shards, peers, epoch, WORLD_SIZE, TILE)),
+            (_signal, (signals, waves, shards, peers, epoch, WORLD_SIZE)),
+        ][first_role(TILE.PINGPONG) :],
+        worker_warps(3, TILE.PINGPONG),
+        worker_registers(3, TILE.PINGPONG),
+    )
+
+
+@gluon.jit
+def _origin(wave, place, TILE: gl.constexpr):
+    shards, rank, WORLD_SIZE = place
+    row, col = tile_origin(work_tile(wave, shards, WORLD_SIZE).tile, shards, TILE)
+    return row, col + rank * shards.cols_apart
+
+
+@gluon.jit
+def _load_and_send_partials(
+    a,
+    b,
+    out,
+    reduced,
+    pipeline,
+    store,
+    load,
+    signals,
+    waves,
+    shards,
+    peers,
+    epoch,
+    WORLD_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+):
+    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
+    step = 0
+    row = 0
+    col = 0
+    now = WorkTile(0, 0)  # the tile whose operands are loaded
+    is_owed = False  # a peer's tile was sent, and its signal is not committed
+    is_held = False  # what was sent last is still in shared memory
+    signalled = 0
+    for wave in range(waves):
+        sending = now
+        pending = PendingStore(peers.rank + sending.distance, row, col, 0, TILE.SUBTILES, peers.trace_ptr)
+        now = work_tile(wave, shards, WORLD_SIZE)
+        row, col = tile_origin(now.tile, shards, TILE)
+        owner = (peers.rank + now.distance) % WORLD_SIZE
+        a_row = owner * shards.rows_apart + row
+        b_col = owner * shards.cols_apart + col
+        step, start = load_prologue(a, b, pipeline, step, a_row, b_col, 0, num_steps, store, is_held, TILE)
+        # With steps loaded ahead, and long after the last store, there is nothing to wait for any more.
+        signalled = _commit_if_owed(signals, is_owed, signalled)
+        is_owed = sending.distance > 0
+        # Partials need the store's memory: what is there during an own tile leaves in half of its main loop.
+        is_own = now.distance == 0
+        stop = gl.where(is_own, (start + num_steps) // 2, num_steps)
+        if (reduced is not None) and (sending.distance == 0):
+            step = load_and_send(
+                a,
+                b,
+                pipeline,
+                step,
+                a_row,
+                b_col,
+                start,
+                stop,
+                reduced,
+                store,
+                pending,
+                wave,
+                WORLD_SIZE,
+                WORLD_SIZE,
+                TILE,
+            )
+        else:
+            step = load_and_send(
+                a, b, pipeline, step, a_row, b_col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
+            )
+        is_held = wave > 0
+        if is_own:
+            if wave > 0:
+                release_store(store)
+            producer_commit(load.memory, 0)
+            step = load_steps(a, b, pipeline, step, a_row, b_col, stop, num_steps, TILE)
+            signalled = _commit_if_owed(signals, is_owed, signalled)
+            is_owed = False
+            is_held = False
+        elif wave == 0:  # a program whose first tile is an own one sends sums of what peers have sent in this call
+            began = trace_time(peers)
+            wait_ready(peers, epoch, WORLD_SIZE)
+            trace_span(peers, SEND_WAIT, trace_number(wave), began)
+    gdc_launch_dependents()  # the last operands have been asked for
+    if is_held:
+        release_store(store)
+    signalled = _commit_if_owed(signals, is_owed, signalled)
+    pending = PendingStore(peers.rank + now.distance, row, col, 0, TILE.SUBTILES, peers.trace_ptr)
+    if (reduced is not None) and (now.distance == 0):
+        send_last(reduced, store, pending, waves, False, WORLD_SIZE, WORLD_SIZE, TILE)
+    else:
+        send_last(out, store, pending, waves, False, 1, WORLD_SIZE, TILE)
+    began = trace_time(peers)
+    wait_stores_arrived()
+    trace_span(peers, SEND_WAIT, trace_number(waves - 1), began)
+    _commit_if_owed(signals, (waves > 0) & (now.distance > 0), signalled)
+    if reduced is None:
+        finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+    else:
+        finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+
+
+@gluon.jit
+def _commit_if_owed(signals, is_owed, signalled):
+    """Commit the signal of a tile that was sent, if it is a peer's; return how many of them there were."""
+    if is_owed:
+        wait_stores_arrived()
+        commit_signal(signals, signalled)
+        signalled += 1
+    return signalled
+
+
+@gluon.jit
+def _signal(signals, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr):
+    """Signal to the owners of the tiles that were sent that this rank's partials of them are there."""
+    signalled = 0
+    for wave in range(waves):
+        sent = work_tile(wave, shards, WORLD_SIZE)
+        if sent.distance > 0:
+            consumer_wait(signals, pipeline_state(signals, signalled))
+            work_index = (sent.distance - 1) * shards.tiles + sent.tile
+            signal_partial(shards, peers, work_index, shards.tiles, epoch, WORLD_SIZE)
+            consumer_release(signals, 0)
+            signalled += 1
+
+
+@gluon.jit
+def _collect(partials, load, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    number = 0
+    collected = 0
+    # Alone there is nothing to collect, and so nothing that would hold the loader back: it could be two phases ahead.
+    for wave in range(waves if WORLD_SIZE > 1 else 0):
+        work = work_tile(wave, shards, WORLD_SIZE)
+        if work.distance == 0:
+            began = trace_time(peers)
+            row, col = tile_origin(work.tile, shards, TILE)
+            for distance in range(1, WORLD_SIZE):
+                peer = (peers.rank + distance) % WORLD_SIZE
+                wait(shards.flags_ptr + peer * shards.tiles + work.tile, epoch, peers.watchdog_ptr)
+            fence_before_descriptor_loads()
+            trace_span(peers, COLLECT_WAIT, trace_number(wave), began)
+            consumer_wait(load.memory, pipeline_state(load.memory, collected))
+            began = trace_time(peers)
+            number = load_partials(load, partials, number, peers.rank, row, col, WORLD_SIZE, TILE)
+            trace_span(peers, COLLECT, trace_number(wave), began)
+            collected += 1
+
+
+def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> str | None:
+    """Return why this variant cannot do a problem here, or None."""
+    return hopper.supports(problem, config, config_reason_of=_config_reason)
+
+
+def _config_reason(problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
+    is_split = config.splits > 1
+    return f"splits is {config.splits}; tiles to which partials are added are not split" if is_split else None
+
+
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return the tiling that is predicted to be fastest."""
+    m, n, k, ranks = problem.m, problem.n, problem.a_shape(0)[1], problem.world_size
+    return hopper.plan(m, n, k, device, peers=0, shards=ranks)
+
+
+def room(call: ReduceCall, shard: tuple[int, int]) -> dict[str, Buffer]:
+    """Return the buffers of partials, whose rows are on 16 bytes, and of flags.
+
+    Args:
+        call: the call.
+        shard: the (m, n) of the largest shard.
+    """
+    m, n = shard
+    dtype, tiles = call.problem.dtype, call.num_tiles(m, n)
+    return {
+        "staging": Buffer((call.world_size, m, padded(n, dtype)), dtype, is_symmetric=True),
+        "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum"),
+    }
+
+
+def workspace(call: ReduceCall) -> dict[str, Buffer]:
+    """Return these buffers; sums go into this rank's own place among the partials."""
+    return room(call, call.problem.shard_shape(0))
+
+
+def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
+    """Return this rank's rows of C."""
+    rows, n = call.problem.shard_shape(call.rank)
+    return (call.memory["staging"][call.rank, :rows, :n],)
+
+
+def schedule(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sends_sums: bool) -> Shards:
+    """Return the order of the tiles.
+
+    Args:
+        call: the call.
+        shard: the (m, n) of the largest shard.
+        by_columns: whether ranks sum columns of C; else rows.
+        sends_sums: whether sums go to every rank.
+    """
+    problem, config = call.problem, call.config
+    m, n = shard
+    tiling = Tiling(config.block_n, config.splits, config.pingpong)
+    return schedule_tiles(
+        call.memory["flags"],
+        m=m,
+        n=n,
+        k=problem.a_shape(call.rank)[1],
+        by_columns=by_columns,
+        tiles=call.num_tiles(m, n),
+        tile_us=tile_alone_us(tiling, problem.a_shape(0)[1]),
+        wave_sent_us=config.num_sms * tile_sent_us(tiling, peers=1),
+        sends_sums=sends_sums,
+        num_programs=config.num_sms,
+        world_size=problem.world_size,
+    )
+
+
+def queue(
+    call: ReduceCall,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    n: int,
+    shards: Shards,
+    reduced: TensorDescriptor | None,
+    first_row: int = 0,
+) -> None:
+    """Queue the kernel.
+
+    Args:
+        call, a, b: the call.
+        n: columns of the largest shard.
+        shards: the order of the tiles.
+        reduced: where sums are sent; None: into this rank's own place among the partials.
+        first_row: of C, that this rank sums.
+    """
+    config, staging = call.config, call.memory["staging"]
+    call.run(
+        gemm_reduce_scatter_warp_specialized_sm90,
+        config.num_sms,
+        num_warps=hopper.num_warps(config),
+        early=True,
+        **hopper.operands(call, a, b, _origin),
+        out=hopper.subtiles_of(call, call.peer_view(staging)[:, call.rank, :, :n]),
+        reduced=reduced,
+        partials=hopper.tile_columns_of(call, staging[:, :, :n]),
+        shards=shards,
+        epilogue=call.epilogue(first_row),
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+    )
+
+
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """Queue the kernel."""
+    shard = call.problem.shard_shape(0)
+    shards = call.kept("shards", lambda: schedule(call, shard, by_columns=False, sends_sums=False))
+    queue(call, a, b, shard[1], shards, None)
+    return outputs(call)
+
+
+VARIANT = variant_of(
+    Implementation(
+        FAMILY,
+        "warp_specialized",
+        plan,
+        workspace,
+        launch,
+        outputs,
+        supports=supports,
+        can_describe=hopper.can_describe,
+        mainloop=Mainloop.SM90,
+        predict=prediction.warp_specialized_sm90,
+    ),
+    arrangement=Arrangement.FUSED_KERNEL,
+    agent=Agent.COMM_WARPS,
+    sync=Sync.SHARED_MEMORY_BARRIER,
+    summary="one kernel; a warp of each program sends partial tiles, paced, another loads the peers' (Hopper)",
+)

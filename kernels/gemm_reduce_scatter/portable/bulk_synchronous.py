@@ -1,0 +1,102 @@
+"""GEMM + reduce-scatter, one after the other: a GEMM kernel, then all SMs pull the peers' partials and add them.
+
+One stream. The second kernel signals to the peers that this rank's product is complete ("ready"), waits for theirs,
+pulls and adds; the call ends when all peers have read what they need here ("done"), so the next GEMM may overwrite it.
+Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import translate
+from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Work
+
+from ...common.call import Device
+from ...common.config import GemmConfig
+from ...common.device.handshake import begin_call, finish_call, wait_ready
+from ...common.device.tile_scheduler import num_tiles, peers_first, tile_origin
+from ...common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
+from ...common.implementation import Implementation
+from ...common.portable.gemm import store_subtile, subtile_offsets
+from ...common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
+from ...common.portable.tile_loop import compute_tiles, keep_tile
+from ...common.variants import variant_of
+from ...common.workspace import Buffer
+from .. import host, prediction
+from ..host import FAMILY, KEPT, Destination, ReduceCall
+from ..problem import GemmReduceScatterProblem
+
+
+@triton.jit(launch_metadata=COMPUTES_ALL)
+def gemm_reduce_scatter_bulk_synchronous(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Compute this rank's partial tiles of all shards."""
+    shards = shards_of(staging)
+    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * WORLD_SIZE)
+    partials = own_partials(staging)
+    compute_tiles(indices, a, b, gemm, shards, partials, peers, None, peers_first, keep_tile, WORLD_SIZE, TILE)
+
+
+@triton.jit(launch_metadata=PULLS)
+def gemm_reduce_scatter_bulk_synchronous_pull(
+    out, staging, peers, ROWS: tl.constexpr, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Add all ranks' partials of this rank's shard; the sum goes to DESTINATIONS ranks."""
+    epoch = begin_call(peers, WORLD_SIZE)
+    began = trace_time(peers)
+    wait_ready(peers, epoch, WORLD_SIZE)
+    began = trace_span(peers, PUSH_WAIT, 0, began)
+    chunks: tl.constexpr = TILE.BLOCK_M // ROWS
+    shards = shards_of(staging)
+    mine_ptr = partial_ptr(staging.partial_ptr, staging, peers.rank)
+    for chunk in range(tl.program_id(0), num_tiles(shards, TILE) * chunks, tl.num_programs(0)):
+        row, col = tile_origin(chunk // chunks, shards, TILE)
+        row += (chunk % chunks) * ROWS
+        offsets, mask = subtile_offsets(out, row, col, ROWS, TILE.BLOCK_N)
+        total = tl.load(mine_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        for distance in tl.static_range(1, WORLD_SIZE):
+            peer_ptr = translate(mine_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
+            total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N, TILE)
+        began = trace_span(peers, PUSH, chunk, began)
+    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+
+
+def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
+    """Return the family's plan with small chunks: all ranks' partials of one are in registers at once."""
+    return replace(host.plan(problem, device), comm_rows=16)
+
+
+def implementation(family: str, destination: Destination, predict: Callable[[Machine, Work], float]) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums, and its prediction."""
+
+    def workspace(call: ReduceCall) -> dict[str, Buffer]:
+        return {**destination.workspace(call), **host.workspace(call, keeps_partials=False)}
+
+    def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+        num_sms, partials = call.config.num_sms, "staging"  # on the heap, where the peers pull from
+        call.run(gemm_reduce_scatter_bulk_synchronous, num_sms, **host.multiply_arguments(call, a, b, partials))
+        call.run(
+            gemm_reduce_scatter_bulk_synchronous_pull,
+            num_sms,
+            **host.push_arguments(call, partials),
+            out=destination.block(call),
+            DESTINATIONS=destination.ranks(call),
+        )
+        return destination.outputs(call)
+
+    return Implementation(family, "bulk_synchronous", plan, workspace, launch, destination.outputs, predict=predict)
+
+
+VARIANT = variant_of(
+    implementation(FAMILY, KEPT, prediction.bulk_synchronous),
+    arrangement=Arrangement.SEQUENTIAL_KERNELS,
+    agent=Agent.ALL_SMS,
+    sync=Sync.STREAM_ORDER,
+    summary="a GEMM kernel, then all SMs pull and add the peers' partials",
+)
