@@ -6,6 +6,7 @@ were measured there, as on a machine that has them all.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -85,14 +86,14 @@ def judge(asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str) -
     """
     evidence, hides = evidence_of(known), HIDDEN[hidden]
     for gpu, table in asked.items():
-        knowledge: dict[tuple[bool, ...], Knowledge] = {}  # by what is hidden: what is fitted to it is fitted once
-        for key, measured in table.items():
+        asked_with: dict[tuple[bool, ...], list[Key]] = {}  # by what is known: what is fitted to it is fitted once
+        for key in table:
             if key.dtype in _DTYPES:
-                is_hidden = tuple(hides(one, gpu, key) for one in evidence)
-                if is_hidden not in knowledge:
-                    left = [one for one, is_out in zip(evidence, is_hidden, strict=True) if not is_out]
-                    knowledge[is_hidden] = Knowledge.of_evidence(gpu, left)
-                yield from _judge(gpu, key, measured, knowledge[is_hidden], hidden)
+                asked_with.setdefault(tuple(not hides(one, gpu, key) for one in evidence), []).append(key)
+        for is_known, keys in asked_with.items():
+            knowledge = Knowledge.of_evidence(gpu, list(itertools.compress(evidence, is_known)))
+            for key in keys:
+                yield from _judge(gpu, key, table[key], knowledge, hidden)
 
 
 def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str) -> Iterator[Judged]:
