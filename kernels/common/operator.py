@@ -190,9 +190,9 @@ class Operator(Generic[P]):
         call = None if m is None else self._calls.get(m)  # an A of other rows is found nowhere, and checked
         if call is None or call is not self._last:
             call = self._call_of(self._rows_of(operands["A"], m))
-        if self.ctx.profiler_ranges is None:
+        if self.ctx.profiler_range is None:
             return self._queue_call(call, operands)
-        with self.ctx.profiler_ranges.range(self._sized):
+        with self.ctx.profiler_range(self._sized):
             return self._queue_call(call, operands)
 
     def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
