@@ -45,7 +45,7 @@ class WorkTile(NamedTuple):
     """What a program computes next: the tile at (row, col) of the (m, n) matrix that is the shard of rank `owner`.
 
     `index` counts in the order of all tiles, `tile` in the shard, `turn` the shards before it. The shard begins at row
-    `start` of the matrix. Row `a_row` of A belongs to row `row` of the shard.
+    `start` of the matrix. Row `a_row` of A and column `b_col` of B belong to row `row` and column `col` of the shard.
     """
 
     index: Any
@@ -56,8 +56,23 @@ class WorkTile(NamedTuple):
     row: Any
     col: Any
     a_row: Any
+    b_col: Any
     m: Any
     n: Any
+
+
+@in_cache_key
+class TileSplit(NamedTuple):
+    """A program's part of the work on the tile of an index: its k steps from `start`, without `stop`.
+
+    It is the `split`-th of the `splits` programs that split the tile; alone if there is one.
+    """
+
+    index: Any
+    start: Any
+    stop: Any
+    split: Any
+    splits: Any
 
 
 @triton.jit
@@ -82,7 +97,7 @@ def tile_origin(tile, block, TILE: tl.constexpr):
 def row_grouped(index, block, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Return the work tile of an index of one matrix, which belongs to the rows of A of the same numbers."""
     row, col = tile_origin(index, block, TILE)
-    return WorkTile(index, index, 0, rank, 0, row, col, row, block.m, block.n)
+    return WorkTile(index, index, 0, rank, 0, row, col, row, col, block.m, block.n)
 
 
 @triton.jit
@@ -113,7 +128,8 @@ def _tile_of_shard(index, tile, turn, owner, shards, TILE: tl.constexpr):
     start = min(owner * shards.m, shards.rows)
     m = min(shards.m, shards.rows - start)
     row, col = tile_origin(tile, shards, TILE)
-    return WorkTile(index, tile, turn, owner, start, row, col, owner * shards.a_rows_apart + row, m, shards.n)
+    a_row = owner * shards.a_rows_apart + row
+    return WorkTile(index, tile, turn, owner, start, row, col, a_row, col, m, shards.n)
 
 
 @triton.jit

@@ -206,16 +206,13 @@ def split_workspace(call: Call[Any]) -> SplitWorkspace | None:
     return SplitWorkspace(call.memory["partial_tiles"], call.memory["partial_flags"])
 
 
-def operands(
-    call: Call[Any], a: torch.Tensor, b: torch.Tensor, origin: JITFunction[Any], *, are_gated: bool = False
-) -> dict[str, Any]:
+def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFunction[Any]) -> dict[str, Any]:
     """Return the operands' descriptors, and the compile-time shape of the work.
 
     Args:
         call: the call.
         a, b: its operands.
-        origin: the kernel's `WarpTile.ORIGIN`.
-        are_gated: whether steps of a tile are loaded while operands of later ones are on their way to this rank.
+        scheduler: says what an index of the kernel's tiles stands for.
     """
     a, b = call.readable(a, b)
     if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
@@ -235,10 +232,9 @@ def operands(
         config.comm_rows,
         num_subtiles(config.block_n, config.comm_rows),
         config.splits,
-        are_gated,
         config.pingpong,
         EPILOGUE=call.ops,
-        ORIGIN=origin,
+        SCHEDULER=scheduler,
     )
     return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}
 

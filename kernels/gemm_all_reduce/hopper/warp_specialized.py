@@ -91,8 +91,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     def schedule() -> Shards:
         return reduce_scatter.schedule(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
 
-    first_row = 0 if is_cut_by_columns(call) else call.rank * shard[0]
-    reduce_scatter.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call), first_row)
+    reduce_scatter.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call))
     return outputs(call)
 
 
