@@ -31,7 +31,7 @@ from ...common.hopper.signal_pipeline import commit_signal
 LAG = gl.constexpr(4)  # tiles that are sent before an earlier one is signalled: its arrival takes microseconds
 
 
-class ShardChunks(NamedTuple):
+class SentShard(NamedTuple):
     """A rank's shard of A, the same in size on all ranks but the last ones, and where its chunks are counted.
 
     `rows` are this rank's, `k` the columns. A chunk has `chunk_rows` and `chunk_columns`. There are `chunks`,
@@ -177,7 +177,7 @@ def await_k_chunks(shard, work, split, arrived, peers, WORLD_SIZE: gl.constexpr,
 
 
 @gluon.jit
-def wait_all_chunks(shard, peers, WORLD_SIZE: gl.constexpr):
+def wait_all_shards(shard, peers, WORLD_SIZE: gl.constexpr):
     """Wait until all chunks of all peers' shards have come."""
     for index in range(WORLD_SIZE * shard.chunks):
         if index // shard.chunks != peers.rank:

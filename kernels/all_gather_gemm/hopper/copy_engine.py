@@ -33,7 +33,7 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
 from ...common.device.tile_scheduler import Shards, num_tiles, own_first
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import LoadGate, TileStaging, Transport
+from ...common.hopper.arguments import LoadGate, LoadWarp, TileStaging
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
@@ -44,9 +44,9 @@ from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks
+from ..gather_plan import Gathering
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
-from ..schedule import Gathering
 from .workgroup_specialized import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
 
 
@@ -54,13 +54,12 @@ from .workgroup_specialized import gathered_descriptor, output_buffer, outputs, 
 class ChunkFlags(NamedTuple):
     """The flags of chunks of the shards, ROW_CHUNKS * K_CHUNKS a rank.
 
-    A row chunk has `chunk_rows`, and each of its K_CHUNKS is for `chunk_steps` of the `num_steps` of a tile.
+    A row chunk has `chunk_rows`, and each of its K_CHUNKS is for `chunk_steps` steps of a tile.
     """
 
     flags_ptr: Any
     chunk_rows: Any
     chunk_steps: Any
-    num_steps: Any
     ROW_CHUNKS: Any
     K_CHUNKS: Any
 
@@ -88,9 +87,9 @@ def all_gather_gemm_copy_engine_sm90(
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     shards = Shards(sizes.m, sizes.n, sizes.m * WORLD_SIZE, sizes.m)
-    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    waves = make_waves(num_tiles(shards, TILE) * WORLD_SIZE, num_steps, TILE)
+    waves = make_waves(num_tiles(shards, TILE) * WORLD_SIZE, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
     staging = TileStaging(store, None, epilogue, shards)
+    warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
             (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
@@ -101,13 +100,11 @@ def all_gather_gemm_copy_engine_sm90(
                     a,
                     gathered,
                     b,
-                    out,
-                    pipeline,
-                    store,
+                    warp,
                     waves,
                     shards,
                     # Not a variable, which would have tensors in the place of constants.
-                    ChunkFlags(flags_ptr, chunk_rows, chunk_steps, num_steps, ROW_CHUNKS, K_CHUNKS),
+                    ChunkFlags(flags_ptr, chunk_rows, chunk_steps, ROW_CHUNKS, K_CHUNKS),
                     peers,
                     epoch,
                     WORLD_SIZE,
@@ -122,40 +119,14 @@ def all_gather_gemm_copy_engine_sm90(
 
 @gluon.jit
 def _load_shards_and_store(
-    a,
-    gathered,
-    b,
-    out,
-    pipeline,
-    store,
-    waves,
-    shards,
-    flags,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    a, gathered, b, warp, waves, shards, flags, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    transport = Transport(out, store)
     last, _ = load_tiles(
-        a,
-        b,
-        pipeline,
-        waves,
-        shards,
-        transport,
-        (),
-        peers,
-        epoch,
-        send_to_owner,
-        WORLD_SIZE,
-        TILE,
-        gathered,
-        flags,
-        await_row_chunk,
+        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, WORLD_SIZE, TILE),
+        *(gathered, flags, await_row_chunk),
     )
     num_waves = waves.whole + waves.split
-    send_last(out, store, last, last.owner, num_waves, num_waves > 1, peers, 1, WORLD_SIZE, TILE)
+    send_last(warp, warp.out, last, num_waves, num_waves > 1, peers, 1, WORLD_SIZE, TILE)
     wait_stores_arrived()
     NUM_FLAGS: gl.constexpr = flags.ROW_CHUNKS * flags.K_CHUNKS
     if (waves.total_tiles == 0) & (gl.program_id(0) == 0):  # no columns: its gathered A must be whole all the same
@@ -173,11 +144,11 @@ def await_row_chunk(flags, work, split, arrived, peers, WORLD_SIZE: gl.constexpr
     `arrived` counts the row chunks that have come, in the order in which they are used.
     """
     row_chunk = work.row // flags.chunk_rows
-    steps_a_flag = flags.num_steps
+    steps_a_flag = flags.chunk_steps * flags.K_CHUNKS
     if flags.K_CHUNKS > 1:
         is_cut = work.turn == WORLD_SIZE - 1
         row_chunk = gl.where(is_cut, row_chunk, 0)
-        steps_a_flag = gl.where(is_cut, flags.chunk_steps, flags.num_steps)
+        steps_a_flag = gl.where(is_cut, flags.chunk_steps, steps_a_flag)
     needed = work.turn * flags.ROW_CHUNKS + row_chunk + 1
     flag_ptr = flags.flags_ptr + (work.owner * flags.ROW_CHUNKS + row_chunk) * flags.K_CHUNKS
     is_open = needed <= arrived

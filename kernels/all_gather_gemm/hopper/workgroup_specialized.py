@@ -36,7 +36,7 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_counts
 from ...common.device.tile_scheduler import WorkTile, num_tiles, tile_origin
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import Sizes, TileStaging, Transport
+from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.host import STAGES
 from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline
@@ -50,7 +50,7 @@ from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
-from .comm_programs import ShardChunks, await_k_chunks, send_shard, signal_chunks, wait_all_chunks
+from .comm_programs import SentShard, await_k_chunks, send_shard, signal_chunks, wait_all_shards
 
 _COMM_SMS = 16  # programs that send, of 132
 # A chunk is counted and awaited at once: a shard's bytes over so many, within bounds.
@@ -102,13 +102,14 @@ def all_gather_gemm_workgroup_specialized_sm90(
     total_tiles = num_tiles(sizes, TILE) + peers_tiles
     waves = make_waves(total_tiles, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE, shard.comm_programs)
     staging = TileStaging(store, None, epilogue, shards)
+    warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
             (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
             (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, WORLD_SIZE, TILE)),
             (
                 _load_shards_and_store,
-                (a, gathered, b, out, pipeline, store, waves, shards, shard, peers, epoch, WORLD_SIZE, TILE),
+                (a, gathered, b, warp, waves, shards, shard, peers, epoch, WORLD_SIZE, TILE),
             ),
             (send_shard, (a, everywhere, pipeline, signals, shard, peers, epoch, WORLD_SIZE, TILE)),
             (signal_chunks, (signals, shard, peers, epoch, WORLD_SIZE)),
@@ -142,45 +143,19 @@ def own_then_row_chunks(index, shards, rank, WORLD_SIZE: gl.constexpr, TILE: gl.
 
 @gluon.jit
 def _load_shards_and_store(
-    a,
-    gathered,
-    b,
-    out,
-    pipeline,
-    store,
-    waves,
-    shards,
-    shard,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    a, gathered, b, warp, waves, shards, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    transport = Transport(out, store)
     last, _ = load_tiles(
-        a,
-        b,
-        pipeline,
-        waves,
-        shards,
-        transport,
-        (),
-        peers,
-        epoch,
-        send_to_owner,
-        WORLD_SIZE,
-        TILE,
-        gathered,
-        shard,
-        await_k_chunks,
+        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, WORLD_SIZE, TILE),
+        *(gathered, shard, await_k_chunks),
     )
     gdc_launch_dependents()  # the last operands have been asked for; a program without tiles needs none
-    send_last(out, store, last, last.owner, waves.whole, waves.whole > 1, peers, 1, WORLD_SIZE, TILE)
+    send_last(warp, warp.out, last, waves.whole, waves.whole > 1, peers, 1, WORLD_SIZE, TILE)
     wait_stores_arrived()
     if (num_tiles(shards.sizes, TILE) == 0) & (
         gl.program_id(0) == 0
     ):  # a rank without columns: its gathered A must be whole all the same
-        wait_all_chunks(shard, peers, WORLD_SIZE)
+        wait_all_shards(shard, peers, WORLD_SIZE)
     finish_after_counts(peers, epoch, gl.num_programs(0), shard.counts_ptr, WORLD_SIZE * shard.chunks, WORLD_SIZE)
 
 
@@ -210,11 +185,7 @@ def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
 
 def supports(problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=_config_reason)
-
-
-def _config_reason(problem: AllGatherGemmProblem, config: GemmConfig) -> str | None:
-    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
+    return hopper.supports(problem, config, config_reason_of=hopper.no_splits_reason)
 
 
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
@@ -232,7 +203,7 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=_COMM_SMS)
 
 
-def chunks_of_shards(call: GatherCall) -> ShardChunks:
+def chunks_of_shards(call: GatherCall) -> SentShard:
     """Return how the shards are cut into row chunks and k chunks; the same on all ranks."""
     problem, config = call.problem, call.config
     itemsize, rows = problem.dtype.itemsize, problem.a_shape(0)[0]
@@ -244,7 +215,7 @@ def chunks_of_shards(call: GatherCall) -> ShardChunks:
     steps = max(1, chunk_bytes // (chunk_rows * itemsize) // config.block_k)
     steps = min(steps, -(-problem.k // config.block_k))
     k_chunks = -(-problem.k // (steps * config.block_k))
-    return ShardChunks(
+    return SentShard(
         None,
         rows=problem.a_shape(call.rank)[0],
         k=problem.k,
@@ -267,27 +238,24 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queue the kernel."""
-    config, sizes = call.config, sizes_of(call)
+    sizes = sizes_of(call)
     a, b = host.prepare(call, a, b)
     shard = chunks_of_shards(call)._replace(counts_ptr=call.memory["counts"])
     # Where this rank has no rows, nothing is sent, but a descriptor needs some.
     own = host.own_rows(call) if shard.rows else slice(0, 1)
     everywhere = call.peer_view(host.gathered(call))[:, own]
-    call.run(
+    hopper.run(
+        call,
         all_gather_gemm_workgroup_specialized_sm90,
-        config.num_sms,
-        num_warps=hopper.num_warps(config),
-        early=True,
-        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, own_then_row_chunks),
+        a if a.shape[0] else host.gathered(call),
+        b,
+        own_then_row_chunks,
         gathered=gathered_descriptor(call),
         out=hopper.subtiles_of(call, call.memory["output"]),
-        everywhere=hopper.descriptor(everywhere, (1, config.block_m, config.block_k)),
+        everywhere=hopper.descriptor(everywhere, (1, call.config.block_m, call.config.block_k)),
         shard=shard,
         sizes=sizes,
         row_chunk=sizes._replace(m=shard.chunk_rows),
-        epilogue=call.epilogue(),
-        peers=call.peers(),
-        WORLD_SIZE=call.world_size,
     )
     return outputs(call)
 

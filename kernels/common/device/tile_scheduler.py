@@ -1,8 +1,9 @@
-"""Tile schedulers: which tile an index stands for. `tile_origin` and `own_first` serve both main loops.
+"""Tile schedulers: which tile an index stands for, in both main loops.
 
 A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`` that returns an index's work tile;
-`tiled` says what is cut into tiles. A program takes the indices first, first + step, … in ascending order
-(../portable/tile_loop.py): all programs have the same number of tiles, or one more.
+`tiled` says what is cut into tiles. A program of the portable main loop takes the indices first, first + step, … in
+ascending order (../portable/tile_loop.py), all programs as many, or one more; a program of sm90 those of its waves
+(../hopper/tile_scheduler.py), of which several programs may split the last.
 
 | scheduler | `tiled` | order |
 |---|---|---|
@@ -10,10 +11,11 @@ A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`
 | `own_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
 | `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
 | `own_last` | `Shards` | this rank's shard, whose tiles are counted from 0 |
+| `own_then_row_chunks`¹ | `ChunkedShards` | this rank's shard, then a row chunk of each peer's, and so on |
+| `mixed`² | `MixedShards` | the peers' shards, tiles of this rank's between them |
 
-Schedulers of their own: stream-K (../portable/stream_k.py), and those of the Hopper kernels, whose programs split tiles
-(../hopper/tile_scheduler.py), have own tiles between the peers' (../../gemm_reduce_scatter/hopper/tile_scheduler.py) or
-begin with their own shard alone (../../all_gather_gemm/hopper/workgroup_specialized.py).
+¹ ../../all_gather_gemm/hopper/workgroup_specialized.py, ² ../../gemm_reduce_scatter/hopper/tile_scheduler.py.
+Stream-K has a scheduler of its own (../portable/stream_k.py).
 """
 
 from __future__ import annotations

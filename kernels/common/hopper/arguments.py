@@ -141,11 +141,15 @@ class TileStaging(NamedTuple):
 
 
 @in_cache_key
-class Transport(NamedTuple):
-    """Where finished tiles go: from the epilogue `store` to the descriptor `out`, (rank, row, column)."""
+class LoadWarp(NamedTuple):
+    """What the load warp works with: it loads into the operand `pipeline`, and sends from the epilogue `store`.
 
-    out: Any
+    Finished tiles go to `out`, a descriptor (rank, row, column).
+    """
+
+    pipeline: Any
     store: Any
+    out: Any
 
 
 @in_cache_key

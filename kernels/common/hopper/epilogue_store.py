@@ -118,66 +118,64 @@ def commit_store(store):
 
 
 @gluon.jit
-def load_prologue(operands, pipeline, number, split, store, is_held, TILE: gl.constexpr):
+def load_prologue(operands, warp, number, split, is_held, TILE: gl.constexpr):
     """Load the first steps of a tile while the tile before is multiplied, as many as there are stages.
 
     With `is_held`, what was stored last still takes the shared memory that the multiply warps need next: release it,
     only now that all but one of the stages have something to do. Return the program's next step and the tile's.
     """
     loaded = gl.minimum(split.start + TILE.STAGES, split.stop)
-    number = load_steps(operands, pipeline, number, split.start, loaded - 1, TILE)
+    number = load_steps(operands, warp.pipeline, number, split.start, loaded - 1, TILE)
     if is_held:
-        release_store(store)
-    return load_steps(operands, pipeline, number, loaded - 1, loaded, TILE), loaded
+        release_store(warp.store)
+    return load_steps(operands, warp.pipeline, number, loaded - 1, loaded, TILE), loaded
 
 
 @gluon.jit
 def load_and_send(
     operands,
-    pipeline,
+    warp,
+    out,
     number,
     start,
     stop,
-    out,
-    store,
     pending,
-    first_rank,
     wave,
     peers,
     DESTINATIONS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Load steps of a `wave`'s tile while the tile before, `pending`, is sent; return the program's next step.
+    """Load steps of a `wave`'s tile while the tile before, `pending`, is sent to `out`; return the program's next step.
 
-    It goes to DESTINATIONS ranks, from `first_rank` on. The subtiles are spread over these steps and end an eighth
-    before the last: they have arrived when someone waits for them. With PINGPONG the tile before is still being staged:
-    they begin after a quarter of the steps.
+    It goes to its owner, or to all ranks, which DESTINATIONS are. The subtiles are spread over these steps and end an
+    eighth before the last: they have arrived when someone waits for them. With PINGPONG the tile before is still being
+    staged: they begin after a quarter of the steps.
     """
     if TILE.PINGPONG:
         later = start + (stop - start) // 4
-        number = load_steps(operands, pipeline, number, start, later, TILE)
+        number = load_steps(operands, warp.pipeline, number, start, later, TILE)
         start = later
     stores = 0
     if wave > 0:
-        wait_store(store, wave)
+        wait_store(warp.store, wave)
         stores = pending.num_subtiles * DESTINATIONS
     span = gl.maximum(stop - start - (stop - start) // 8, 1)
-    state = pipeline_state(pipeline.barriers, number)
+    state = pipeline_state(warp.pipeline.barriers, number)
     sent = 0
     due = 0  # in units of a store over `span`
     began = trace_time(peers)
     ended = began
     for step in range(start, stop):
-        state = load_step(operands, pipeline, state, step, TILE)
+        state = load_step(operands, warp.pipeline, state, step, TILE)
         due += stores
         while (due >= span) & (sent < stores):
-            _send_subtile(out, store, pending, first_rank, sent, DESTINATIONS, WORLD_SIZE, TILE)
+            _send_subtile(out, warp.store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)
             sent += 1
             due -= span
             ended = trace_time(peers)
     while sent < stores:
-        _send_subtile(out, store, pending, first_rank, sent, DESTINATIONS, WORLD_SIZE, TILE)
+        _send_subtile(out, warp.store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)
         sent += 1
         ended = trace_time(peers)
     if wave > 0:
@@ -187,34 +185,28 @@ def load_and_send(
 
 @gluon.jit
 def send_last(
-    out,
-    store,
-    pending,
-    first_rank,
-    waves,
-    is_held,
-    peers,
-    DESTINATIONS: gl.constexpr,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    warp, out, pending, waves, is_held, peers, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Send the last of a program's `waves` tiles, if it had any; `is_held` as in `load_prologue`."""
     if is_held:
-        release_store(store)
+        release_store(warp.store)
     if waves > 0:
-        wait_store(store, waves)
+        wait_store(warp.store, waves)
         began = trace_time(peers)
         for number in range(pending.num_subtiles * DESTINATIONS):
-            _send_subtile(out, store, pending, first_rank, number, DESTINATIONS, WORLD_SIZE, TILE)
+            _send_subtile(out, warp.store, pending, number, DESTINATIONS, WORLD_SIZE, TILE)
         trace_span(peers, SEND, trace_number(waves - 1), began)
 
 
 @gluon.jit
 def _send_subtile(
-    out, store, pending, first_rank, number, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    out, store, pending, number, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Make a tile's `number`-th store: a subtile to each of DESTINATIONS ranks from the first on, then the next."""
-    rank = (first_rank + number % DESTINATIONS) % WORLD_SIZE
+    """Make a tile's `number`-th store: a subtile to its owner, or to all ranks, the owner last; then the next."""
+    distance = number % DESTINATIONS
+    if DESTINATIONS > 1:
+        distance += 1
+    rank = (pending.owner + distance) % WORLD_SIZE
     subtile = pending.subtile + number // DESTINATIONS
     row, col = origin_of_subtile(pending.row, pending.col, subtile, TILE)
     tma.async_copy_shared_to_global(out, [rank, row, col], store.subtiles.index(subtile))

@@ -115,6 +115,11 @@ def supports(
     return sizes_reason_of(problem) or _empty_rows_reason(problem)
 
 
+def no_splits_reason(problem: Problem, config: GemmConfig) -> str | None:
+    """Return why a variant that splits no tiles cannot run with a configuration, or None."""
+    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
+
+
 def splits_reason(problem: Problem, config: GemmConfig) -> str | None:
     """Return why tiles of a problem cannot be split so, or None."""
     k = problem.a_shape(0)[1]
@@ -237,6 +242,38 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         SCHEDULER=scheduler,
     )
     return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}
+
+
+def run(
+    call: Call[Any],
+    kernel: JITFunction[Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scheduler: JITFunction[Any],
+    *,
+    first_row: int = 0,
+    **arguments: Any,
+) -> None:
+    """Queue a kernel that is all of a call, and so is launched early.
+
+    Args:
+        call, a, b: the call.
+        kernel: takes `arguments`, and what all these kernels do.
+        scheduler: says what an index of its tiles stands for.
+        first_row: of this rank's C, that row 0 of A belongs to.
+        arguments: by name.
+    """
+    call.run(
+        kernel,
+        call.config.num_sms,
+        num_warps=num_warps(call.config),
+        early=True,
+        **operands(call, a, b, scheduler),
+        epilogue=call.epilogue(first_row),
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+        **arguments,
+    )
 
 
 def _rows(matrix: torch.Tensor) -> torch.Tensor:

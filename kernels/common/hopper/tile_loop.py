@@ -14,11 +14,13 @@ of what it reads:
 | GATE | waits for the rows of a peer's A that a tile needs, or leaves that to the loads of its steps |
 | SEND | loads a tile's operands, and meanwhile sends the tile before, which is `pending` in the epilogue store |
 
-| call | returns |
-|---|---|
-| ``SCHEDULER(index, tiled, rank, WORLD_SIZE, TILE)`` | a `WorkTile` |
-| ``GATE(gate, work, split, arrived, peers, WORLD_SIZE, TILE)`` | a `LoadGate`, `arrived` |
-| ``SEND(operands, pipeline, number, split, work, wave, transport, pending, sent, …)`` | the next `number`, `sent` |
+They are called so:
+
+    work = SCHEDULER(index, tiled, rank, WORLD_SIZE, TILE)
+    load_gate, arrived = GATE(gate, work, split, arrived, peers, WORLD_SIZE, TILE)
+    number, sent = SEND(operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
+
+`number` is that of the program's next k step; `arrived` and `sent` are what GATE and SEND know of the tiles before.
 
 With PINGPONG each of the two warp groups multiplies every other tile: while one rounds its tile and stages it, the
 other multiplies. An ordered sequence barrier says which. A tile's last operands are loaded when the tile before the
@@ -46,10 +48,9 @@ from .tile_scheduler import first_partial, kept_subtiles, tile_split, trace_numb
 def load_tiles(
     a,
     b,
-    pipeline,
+    warp,
     waves,
     tiled,
-    transport,
     sent,
     peers,
     epoch,
@@ -62,7 +63,7 @@ def load_tiles(
 ):
     """Load the operands of a program's tiles, and send all but the last of them; by one warp.
 
-    `a` is the descriptor of A. Where A is `gathered`, that is the descriptor of the peers' rows, whose tiles pass the
+    `a` and `b` are descriptors. Where A is `gathered`, that is the descriptor of the peers' rows, whose tiles pass the
     gate, and `a` is this rank's shard. Return the last tile, and what SEND returned of it as `sent`.
     """
     number = 0  # of a step, of all of the program
@@ -73,20 +74,14 @@ def load_tiles(
         work = TILE.SCHEDULER(split.index, tiled, peers.rank, WORLD_SIZE, TILE)
         if gathered is None:
             whole = TileOperands(a, b, work.a_row, work.b_col, None)
-            number, sent = SEND(
-                whole, pipeline, number, split, work, wave, transport, pending, sent, peers, epoch, WORLD_SIZE, TILE
-            )
+            number, sent = SEND(whole, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
         elif work.owner == peers.rank:
             own = TileOperands(a, b, work.row, work.b_col, None)
-            number, sent = SEND(
-                own, pipeline, number, split, work, wave, transport, pending, sent, peers, epoch, WORLD_SIZE, TILE
-            )
+            number, sent = SEND(own, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
         else:
             load_gate, arrived = GATE(gate, work, split, arrived, peers, WORLD_SIZE, TILE)
             coming = TileOperands(gathered, b, work.a_row, work.b_col, load_gate)
-            number, sent = SEND(
-                coming, pipeline, number, split, work, wave, transport, pending, sent, peers, epoch, WORLD_SIZE, TILE
-            )
+            number, sent = SEND(coming, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
         subtile, num_subtiles = kept_subtiles(split, TILE)
         pending = PendingStore(work.owner, work.row, work.col, subtile, num_subtiles)
     return pending, sent
@@ -94,60 +89,30 @@ def load_tiles(
 
 @gluon.jit
 def send_to_owner(
-    operands,
-    pipeline,
-    number,
-    split,
-    work,
-    wave,
-    transport,
-    pending,
-    sent,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Load a tile's operands while the tile before is stored where its owner's rows of this rank's C are."""
-    number = load_and_send_to(
-        operands, pipeline, number, split, wave, transport, pending, pending.owner, peers, 1, WORLD_SIZE, TILE
-    )
-    return number, sent
+    """Load a tile's operands while the tile before is stored at its owner's place in `warp.out`: a SEND."""
+    return load_and_send_tile(operands, warp, number, split, wave, pending, peers, 1, WORLD_SIZE, TILE), sent
 
 
 @gluon.jit
-def load_and_send_to(
+def load_and_send_tile(
     operands,
-    pipeline,
+    warp,
     number,
     split,
     wave,
-    transport,
     pending,
-    first_rank,
     peers,
     DESTINATIONS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Load a tile's operands while the tile before, `pending`, is sent to DESTINATIONS ranks; return the next step."""
-    # What was sent in the wave before has left shared memory when this tile's first steps are loaded.
-    number, start = load_prologue(operands, pipeline, number, split, transport.store, wave > 1, TILE)
+    """Load a tile's operands while the tile before is sent; return the program's next step."""
+    # From the third tile on: one was sent in the wave before, and its shared memory is to be released.
+    number, start = load_prologue(operands, warp, number, split, wave > 1, TILE)
     return load_and_send(
-        operands,
-        pipeline,
-        number,
-        start,
-        split.stop,
-        transport.out,
-        transport.store,
-        pending,
-        first_rank,
-        wave,
-        peers,
-        DESTINATIONS,
-        WORLD_SIZE,
-        TILE,
+        operands, warp, warp.out, number, start, split.stop, pending, wave, peers, DESTINATIONS, WORLD_SIZE, TILE
     )
 
 

@@ -28,11 +28,11 @@ from ...common.device.handshake import begin_call, finish_call, wait_ready
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.device.trace import SEND_WAIT, trace_span, trace_time
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import Sizes, TileStaging, Transport
+from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
-from ...common.hopper.tile_loop import load_and_send_to, load_tiles, multiply_second, multiply_tiles
+from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_second, multiply_tiles
 from ...common.hopper.tile_scheduler import make_waves, trace_number
 from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
@@ -59,11 +59,12 @@ def gemm_all_scatter_warp_specialized_sm90(
     epoch = begin_call(peers, WORLD_SIZE)
     waves = make_waves(num_tiles(sizes, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
     staging = TileStaging(store, None, epilogue, sizes)
+    warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
             (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
             (multiply_tiles, (pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE, TILE)),
-            (_load_and_scatter, (a, b, out, pipeline, store, waves, sizes, peers, epoch, WORLD_SIZE, TILE)),
+            (_load_and_scatter, (a, b, warp, waves, sizes, peers, epoch, WORLD_SIZE, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(1, TILE.PINGPONG),
         worker_registers(1, TILE.PINGPONG),
@@ -71,14 +72,11 @@ def gemm_all_scatter_warp_specialized_sm90(
 
 
 @gluon.jit
-def _load_and_scatter(
-    a, b, out, pipeline, store, waves, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    transport = Transport(out, store)
-    last, _ = load_tiles(a, b, pipeline, waves, sizes, transport, (), peers, epoch, send_to_all, WORLD_SIZE, TILE)
+def _load_and_scatter(a, b, warp, waves, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    last, _ = load_tiles(a, b, warp, waves, sizes, (), peers, epoch, send_to_all, WORLD_SIZE, TILE)
     gdc_launch_dependents()  # the last operands have been asked for
     num_waves = waves.whole + waves.split
-    send_last(out, store, last, peers.rank + 1, num_waves, num_waves > 1, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    send_last(warp, warp.out, last, num_waves, num_waves > 1, peers, WORLD_SIZE, WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
     began = trace_span(peers, SEND_WAIT, trace_number(num_waves - 1), began)
@@ -88,27 +86,10 @@ def _load_and_scatter(
 
 @gluon.jit
 def send_to_all(
-    operands,
-    pipeline,
-    number,
-    split,
-    work,
-    wave,
-    transport,
-    pending,
-    sent,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Load a tile's operands while the tile before is sent to every rank, the peers first; once, await that they may.
-
-    The SEND of load_tiles.
-    """
-    number = load_and_send_to(
-        operands, pipeline, number, split, wave, transport, pending, peers.rank + 1, peers, WORLD_SIZE, WORLD_SIZE, TILE
-    )
+    """Load a tile's operands while the tile before is sent to every rank, once the peers are ready: a SEND."""
+    number = load_and_send_tile(operands, warp, number, split, wave, pending, peers, WORLD_SIZE, WORLD_SIZE, TILE)
     if wave == 0:
         began = trace_time(peers)
         wait_ready(peers, epoch, WORLD_SIZE)
@@ -163,19 +144,9 @@ def _everywhere(call: Call[GemmAllScatterProblem]) -> TensorDescriptor:
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
-    call.run(
-        gemm_all_scatter_warp_specialized_sm90,
-        call.config.num_sms,
-        num_warps=hopper.num_warps(call.config),
-        early=True,
-        **hopper.operands(call, a, b, row_grouped),
-        out=_everywhere(call),
-        workspace=hopper.split_workspace(call),
-        sizes=_sizes(call),
-        epilogue=call.epilogue(),
-        peers=call.peers(),
-        WORLD_SIZE=call.world_size,
-    )
+    kernel = gemm_all_scatter_warp_specialized_sm90
+    beside = {"out": _everywhere(call), "workspace": hopper.split_workspace(call), "sizes": _sizes(call)}
+    hopper.run(call, kernel, a, b, row_grouped, **beside)
     return outputs(call)
 
 

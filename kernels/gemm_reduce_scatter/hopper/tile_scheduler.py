@@ -31,7 +31,7 @@ _AHEAD, _LEAST_AHEAD = 3, 2
 _OWN_US, _OWN_US_A_PEER = 1.0, 1.5  # that an own tile takes longer (8192x8192x8192 on 4 H200s: 29 µs, others 22.5)
 
 
-class Shards(NamedTuple):
+class MixedShards(NamedTuple):
     """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging).
 
     A rank's shard begins at row `rank * rows_apart` and column `rank * cols_apart` of C. It has `tiles`, a batch
@@ -99,7 +99,7 @@ def _between(value, most):
     return gl.minimum(gl.maximum(value, 0), most)
 
 
-def schedule_tiles(
+def mixed_shards(
     flags: Any,
     *,
     m: int,
@@ -112,7 +112,7 @@ def schedule_tiles(
     sends_sums: bool,
     num_programs: int,
     world_size: int,
-) -> Shards:
+) -> MixedShards:
     """Return the order of the tiles of a shard of (m, n), whose partials arrive at `flags`.
 
     Args:
@@ -131,7 +131,7 @@ def schedule_tiles(
     last = max(-(-tiles // batch) - 1, 0)
     rows_apart, cols_apart = (0, n) if by_columns else (m, 0)
     first = _first_with_own(tiles, mixed * own, tile_us, num_programs, world_size)
-    return Shards(
+    return MixedShards(
         *(flags, m, n, k, rows_apart, cols_apart, tiles, batch, last),
         ahead=ahead,
         mixed=mixed,

@@ -68,7 +68,7 @@ from ...common.workspace import Buffer, flags_by_source
 from .. import prediction
 from ..host import FAMILY, ReduceCall
 from ..problem import GemmReduceScatterProblem
-from .tile_scheduler import Shards, mixed, schedule_tiles
+from .tile_scheduler import MixedShards, mixed, mixed_shards
 
 
 def _product(args: Arguments) -> tuple[int, int, int]:
@@ -86,15 +86,16 @@ def _moved(args: Arguments) -> int:
 
 
 @in_cache_key
-class PartialsTransport(NamedTuple):
-    """Where finished tiles go from the epilogue `store`: sums to `reduced`, if not None, and all others to `out`.
+class SummingLoadWarp(NamedTuple):
+    """As LoadWarp; sums go to `reduced`, unless that is None, and all other tiles to `out`.
 
     `load` is the epilogue load that takes turns with the store, `signals` the pipeline to the warp that signals.
     """
 
+    pipeline: Any
+    store: Any
     out: Any
     reduced: Any
-    store: Any
     load: Any
     signals: Any
 
@@ -125,13 +126,14 @@ def gemm_reduce_scatter_warp_specialized_sm90(
     epoch = begin_call(peers, WORLD_SIZE)
     waves = make_waves(shards.tiles * WORLD_SIZE, gl.cdiv(shards.k, TILE.BLOCK_K), TILE)
     staging = TileStaging(store, load, epilogue, shards)
+    warp = SummingLoadWarp(pipeline, store, out, reduced, load, signals)
     gl.warp_specialize(
         [
             (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
             (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, WORLD_SIZE, TILE)),
             (
                 _load_and_send_partials,
-                (a, b, out, reduced, pipeline, store, load, signals, waves, shards, peers, epoch, WORLD_SIZE, TILE),
+                (a, b, warp, waves, shards, peers, epoch, WORLD_SIZE, TILE),
             ),
             (_collect, (partials, load, waves, shards, peers, epoch, WORLD_SIZE, TILE)),
             (_signal, (signals, waves, shards, peers, epoch, WORLD_SIZE, TILE)),
@@ -142,40 +144,22 @@ def gemm_reduce_scatter_warp_specialized_sm90(
 
 
 @gluon.jit
-def _load_and_send_partials(
-    a,
-    b,
-    out,
-    reduced,
-    pipeline,
-    store,
-    load,
-    signals,
-    waves,
-    shards,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
-):
-    transport = PartialsTransport(out, reduced, store, load, signals)
+def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     sent = SentPartials(False, False, 0)
-    last, sent = load_tiles(
-        a, b, pipeline, waves, shards, transport, sent, peers, epoch, send_partial_or_sum, WORLD_SIZE, TILE
-    )
+    last, sent = load_tiles(a, b, warp, waves, shards, sent, peers, epoch, send_partial_or_sum, WORLD_SIZE, TILE)
     gdc_launch_dependents()  # the last operands have been asked for
     if sent.is_held:
-        release_store(store)
-    signalled = _commit_if_owed(signals, sent.is_owed, sent.signalled)
-    if (reduced is not None) and (last.owner == peers.rank):
-        send_last(reduced, store, last, last.owner, waves.whole, False, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+        release_store(warp.store)
+    signalled = _commit_if_owed(warp.signals, sent.is_owed, sent.signalled)
+    if (warp.reduced is not None) and (last.owner == peers.rank):
+        send_last(warp, warp.reduced, last, waves.whole, False, peers, WORLD_SIZE, WORLD_SIZE, TILE)
     else:
-        send_last(out, store, last, last.owner, waves.whole, False, peers, 1, WORLD_SIZE, TILE)
+        send_last(warp, warp.out, last, waves.whole, False, peers, 1, WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
     trace_span(peers, SEND_WAIT, trace_number(waves.whole - 1), began)
-    _commit_if_owed(signals, (waves.whole > 0) & (last.owner != peers.rank), signalled)
-    if reduced is None:
+    _commit_if_owed(warp.signals, (waves.whole > 0) & (last.owner != peers.rank), signalled)
+    if warp.reduced is None:
         finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
     else:
         finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
@@ -183,74 +167,33 @@ def _load_and_send_partials(
 
 @gluon.jit
 def send_partial_or_sum(
-    operands,
-    pipeline,
-    number,
-    split,
-    work,
-    wave,
-    transport,
-    pending,
-    sent,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Load a tile's operands while the tile before goes to its owner, or as a sum into `reduced`: SEND of load_tiles.
+    """Load a tile's operands while the tile before goes to its owner, or as a sum to `warp.reduced`: a SEND.
 
     A peer's tile is signalled when it has arrived. During an own tile the epilogue store's memory is given to the
     peers' partials of it.
     """
-    store = transport.store
-    number, start = load_prologue(operands, pipeline, number, split, store, sent.is_held, TILE)
+    number, start = load_prologue(operands, warp, number, split, sent.is_held, TILE)
     # With steps loaded ahead, and long after the last store, there is nothing to wait for any more.
-    signalled = _commit_if_owed(transport.signals, sent.is_owed, sent.signalled)
+    signalled = _commit_if_owed(warp.signals, sent.is_owed, sent.signalled)
     is_owed = pending.owner != peers.rank
     # Partials need the store's memory: what is there during an own tile leaves in half of its main loop.
     is_own = work.owner == peers.rank
     stop = gl.where(is_own, (start + split.stop) // 2, split.stop)
-    if (transport.reduced is not None) and (pending.owner == peers.rank):
+    if (warp.reduced is not None) and (pending.owner == peers.rank):
         number = load_and_send(
-            operands,
-            pipeline,
-            number,
-            start,
-            stop,
-            transport.reduced,
-            store,
-            pending,
-            pending.owner,
-            wave,
-            peers,
-            WORLD_SIZE,
-            WORLD_SIZE,
-            TILE,
+            operands, warp, warp.reduced, number, start, stop, pending, wave, peers, WORLD_SIZE, WORLD_SIZE, TILE
         )
     else:
-        number = load_and_send(
-            operands,
-            pipeline,
-            number,
-            start,
-            stop,
-            transport.out,
-            store,
-            pending,
-            pending.owner,
-            wave,
-            peers,
-            1,
-            WORLD_SIZE,
-            TILE,
-        )
+        number = load_and_send(operands, warp, warp.out, number, start, stop, pending, wave, peers, 1, WORLD_SIZE, TILE)
     is_held = wave > 0
     if is_own:
         if wave > 0:
-            release_store(store)
-        producer_commit(transport.load.memory, 0)
-        number = load_steps(operands, pipeline, number, stop, split.stop, TILE)
-        signalled = _commit_if_owed(transport.signals, is_owed, signalled)
+            release_store(warp.store)
+        producer_commit(warp.load.memory, 0)
+        number = load_steps(operands, warp.pipeline, number, stop, split.stop, TILE)
+        signalled = _commit_if_owed(warp.signals, is_owed, signalled)
         is_owed = False
         is_held = False
     elif wave == 0:  # a program whose first tile is an own one sends sums of what peers have sent in this call
@@ -306,12 +249,7 @@ def _collect(partials, load, waves, shards, peers, epoch, WORLD_SIZE: gl.constex
 
 def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=_config_reason)
-
-
-def _config_reason(problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
-    is_split = config.splits > 1
-    return f"splits is {config.splits}; tiles to which partials are added are not split" if is_split else None
+    return hopper.supports(problem, config, config_reason_of=hopper.no_splits_reason)
 
 
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
@@ -346,7 +284,7 @@ def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
     return (call.memory["staging"][call.rank, :rows, :n],)
 
 
-def schedule(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sends_sums: bool) -> Shards:
+def shards_of(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sends_sums: bool) -> MixedShards:
     """Return the order of the tiles.
 
     Args:
@@ -358,7 +296,7 @@ def schedule(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, send
     problem, config = call.problem, call.config
     m, n = shard
     tiling = Tiling(config.block_n, config.splits, config.pingpong)
-    return schedule_tiles(
+    return mixed_shards(
         call.memory["flags"],
         m=m,
         n=n,
@@ -378,7 +316,7 @@ def queue(
     a: torch.Tensor,
     b: torch.Tensor,
     n: int,
-    shards: Shards,
+    shards: MixedShards,
     reduced: TensorDescriptor | None,
     first_row: int = 0,
 ) -> None:
@@ -391,27 +329,25 @@ def queue(
         reduced: where sums are sent; None: into this rank's own place among the partials.
         first_row: of this rank's C, that row 0 of A belongs to.
     """
-    config, staging = call.config, call.memory["staging"]
-    call.run(
+    staging = call.memory["staging"]
+    hopper.run(
+        call,
         gemm_reduce_scatter_warp_specialized_sm90,
-        config.num_sms,
-        num_warps=hopper.num_warps(config),
-        early=True,
-        **hopper.operands(call, a, b, mixed),
+        a,
+        b,
+        mixed,
+        first_row=first_row,
         out=hopper.subtiles_of(call, call.peer_view(staging)[:, call.rank, :, :n]),
         reduced=reduced,
         partials=hopper.tile_columns_of(call, staging[:, :, :n]),
         shards=shards,
-        epilogue=call.epilogue(first_row),
-        peers=call.peers(),
-        WORLD_SIZE=call.world_size,
     )
 
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
     shard = call.problem.shard_shape(0)
-    shards = call.kept("shards", lambda: schedule(call, shard, by_columns=False, sends_sums=False))
+    shards = call.kept("shards", lambda: shards_of(call, shard, by_columns=False, sends_sums=False))
     queue(call, a, b, shard[1], shards, None, first_row=-call.rank * shard[0])
     return outputs(call)
 

@@ -30,11 +30,12 @@ def test_subtiles_are_spread_over_the_steps_but_the_last_eighth(steps: int, subt
         "trace_time": lambda bundle: 0,
         "trace_until": lambda *arguments: None,
     }
-    pipeline, pending = SimpleNamespace(barriers=None), SimpleNamespace(num_subtiles=subtiles)
+    warp = SimpleNamespace(pipeline=SimpleNamespace(barriers=None), store=None)
+    pending = SimpleNamespace(num_subtiles=subtiles)
     first = 5
     with emulated(Machine(0), [epilogue_store, tile_scheduler], **fakes):
         number = epilogue_store.load_and_send(
-            *(None, pipeline, 100, first, first + steps, None, None, pending, 0, 1, None), destinations, 8, TILE
+            None, warp, None, 100, first, first + steps, pending, 1, None, destinations, 8, TILE
         )
     assert number == 100 + steps
     assert len(loaded) == steps

@@ -86,7 +86,7 @@ def ordered(
     sent_us: float = 25.0,
     sends_sums: bool = False,
 ) -> Any:
-    return tile_scheduler.schedule_tiles(
+    return tile_scheduler.mixed_shards(
         None,
         m=0,
         n=0,

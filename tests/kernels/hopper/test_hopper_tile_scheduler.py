@@ -160,7 +160,7 @@ def test_own_tiles_come_first_then_a_row_chunk_of_each_peer_in_turn(
 def test_a_mixed_tile_is_where_its_owners_shard_lies(world_size: int, programs: int, by_columns: bool) -> None:
     m, n = 70, 100
     tiles = -(-m // BLOCK) * -(-n // BLOCK)
-    shards = reduce_scatter.schedule_tiles(
+    shards = reduce_scatter.mixed_shards(
         None,
         m=m,
         n=n,
