@@ -36,15 +36,16 @@ register(
 )
 """
 CHOICE = """
-from iris_kernels.common.choice.choices import Choices, Knowledge
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Measured, key_of
+from iris_kernels.common.choice.ranking import Ranking
 from iris_kernels.gemm_all_scatter import Problem
 import torch
 
 problem = Problem(64, 64, 64, 2, torch.bfloat16)
 table = {key_of("gemm_all_scatter", problem): Measured({"library_layout": 9.0, "low_tiles:portable": 3.0})}
 candidates = ["library_layout", "low_tiles:portable"]
-print(Choices(Knowledge("", table, {}), "gemm_all_scatter", problem, candidates).of(problem).variant)
+print(Ranking(Knowledge("", table, {}), "gemm_all_scatter", problem, candidates).choices().of(64).variant)
 """
 
 
