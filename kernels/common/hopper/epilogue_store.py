@@ -202,11 +202,8 @@ def send_last(
 def _send_subtile(
     out, store, pending, number, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Make a tile's `number`-th store: a subtile to its owner, or to all ranks, the owner last; then the next."""
-    distance = number % DESTINATIONS
-    if DESTINATIONS > 1:
-        distance += 1
-    rank = (pending.owner + distance) % WORLD_SIZE
+    """Make a tile's `number`-th store: a subtile to its owner, or to all ranks from the owner on; then the next."""
+    rank = (pending.owner + number % DESTINATIONS) % WORLD_SIZE
     subtile = pending.subtile + number // DESTINATIONS
     row, col = origin_of_subtile(pending.row, pending.col, subtile, TILE)
     tma.async_copy_shared_to_global(out, [rank, row, col], store.subtiles.index(subtile))
