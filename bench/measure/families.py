@@ -63,20 +63,20 @@ class Family(ABC):
         """Return a rank's A and B. B is the transpose of a contiguous matrix, as the weight of an ``nn.Linear`` is."""
         return self._a(problem, rank, draw), self._b(problem, rank, draw)
 
-    def vectors(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
+    def read_by_epilogue(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
         """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
         shapes, whose = problem.operand_shapes(rank), rank if self.shards_columns else ""
-        return {name: draw.normal(f"{name}{whose}", (1, size)).flatten() for name, (size,) in shapes.items()}
+        return {name: draw.normal(f"{name}{whose}", shape) for name, shape in shapes.items()}
 
     def _block(self, problem: Any, rank: int, draw: Draw, rows: slice, columns: slice, terms: list[Operands]) -> Block:
         """Return a part of an output that this rank finishes."""
-        ops = epilogue_ops(problem.epilogue)
-        vectors = self.vectors(problem, rank, draw)
+        ops, read = epilogue_ops(problem.epilogue), self.read_by_epilogue(problem, rank, draw)
+        own = {op.operand: read[op.operand][slice(None) if op.per == "column" else rows] for op in ops if op.operand}
 
         def finish(c: torch.Tensor) -> torch.Tensor:
-            return finish_with_torch(c, problem.epilogue, vectors)
+            return finish_with_torch(c, problem.epilogue, own)
 
-        return Block(rows, columns, terms, finish, math.prod(op.slope for op in ops))
+        return Block(rows, columns, terms, finish, math.prod(op.slope_with(own.get(op.operand)) for op in ops))
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return an A as large as what a rank multiplies: its own, or a gathered one."""

@@ -53,8 +53,9 @@ class Problem(ABC):
         return a_rows
 
     def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes on a rank of what the epilogue reads, by name: of each an element a column of B."""
-        return {op.operand: self.b_shape(rank)[1:] for op in epilogue_ops(self.epilogue) if op.operand}
+        """Return the shapes on a rank of what the epilogue reads, by name: for its rows of C and its columns of B."""
+        ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
+        return {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
 
     @property
     def flops(self) -> int:

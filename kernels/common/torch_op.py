@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from .problem import Problem
 
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
-    "bool keep_gathered=False, str? activation=None, Tensor? bias=None"
+    "bool keep_gathered=False, str? activation=None, Tensor? bias=None, Tensor? residual=None, Tensor? scale=None"
 )
 _MOST_KNOWN = 4096  # problems
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
@@ -65,7 +65,7 @@ class Product:
         context: the context's name.
         variant, backward_variant: of the product, and of those that give its gradients.
         keep_gathered: whether A as the family gathers it is returned, too.
-        activation: what is applied to C, by name; None for nothing.
+        activation: what is applied to C last, by name; None for nothing.
     """
 
     m: int
@@ -89,7 +89,28 @@ class Product:
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
 
 
-_NUMBERS = len(fields(Product))  # that an op takes between A and B and the bias
+class EpilogueOperands(NamedTuple):
+    """What the epilogue of a product reads, in the order in which an op takes it.
+
+    C is activation(scale · A @ B + bias + residual).
+
+    Args:
+        bias: (columns of this rank's B,).
+        residual: (rows of this rank's C, columns of its B).
+        scale: (columns of its B,).
+    """
+
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+    def given(self) -> dict[str, torch.Tensor]:
+        """Return those that there are, by name, as operators take them."""
+        return {name: one for name, one in zip(self._fields, self, strict=True) if one is not None}
+
+
+NO_OPERANDS = EpilogueOperands()
+_NUMBERS = len(fields(Product))  # that an op takes between A and B and what the epilogue reads
 
 
 def op_of(family: str) -> Any:
@@ -132,28 +153,34 @@ def define_op(
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return call_op(a, b, *arguments)
-        return multiply(family, a, b, *_product_and_bias(arguments))
+        return multiply(family, a, b, *_product_and_operands(arguments))
 
     def fake(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
-        product, bias = _product_and_bias(arguments)
+        product, operands = _product_and_operands(arguments)
         ctx = context_named(product.context)
-        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, bias is not None)
+        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands.given()))
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
         return [a.new_empty(shape) for shape in shapes]
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, a: torch.Tensor, bias: torch.Tensor | None, product: Product, *b: torch.Tensor
+            ctx: Any,
+            a: torch.Tensor,
+            bias: torch.Tensor | None,
+            residual: torch.Tensor | None,
+            scale: torch.Tensor | None,
+            product: Product,
+            *b: torch.Tensor,
         ) -> tuple[torch.Tensor, ...]:
-            wants_b = any(ctx.needs_input_grad[3:])
+            wants_b = any(ctx.needs_input_grad[5:])
             kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = op(a, b, *kept.arguments(), bias)
+                outputs = op(a, b, *kept.arguments(), bias, residual, scale)
             whole = outputs[1] if gathers and wants_b else a
-            ctx.save_for_backward(whole if wants_b else None, *b)
+            ctx.save_for_backward(whole if wants_b else None, scale, *b)
             ctx.product = product
             if product.keep_gathered:
                 ctx.mark_non_differentiable(outputs[1])
@@ -162,19 +189,28 @@ def define_op(
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            a, *b = ctx.saved_tensors
-            wants_a, wants_bias, _, *wanted = ctx.needs_input_grad
-            of_bias = own_columns(ctx.product, grads[0]).sum(0) if wants_bias else None
-            of_a, of_b = gradients(ctx.product, a, b, grads[0], (wants_a, any(wanted)))
-            parts = [None] * len(b) if of_b is None else of_b.split([one.shape[dim] for one in b], dim)
-            return of_a, of_bias, None, *parts
+            a, scale, *b = ctx.saved_tensors
+            wants_a, wants_bias, wants_residual, _, _, *wanted = ctx.needs_input_grad
+            own = own_columns(ctx.product, grads[0])
+            sizes = [one.shape[dim] for one in b]
+            scaled = b
+            if scale is not None:  # the product of a scaled B
+                factors = scale.split(sizes) if dim == 1 else [scale] * len(b)
+                scaled = [one * factor for one, factor in zip(b, factors, strict=True)]
+            of_a, of_b = gradients(ctx.product, a, scaled, grads[0], (wants_a, any(wanted)))
+            if of_b is not None and scale is not None:
+                of_b = of_b * scale
+            parts = [None] * len(b) if of_b is None else of_b.split(sizes, dim)
+            return of_a, own.sum(0) if wants_bias else None, own if wants_residual else None, None, None, *parts
 
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if _want_gradients(a, *b, *arguments[_NUMBERS:]):
-            product, bias = _product_and_bias(arguments)
+            product, (bias, residual, scale) = _product_and_operands(arguments)
+            if scale is not None and scale.requires_grad:
+                raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            output, *others = Gradient.apply(a, bias, replace(product, activation=None), *b)
-            return [finish_with_torch(output, epilogue_of(False, product.activation), {}), *others]
+            output, *others = Gradient.apply(a, bias, residual, scale, replace(product, activation=None), *b)
+            return [finish_with_torch(output, epilogue_of((), product.activation), {}), *others]
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
 
@@ -192,40 +228,48 @@ def _want_gradients(*operands: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
 
 
-def _product_and_bias(arguments: tuple[Any, ...]) -> tuple[Product, torch.Tensor | None]:
+def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, EpilogueOperands]:
     """Return what an op is given behind A and B."""
-    bias = arguments[_NUMBERS] if len(arguments) > _NUMBERS else None
-    return Product(*arguments[:_NUMBERS]), bias
+    return Product(*arguments[:_NUMBERS]), EpilogueOperands(*arguments[_NUMBERS:])
 
 
 def multiply(
-    family: str, a: torch.Tensor, b: Sequence[torch.Tensor], product: Product, bias: torch.Tensor | None = None
+    family: str,
+    a: torch.Tensor,
+    b: Sequence[torch.Tensor],
+    product: Product,
+    operands: EpilogueOperands = NO_OPERANDS,
 ) -> list[torch.Tensor]:
     """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
 
     Raises:
         As `operator_for`, and as a call of an operator.
     """
-    operator = operator_for(family, a.dtype, product, has_bias=bias is not None)
-    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands_of(bias)))
+    given = operands.given()
+    operator = operator_for(family, a.dtype, product, reads=tuple(given))
+    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **given))
 
 
-def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias: bool = False) -> Operator[Any]:
+def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tuple[str, ...] = ()) -> Operator[Any]:
     """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
+
+    Args:
+        family, dtype, product: what is called.
+        reads: the operands of the epilogue that calls have.
 
     Raises:
         RuntimeError: there is no such context.
         As `operator_of`.
     """
     ctx = context_named(product.context)
-    problem = _known_problem(family, product, ctx.get_num_ranks(), dtype, has_bias)
+    problem = _known_problem(family, product, ctx.get_num_ranks(), dtype, reads)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
 
-def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, has_bias: bool) -> Problem:
+def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, reads: tuple[str, ...]) -> Problem:
     """Return what the ranks of a product do together."""
-    epilogue = epilogue_of(has_bias, product.activation)
+    epilogue = epilogue_of(reads, product.activation)
     return _families[family].problem_type(product.m, product.n, product.k, world_size, dtype, epilogue)
 
 
@@ -242,8 +286,10 @@ def call(
     config: GemmConfig | None = None,
     variant: str = "auto",
     options: Mapping[str, Any] | None = None,
-    bias: torch.Tensor | None = None,
     activation: str | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
     **asked: Any,
 ) -> Sequence[torch.Tensor]:
     """Return the outputs of a call of a family's function: C, then the family's others.
@@ -254,10 +300,14 @@ def call(
         ctx, a, b, family, sizes, config, variant, asked: as `problem_for`'s. In a graph a size that is not given is
             taken as what all ranks have as much of as this one.
         options: the family's own, of the op's; None for none.
-        bias, activation: what is added to C, and then applied to it; None for nothing.
+        activation, bias, residual, scale: what is done to C, and `EpilogueOperands`, of which a scale may be a single
+            number (); None for nothing.
     """
     options = options or {}
-    finish: dict[str, Any] = {"activation": activation, "bias": bias}
+    if scale is not None and scale.ndim == 0:
+        scale = scale.expand(b.shape[1])
+    operands = EpilogueOperands(bias, residual, scale)
+    finish: dict[str, Any] = {"activation": activation, **operands._asdict()}
     if in_graph():
         if config is not None:
             asked = {**asked, **finish, "family": family, "sizes": sizes, "config": config, "variant": variant}
@@ -266,29 +316,26 @@ def call(
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **finish)
-    epilogue = epilogue_of(bias is not None, activation)
+    given = operands.given()
+    epilogue = epilogue_of(given, activation)
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
     problem = problem_for(ctx, a, b, epilogue=epilogue, **asked)
-    if config is None and _want_gradients(a, b, bias):
+    if config is None and _want_gradients(a, b, *operands):
         return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
     operator = operator_of(ctx, family, problem, variant, config, **options)
-    return operator.call(a, b, m=problem.m, **operands_of(bias))
+    return operator.call(a, b, m=problem.m, **given)
 
 
-def epilogue_of(has_bias: bool, activation: str | None) -> tuple[str, ...]:
-    """Return the epilogue that adds a bias, if there is one, and applies an activation.
+def epilogue_of(reads: Collection[str], activation: str | None) -> tuple[str, ...]:
+    """Return the epilogue of a product with these of `EpilogueOperands`, and an activation.
 
     Raises:
         ValueError: there is no such activation.
     """
     if not (activation is None or activation in ACTIVATIONS):
         raise ValueError(f"activation is {activation!r}; it takes {', '.join(ACTIVATIONS)}, or None")
-    return (*(["bias"] if has_bias else []), *([activation] if activation else []))
-
-
-def operands_of(bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return what such an epilogue reads, as operators take it."""
-    return {} if bias is None else {"bias": bias}
+    linear = [name for name in ("scale", "bias", "residual") if name in reads]
+    return (*linear, *([activation] if activation else []))
 
 
 def in_graph() -> bool:

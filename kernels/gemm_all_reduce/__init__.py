@@ -40,7 +40,9 @@ def gemm_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     activation: str | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
@@ -61,9 +63,11 @@ def gemm_all_reduce(
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
-        bias: added to the sum: (n,), the same on all ranks, of a's dtype; None for none.
-        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
-            required torch applies it, in a pass of its own.
+        scale: multiplies the sum: a number (), or (n,), one a column, the same on all ranks. Has no gradient.
+        bias: added then: (n,), the same on all ranks.
+        residual: added then: (m, n), the same on all ranks; of any strides.
+        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
+            applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -86,7 +90,9 @@ def gemm_all_reduce(
         family=FAMILY,
         problem_type=GemmAllReduceProblem,
         sizes={"k": k},
+        scale=scale,
         bias=bias,
+        residual=residual,
         activation=activation,
         variant=variant,
         config=config,

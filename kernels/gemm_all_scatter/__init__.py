@@ -49,7 +49,9 @@ def gemm_all_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     activation: str | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
@@ -66,9 +68,11 @@ def gemm_all_scatter(
         ctx: the context.
         a: (m, k), the same on every rank; bf16, fp16 or fp32, on the context's device.
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
-        bias: added to its columns before they are stored: (this rank's columns,), of a's dtype; None for none.
-        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
-            required torch applies it, in a pass of its own.
+        scale: multiplies the product: a number (), or (this rank's columns,), one a column. Has no gradient.
+        bias: added then: (this rank's columns,).
+        residual: added then: (m, this rank's columns), a view of the whole as well; of any strides.
+        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
+            applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -91,7 +95,9 @@ def gemm_all_scatter(
         family=FAMILY,
         problem_type=GemmAllScatterProblem,
         sizes={"n": n},
+        scale=scale,
         bias=bias,
+        residual=residual,
         activation=activation,
         variant=variant,
         config=config,

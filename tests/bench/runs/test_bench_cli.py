@@ -303,13 +303,13 @@ def test_measuring_needs_no_greenlet() -> None:
 def test_what_is_applied_to_c_is_checked_and_a_column(tmp_path: Path) -> None:
     out = tmp_path / "rows.csv"
     common = ("--device", "cpu", "--world-size", 2, "--shapes", "33x24x20", "--variant", "fused_sequential:portable")
-    for ops in ("", "bias,gelu"):
+    for ops in ("", "scale,bias,residual,gelu"):
         arguments = ("run", *common, "--family", "gemm_all_scatter", "--no-time", "--out", out, "--resume")
         result = invoke(*arguments, *(["--epilogue", ops] if ops else []))
         assert result.exit_code == 0, result.output
     rows = [(record.epilogue, record.variant, record.status) for record in read_records(out)]
     variants = ("library", "fused_sequential:portable")
-    assert rows == [(ops, variant, "ok") for ops in ("", "bias,gelu") for variant in variants]
+    assert rows == [(ops, variant, "ok") for ops in ("", "scale,bias,residual,gelu") for variant in variants]
     result = invoke("run", *common, "--epilogue", "bias,tanh")
     assert result.exit_code == 2
     assert "there is no epilogue op 'tanh'" in result.output

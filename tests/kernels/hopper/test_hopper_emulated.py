@@ -172,5 +172,6 @@ def test_output_is_right_where_the_last_shard_comes_in_chunks(
 @pytest.mark.parametrize("case", FINISHED, ids=lambda case: f"{case.why}-w{case.world_size}")
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_an_epilogue_is_applied_to_each_element_once(family: str, name: str, case: Case) -> None:
-    epilogues.register_marks()
+    epilogues.register_ops()
     run_case(family, name, case, 0, epilogue=("bias", "relu", "marks"))
+    run_case(family, name, case, 0, epilogue=("scale", "row_factors", "residual"))

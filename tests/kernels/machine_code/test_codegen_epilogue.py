@@ -10,14 +10,17 @@ from families import stem
 
 from overlap_taxonomy import Mainloop, list_variants
 
-EPILOGUE = ("bias", "gelu_tanh")
+# With something of each that is in the code of none without: exponentials, and the elements of a matrix.
+EPILOGUES = {("bias", "gelu_tanh"): r"\bex2\.approx", ("scale", "bias", "residual"): r"\bld\.global"}
 HOPPER = [
-    Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=EPILOGUE)
+    Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=epilogue)
     for variant in list_variants()
     if variant.mainloop is Mainloop.SM90
+    for epilogue in EPILOGUES
 ]
 PORTABLE = [
-    Case("fused_sequential:portable", target, family=family, size=1024, epilogue=EPILOGUE)
+    Case("fused_sequential:portable", target, family=family, size=1024, epilogue=epilogue)
+    for epilogue in EPILOGUES
     for target, family in (
         ("sm_80", "gemm_all_scatter"),
         ("sm_90", "gemm_reduce_scatter"),
@@ -26,8 +29,10 @@ PORTABLE = [
         ("gfx950", "gemm_reduce_scatter"),
     )
 ]
-# Where partials are added, the words that say which tile comes next do not fit beside it, and now what is computed.
-MAY_SPILL = {"gemm_reduce_scatter": 64, "gemm_all_reduce": 128}
+# Where partials are added, the words that say which tile comes next do not fit beside it, and now what is computed. A
+# whole tile of 256 columns has a residual's elements, and those of two vectors, on their way at the same time.
+MAY_SPILL = {"gemm_reduce_scatter": 128, "gemm_all_reduce": 128}
+MAY_SPILL_READING = MAY_SPILL | {"all_gather_gemm": 288}
 
 
 def kernel_of(case: Case) -> Compiled:
@@ -39,11 +44,12 @@ def kernel_of(case: Case) -> Compiled:
 @pytest.mark.parametrize("case", HOPPER, ids=str)
 def test_a_hopper_kernel_finishes_tiles_in_registers(case: Case) -> None:
     kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
-    assert kernel.count(r"\bex2\.approx") > plain.count(r"\bex2\.approx")  # of the activation
+    assert kernel.count(EPILOGUES[case.epilogue]) > plain.count(EPILOGUES[case.epilogue])
     assert kernel.count(r"\bst\.shared") == plain.count(r"\bst\.shared")
     assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
     assert kernel.shared_bytes == plain.shared_bytes
-    assert kernel.scratch_bytes <= MAY_SPILL.get(case.family, 0)
+    may_spill = MAY_SPILL_READING if "residual" in case.epilogue else MAY_SPILL
+    assert kernel.scratch_bytes <= may_spill.get(case.family, 0)
 
 
 @pytest.mark.parametrize("case", PORTABLE, ids=str)
