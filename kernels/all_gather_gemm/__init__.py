@@ -57,6 +57,7 @@ def all_gather_gemm(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     m: int | None = None,
@@ -80,6 +81,7 @@ def all_gather_gemm(
         residual: added then: (m, this rank's columns); of any strides.
         activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
             applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -88,8 +90,8 @@ def all_gather_gemm(
         return_gathered: return all of A too, as training needs.
 
     Returns:
-        C (m, this rank's columns), of a's dtype; with `return_gathered` the pair of C and A (m, k). Their rows may lie
-        further apart than they are long.
+        C (m, this rank's columns), of `out_dtype`; with `return_gathered` the pair of C and A (m, k). Their rows may
+        lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
@@ -107,6 +109,7 @@ def all_gather_gemm(
         bias=bias,
         residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
         options={"keep_gathered": return_gathered},

@@ -52,7 +52,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 def output_buffer(call: GatherCall) -> dict[str, Buffer]:
     """Return the buffer of C; a rank without columns computes nothing, into room for one."""
     m, n = call.problem.c_shape(call.rank)
-    return {"output": Buffer((m, max(n, 1)), call.problem.dtype)}
+    return {"output": Buffer((m, max(n, 1)), call.problem.out_dtype)}
 
 
 def gathered(call: GatherCall) -> torch.Tensor:

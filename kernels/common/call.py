@@ -212,6 +212,17 @@ class Call(Generic[P]):
         """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""
         return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
 
+    def multiply_with_torch(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, is_partial: bool = False
+    ) -> None:
+        """Make A @ B in C, which may have another dtype, and finish it unless it is a partial sum."""
+        if c.dtype == a.dtype:
+            torch.mm(a, b, out=c)
+        else:
+            c.copy_(torch.mm(a, b))
+        if not is_partial:
+            self.finish(c)
+
     def finish(self, c: torch.Tensor) -> None:
         """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it."""
         if self.problem.epilogue:
@@ -223,7 +234,7 @@ class Call(Generic[P]):
         Descriptors read zeroes past B's columns; pointers would read what is there. No row is so much longer that it
         reaches into another tile, of which the narrowest have 16 columns.
         """
-        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.dtype)
+        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.out_dtype)
         return columns if is_long_enough else round_up(columns, LEAST_TILE)
 
     def needs_copy(self, name: str, matrix: torch.Tensor) -> bool:

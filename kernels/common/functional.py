@@ -61,6 +61,7 @@ def problem_for(
     config: GemmConfig | None = None,
     accumulation_dtype: torch.dtype = torch.float32,
     epilogue: tuple[str, ...] = (),
+    out_dtype: torch.dtype | None = None,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -71,7 +72,7 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
-        epilogue: the problem's; the same on all ranks.
+        epilogue, out_dtype: the problem's; the same on all ranks.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -91,7 +92,8 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        ctx.agree("the calls, and whether the ranks compare their operands", [family, variant, m is None, *epilogue])
+        asked = [family, variant, m is None, *epilogue, str(out_dtype)]
+        ctx.agree("the calls, and whether the ranks compare their operands", asked)
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
             get_variant(family, variant)
@@ -104,7 +106,9 @@ def problem_for(
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
     problem = product.problem
-    return replace(problem, m=m, epilogue=epilogue) if (m, epilogue) != (problem.m, ()) else problem
+    if (m, epilogue, out_dtype) == (problem.m, (), None):
+        return problem
+    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype or problem.dtype)
 
 
 def operator_of(

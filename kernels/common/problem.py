@@ -22,7 +22,9 @@ class Problem(ABC):
     """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
 
     Args:
+        dtype: the operands'.
         epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
+        out_dtype: to which C is rounded then, and partial sums on their way to other ranks; None for the operands'.
 
     Raises:
         ValueError: a size below one, a dtype that is not supported, or an op that there is not.
@@ -34,14 +36,18 @@ class Problem(ABC):
     world_size: int
     dtype: torch.dtype
     epilogue: tuple[str, ...] = ()
+    out_dtype: torch.dtype = None  # type: ignore[assignment]  # `__post_init__` puts the operands' there
 
     def __post_init__(self) -> None:
+        if self.out_dtype is None:
+            object.__setattr__(self, "out_dtype", self.dtype)
         for name in ("m", "n", "k", "world_size"):
             value = getattr(self, name)
             if not (is_whole(value) or isinstance(value, torch.SymInt)):
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+        for name in ("dtype", "out_dtype"):
+            if (dtype := getattr(self, name)) not in DTYPES:
+                raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
         epilogue_ops(self.epilogue)
 
     def with_rows(self, m: int) -> Self:

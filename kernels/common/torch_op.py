@@ -35,7 +35,8 @@ from .problem import Problem
 
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
-    "bool keep_gathered=False, str? activation=None, Tensor? bias=None, Tensor? residual=None, Tensor? scale=None"
+    "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, "
+    "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None"
 )
 _MOST_KNOWN = 4096  # problems
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
@@ -66,6 +67,7 @@ class Product:
         variant, backward_variant: of the product, and of those that give its gradients.
         keep_gathered: whether A as the family gathers it is returned, too.
         activation: what is applied to C last, by name; None for nothing.
+        out_dtype: C's; None for the operands'.
     """
 
     m: int
@@ -76,10 +78,11 @@ class Product:
     backward_variant: str = "auto"
     keep_gathered: bool = False
     activation: str | None = None
+    out_dtype: torch.dtype | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Return what an op takes behind the tensors."""
-        how = self.context, self.variant, self.backward_variant, self.keep_gathered, self.activation
+        how = self.context, self.variant, self.backward_variant, self.keep_gathered, self.activation, self.out_dtype
         return self.m, self.n, self.k, *how
 
     def backward(
@@ -162,7 +165,8 @@ def define_op(
         ctx = context_named(product.context)
         problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands.given()))
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
-        return [a.new_empty(shape) for shape in shapes]
+        dtypes = [problem.out_dtype, a.dtype]
+        return [a.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
 
     class Gradient(torch.autograd.Function):
         @staticmethod
@@ -197,7 +201,7 @@ def define_op(
             if scale is not None:  # the product of a scaled B
                 factors = scale.split(sizes) if dim == 1 else [scale] * len(b)
                 scaled = [one * factor for one, factor in zip(b, factors, strict=True)]
-            of_a, of_b = gradients(ctx.product, a, scaled, grads[0], (wants_a, any(wanted)))
+            of_a, of_b = gradients(ctx.product, a, scaled, grads[0].to(b[0].dtype), (wants_a, any(wanted)))
             if of_b is not None and scale is not None:
                 of_b = of_b * scale
             parts = [None] * len(b) if of_b is None else of_b.split(sizes, dim)
@@ -270,7 +274,8 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tu
 def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, reads: tuple[str, ...]) -> Problem:
     """Return what the ranks of a product do together."""
     epilogue = epilogue_of(reads, product.activation)
-    return _families[family].problem_type(product.m, product.n, product.k, world_size, dtype, epilogue)
+    sizes = product.m, product.n, product.k
+    return _families[family].problem_type(*sizes, world_size, dtype, epilogue, product.out_dtype or dtype)
 
 
 _known_problem = functools.lru_cache(_MOST_KNOWN)(_problem_of)  # of numbers: a graph's symbols have no hash
@@ -287,6 +292,7 @@ def call(
     variant: str = "auto",
     options: Mapping[str, Any] | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
@@ -302,12 +308,13 @@ def call(
         options: the family's own, of the op's; None for none.
         activation, bias, residual, scale: what is done to C, and `EpilogueOperands`, of which a scale may be a single
             number (); None for nothing.
+        out_dtype: C's; None for the operands'.
     """
     options = options or {}
     if scale is not None and scale.ndim == 0:
         scale = scale.expand(b.shape[1])
     operands = EpilogueOperands(bias, residual, scale)
-    finish: dict[str, Any] = {"activation": activation, **operands._asdict()}
+    finish: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, **operands._asdict()}
     if in_graph():
         if config is not None:
             asked = {**asked, **finish, "family": family, "sizes": sizes, "config": config, "variant": variant}
@@ -319,7 +326,7 @@ def call(
     given = operands.given()
     epilogue = epilogue_of(given, activation)
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
-    problem = problem_for(ctx, a, b, epilogue=epilogue, **asked)
+    problem = problem_for(ctx, a, b, epilogue=epilogue, out_dtype=out_dtype, **asked)
     if config is None and _want_gradients(a, b, *operands):
         return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
     operator = operator_of(ctx, family, problem, variant, config, **options)

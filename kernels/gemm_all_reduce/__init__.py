@@ -44,6 +44,7 @@ def gemm_all_reduce(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     k: int | None = None,
@@ -68,6 +69,7 @@ def gemm_all_reduce(
         residual: added then: (m, n), the same on all ranks; of any strides.
         activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
             applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's, and that of partial sums between ranks; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -76,7 +78,7 @@ def gemm_all_reduce(
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
-        C (m, n), of a's dtype. Its rows may lie further apart than they are long.
+        C (m, n), of `out_dtype`. Its rows may lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
@@ -94,6 +96,7 @@ def gemm_all_reduce(
         bias=bias,
         residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
         accumulation_dtype=accumulation_dtype,

@@ -53,6 +53,7 @@ def gemm_all_scatter(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     n: int | None = None,
@@ -73,6 +74,7 @@ def gemm_all_scatter(
         residual: added then: (m, this rank's columns), a view of the whole as well; of any strides.
         activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
             applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -80,7 +82,7 @@ def gemm_all_scatter(
             rank on four cannot tell that there are now 10.
 
     Returns:
-        C (m, n), of a's dtype, on the heap. Its rows may lie further apart than they are long. With
+        C (m, n), of `out_dtype`, on the heap. Its rows may lie further apart than they are long. With
         "library" they are the ranks' blocks, as they come: (ranks, m, columns of rank 0).
 
     Raises:
@@ -99,6 +101,7 @@ def gemm_all_scatter(
         bias=bias,
         residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
     )[0]

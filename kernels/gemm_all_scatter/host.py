@@ -24,7 +24,7 @@ def plan(problem: GemmAllScatterProblem, device: Device, comm_share: float = 0.0
 def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     """Return the buffer of C."""
     problem = call.problem
-    return {"output": Buffer((problem.m, problem.n), problem.dtype, is_symmetric=True)}
+    return {"output": Buffer((problem.m, problem.n), problem.out_dtype, is_symmetric=True)}
 
 
 def outputs(call: Call[GemmAllScatterProblem]) -> tuple[torch.Tensor]:

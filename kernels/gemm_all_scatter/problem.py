@@ -46,4 +46,4 @@ class GemmAllScatterProblem(Problem):
     @property
     def wire_bytes(self) -> int:
         """What rank 0, whose block is the largest, sends: its block to every peer."""
-        return (self.world_size - 1) * self.m * self.b_shape(0)[1] * self.dtype.itemsize
+        return (self.world_size - 1) * self.m * self.b_shape(0)[1] * self.out_dtype.itemsize

@@ -53,6 +53,7 @@ def gemm_reduce_scatter(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     k: int | None = None,
@@ -75,6 +76,7 @@ def gemm_reduce_scatter(
         residual: added then: (this rank's rows of C, n); of any strides.
         activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
             applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's, and that of partial sums between ranks; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -83,7 +85,7 @@ def gemm_reduce_scatter(
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
-        C (this rank's rows of m, as torch.chunk cuts them, n), of a's dtype. Its rows may lie further apart than they
+        C (this rank's rows of m, as torch.chunk cuts them, n), of `out_dtype`. Its rows may lie further apart than they
         are long.
 
     Raises:
@@ -102,6 +104,7 @@ def gemm_reduce_scatter(
         bias=bias,
         residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
         accumulation_dtype=accumulation_dtype,

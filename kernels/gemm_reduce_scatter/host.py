@@ -46,10 +46,10 @@ class Destination:
         """Return the buffer of C."""
         problem, width = call.problem, call.width(call.problem.n)
         if self.sends_to_all:
-            return {"output": Buffer((problem.m, width), problem.dtype, is_symmetric=True)}
+            return {"output": Buffer((problem.m, width), problem.out_dtype, is_symmetric=True)}
         # A rank without rows still takes part: it computes nothing of its own, into room for one row.
         rows = max(1, problem.shard_shape(call.rank)[0])
-        return {"output": Buffer((rows, width), problem.dtype)}
+        return {"output": Buffer((rows, width), problem.out_dtype)}
 
     def outputs(self, call: ReduceCall) -> tuple[torch.Tensor]:
         """Return C, or this rank's rows of it."""
@@ -86,9 +86,9 @@ def workspace(call: ReduceCall, *, keeps_partials: bool = True) -> dict[str, Buf
     problem = call.problem
     shape = (problem.world_size, problem.shard_shape(0)[0], call.width(problem.n))
     return {
-        "staging": Buffer(shape, problem.dtype, is_symmetric=True),
+        "staging": Buffer(shape, problem.out_dtype, is_symmetric=True),
         "flags": flags_by_source(call.world_size, shard_tiles(call), "tile", "partial sum"),
-        **({"partials": Buffer(shape, problem.dtype)} if keeps_partials else {}),
+        **({"partials": Buffer(shape, problem.out_dtype)} if keeps_partials else {}),
     }
 
 

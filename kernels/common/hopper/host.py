@@ -103,6 +103,8 @@ def supports(
         return reason
     if problem.dtype not in DTYPES:
         return f"warp-specialised kernels multiply bfloat16 and float16, not {problem.dtype}"
+    if problem.out_dtype != problem.dtype:
+        return f"warp-specialised kernels store C in their operands' dtype, {problem.dtype}, not {problem.out_dtype}"
     if config and (
         reason := (
             valid_config(problem, config)

@@ -63,7 +63,7 @@ def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
     if device.arch == "cpu":
         return config
     m, n = problem.m, problem.b_shape(0)[1]
-    return replace(config, row_chunks=max(1, min(4, m * n * problem.dtype.itemsize // LEAST_CHUNK_BYTES)))
+    return replace(config, row_chunks=max(1, min(4, m * n * problem.out_dtype.itemsize // LEAST_CHUNK_BYTES)))
 
 
 def fit(problem: GemmAllScatterProblem, config: GemmConfig) -> GemmConfig:

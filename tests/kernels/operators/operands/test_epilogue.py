@@ -55,6 +55,28 @@ def test_every_variant_applies_it(ranks: Callable[[int], Ranks], variant: Varian
     assert ranks(3).call(run, variant.family, variant.name, epilogue) == [[]] * 3
 
 
+def call_for_fp32(rank: int, world_size: int, family: str, variant: str) -> tuple[torch.dtype, float]:
+    """Return the dtype of a C of bf16 operands that is to be fp32, and how far it is from the product of these."""
+    ctx = context()
+    problem = replace(make_problem(family, 70, 132, 32, world_size, torch.bfloat16), out_dtype=torch.float32)
+    operator = get_variant(family, variant).build(ctx, problem)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    poison(operator)
+    ctx.barrier()
+    output = operator.as_matrix(operator(data.a, data.b)).clone()
+    operator.close()
+    norm = torch.linalg.vector_norm
+    return output.dtype, float(norm(output - data.expected) / norm(data.expected))
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("variant", [one for one in VARIANTS if not one.delegates], ids=name)
+def test_c_may_have_another_dtype(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    for dtype, error in ranks(3).call(call_for_fp32, variant.family, variant.name):
+        assert dtype == torch.float32
+        assert error < (1e-6 if variant.has_kernels else 5e-3)  # torch rounds a product before it is cast
+
+
 def call_functions(rank: int, world_size: int, family: str, activation: str) -> list[str | None]:
     """Return what is wrong with a function's output, with all that it takes for the epilogue, and with some of it."""
     ctx, faults = context(), []
@@ -70,12 +92,13 @@ def call_functions(rank: int, world_size: int, family: str, activation: str) -> 
     return faults
 
 
-def scale_by_a_number(rank: int, world_size: int, family: str) -> bool:
+def scale_and_cast(rank: int, world_size: int, family: str) -> bool:
     ctx = context()
     problem = make_problem(family, 18, 34, 16, world_size, torch.float32)
     data = make_data(family, problem, rank, 0, ctx.get_device())
-    output = FUNCTIONS[family](ctx, data.a, data.b, scale=torch.tensor(0.25), **sizes_of(family, 18, 34, 16))
-    return fault(4 * output, data, problem.dtype) is None
+    options = {"scale": torch.tensor(0.25), "out_dtype": torch.float16}
+    output = FUNCTIONS[family](ctx, data.a, data.b, **options, **sizes_of(family, 18, 34, 16))
+    return output.dtype == torch.float16 and torch.allclose(4 * output.double(), data.expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("device", ["cpu"])
@@ -86,8 +109,8 @@ def test_functions_take_what_operators_take(ranks: Callable[[int], Ranks], famil
 
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize("family", FUNCTIONS)
-def test_a_scale_may_be_a_number(ranks: Callable[[int], Ranks], family: str) -> None:
-    assert ranks(2).call(scale_by_a_number, family) == [True] * 2
+def test_a_scale_may_be_a_number_and_c_of_another_dtype(ranks: Callable[[int], Ranks], family: str) -> None:
+    assert ranks(2).call(scale_and_cast, family) == [True] * 2
 
 
 def differentiate(rank: int, world_size: int, family: str, backend: str | None) -> list[bool]:
@@ -145,6 +168,7 @@ def refuse(rank: int, world_size: int) -> list[str]:
     refused = [
         raised(by_function, ctx, a, b, activation="tanh"),
         raised(replace, problem, epilogue=("bias", "tanh")),
+        raised(replace, problem, out_dtype=torch.float64),
         raised(replace, problem, epilogue=("bias", "relu", "bias")),
         raised(call, a, b),
         raised(call, a, b, bias=torch.ones(4)),
@@ -164,6 +188,7 @@ def test_what_makes_no_sense_is_named(ranks: Callable[[int], Ranks]) -> None:
     expected = [
         "activation is 'tanh'; it takes relu, gelu, gelu_tanh, silu, or None",
         "there is no epilogue op 'tanh'; there are scale, bias, residual, relu, gelu, gelu_tanh, silu",
+        "out_dtype torch.float64 is not supported; supported: torch.bfloat16",
         "two ops of the epilogue bias, relu, bias read the same operand",
         "the operands are A, B; it takes A, B, bias",
         "bias is (4,) on rank",
