@@ -231,7 +231,7 @@ class _Run:
     def _prepare(self, draw: Draw) -> tuple[timing.Operands, dict[str, torch.Tensor], Expectation]:
         operands = self.family.operands(self.problem, self.rank, draw)
         blocks = self.family.blocks(self.problem, self.rank, draw)
-        shape = self.family.output_shape(self.problem, self.rank)
+        shape = self.problem.c_shape(self.rank)
         read = self.family.read_by_epilogue(self.problem, self.rank, draw)
         return operands, read, Expectation(blocks, shape=shape, dtype=self.problem.dtype)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register, register_former_names
+from overlap_taxonomy import register
 
+from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.reference import reference
 from ..common.torch_op import call, define_op
-from . import auto, library
-from .former_names import FORMER_NAMES
+from . import library
 from .gradients import gradients
 from .hopper import copy_engine as hopper_copy_engine
 from .hopper import workgroup_specialized as hopper_workgroup_specialized
@@ -26,11 +28,16 @@ from .portable import (
     workgroup_specialized,
 )
 from .problem import AllGatherGemmProblem
-from .reference import reference
 
 Problem = AllGatherGemmProblem
 
 define_op(FAMILY, Problem, gradients, dim=1, gathers=True)
+
+
+def _gather_nothing(options: Mapping[str, Any]) -> Collection[str]:
+    """Return the variants that leave no gathered A, where it is asked for."""
+    return (fused_sequential.VARIANT.name,) if options.get("keep_gathered") else ()
+
 
 for _variant in (
     library.VARIANT,
@@ -42,10 +49,9 @@ for _variant in (
     hopper_workgroup_specialized.VARIANT,
     hopper_copy_engine.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto.VARIANT,
+    auto_variant(FAMILY, left_out=_gather_nothing),
 ):
     register(_variant)
-register_former_names(FAMILY, FORMER_NAMES)
 
 
 def all_gather_gemm(

@@ -44,9 +44,9 @@ class AllGatherGemmProblem(Problem):
         start, stop = self.columns(rank)
         return self.k, stop - start
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(m, the rank's columns)."""
-        return self.m, self.b_shape(rank)[1]
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """All rows, and the rank's columns."""
+        return (0, self.m), self.columns(rank)
 
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Problem.shards`."""

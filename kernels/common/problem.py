@@ -83,8 +83,13 @@ class Problem(ABC):
         """Shape of B on a rank."""
 
     @abstractmethod
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Which rows and which columns of C, from and without, a rank gets."""
+
     def c_shape(self, rank: int) -> tuple[int, int]:
         """Shape of what a rank gets of C."""
+        (first_row, stop_row), (first_column, stop_column) = self.c_bounds(rank)
+        return stop_row - first_row, stop_column - first_column
 
     @abstractmethod
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register, register_former_names
+from overlap_taxonomy import register
 
+from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.reference import reference
 from ..common.torch_op import call, define_op
-from . import auto, library
-from .former_names import FORMER_NAMES
+from . import library
 from .gradients import gradients
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
 from .portable import bulk_synchronous, fused_sequential, fused_sequential_stream_k, workgroup_specialized
 from .problem import GemmAllReduceProblem
-from .reference import reference
 
 Problem = GemmAllReduceProblem
 
@@ -29,10 +29,9 @@ for _variant in (
     workgroup_specialized.VARIANT,
     hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto.VARIANT,
+    auto_variant(FAMILY),
 ):
     register(_variant)
-register_former_names(FAMILY, FORMER_NAMES)
 
 
 def gemm_all_reduce(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register, register_former_names
+from overlap_taxonomy import register
 
+from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.reference import reference
 from ..common.torch_op import call, define_op
-from . import auto, library
-from .former_names import FORMER_NAMES
+from . import library
 from .gradients import gradients, own_columns
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
@@ -23,7 +24,6 @@ from .portable import (
     workgroup_specialized,
 )
 from .problem import GemmAllScatterProblem
-from .reference import reference
 
 Problem = GemmAllScatterProblem
 
@@ -38,10 +38,9 @@ for _variant in (
     copy_engine.VARIANT,
     hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto.VARIANT,
+    auto_variant(FAMILY, baseline="library_layout"),  # C is one matrix, whichever is chosen
 ):
     register(_variant)
-register_former_names(FAMILY, FORMER_NAMES)
 
 
 def gemm_all_scatter(

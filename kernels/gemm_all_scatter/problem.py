@@ -35,9 +35,9 @@ class GemmAllScatterProblem(Problem):
         start, stop = self.columns(rank)
         return self.k, stop - start
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(m, n) on every rank."""
-        return self.m, self.n
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """All of C on every rank."""
+        return (0, self.m), (0, self.n)
 
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Problem.shards`."""

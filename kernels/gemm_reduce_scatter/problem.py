@@ -43,9 +43,9 @@ class GemmReduceScatterProblem(Problem):
         start, stop = self.rows(rank)
         return stop - start, self.n
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(the rank's rows, n)."""
-        return self.shard_shape(rank)
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The rank's rows, and all columns."""
+        return self.rows(rank), (0, self.n)
 
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Problem.shards`."""

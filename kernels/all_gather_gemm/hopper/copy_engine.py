@@ -284,4 +284,5 @@ VARIANT = variant_of(
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
+    former_name="warp_specialized_copies",
 )

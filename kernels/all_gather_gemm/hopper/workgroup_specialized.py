@@ -360,4 +360,5 @@ VARIANT = variant_of(
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel; some programs send the shard by TMA; of the others a warp loads what has come (Hopper)",
+    former_name="warp_specialized",
 )

@@ -202,4 +202,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel for small M; programs push chunks of the shard, then split tiles between them (stream-K)",
+    former_name="one_shot",
 )

@@ -147,4 +147,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one sends it to every rank and adds all ranks'",
+    former_name="one_shot",
 )

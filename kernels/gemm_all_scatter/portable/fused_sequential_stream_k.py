@@ -121,4 +121,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one of them stores it to every rank",
+    former_name="one_shot",
 )

@@ -246,4 +246,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one sends its rows to their owners and adds",
+    former_name="one_shot",
 )
