@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from iris_core import Context
-from iris_kernels.common.device.epilogue import finish_with_torch
+from iris_kernels.common.device.epilogue import ACTIVATIONS, finish_with_torch
 from iris_kernels.common.problem import doublings, shard_bounds
 from iris_kernels.common.torch_op import EpilogueOperands, Product, epilogue_of, in_graph, multiply, op_of, operator_for
 
@@ -69,7 +69,7 @@ class Sharding(ABC):
         for name in ("in_features", "out_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
-        epilogue_of((), self.activation)
+        epilogue_of((), self.activation, ACTIVATIONS)
         whole = torch.empty(self.out_features, self.in_features, device="meta")
         # No cached properties: the compiler cannot trace their lock. Merged layers' parts have the shape of one
         # layer's, and to join parts here would import the compiler, which takes seconds.

@@ -57,7 +57,10 @@ class Family(ABC):
     ) -> Any:
         """Return the problem of these sizes; ValueError where they make none."""
         module: Any = module_of(self.name)
-        return module.Problem(m, n, k, world_size, dtype, epilogue)
+        problem = module.Problem(m, n, k, world_size, dtype, epilogue)
+        if problem.narrowing > 1:
+            raise ValueError(f"{epilogue[-1]} makes C narrower than A @ B; that is not measured")
+        return problem
 
     def operands(self, problem: Any, rank: int, draw: Draw) -> Operands:
         """Return a rank's A and B. B is the transpose of a contiguous matrix, as the weight of an ``nn.Linear`` is."""

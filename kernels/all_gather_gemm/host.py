@@ -76,9 +76,9 @@ def with_gathered(call: GatherCall, output: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def block_of(call: GatherCall) -> Block:
-    """Return where C is stored."""
-    room, (m, n) = call.memory["output"], call.problem.c_shape(call.rank)
-    return Block(room, m, n, room.stride(0), call.epilogue())
+    """Return where C is stored; its columns are those of the product."""
+    room = call.memory["output"]
+    return Block(room, call.problem.m, call.problem.b_shape(call.rank)[1], room.stride(0), call.epilogue())
 
 
 def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -199,9 +199,8 @@ class Call(Generic[P]):
     def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
-        return Tile(
-            config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles, self.ops
-        )
+        shape = config.block_m, config.block_n, config.block_k, config.group_m
+        return Tile(*shape, loads, config.epilogue_subtiles, self.ops, self.problem.narrowing)
 
     @property
     def ops(self) -> tuple[Any, ...]:
@@ -216,12 +215,11 @@ class Call(Generic[P]):
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, is_partial: bool = False
     ) -> None:
         """Make A @ B in C, which may have another dtype, and finish it unless it is a partial sum."""
-        if c.dtype == a.dtype:
-            torch.mm(a, b, out=c)
-        else:
-            c.copy_(torch.mm(a, b))
-        if not is_partial:
-            self.finish(c)
+        is_product = c.dtype == a.dtype and (is_partial or self.problem.narrowing == 1)
+        product = torch.mm(a, b, out=c) if is_product else torch.mm(a, b).to(c.dtype)
+        epilogue = () if is_partial else self.problem.epilogue
+        if epilogue or not is_product:
+            c.copy_(finish_with_torch(product, epilogue, self.operands))
 
     def finish(self, c: torch.Tensor) -> None:
         """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it."""

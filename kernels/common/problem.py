@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from typing_extensions import Self
@@ -38,6 +39,8 @@ class Problem(ABC):
     epilogue: tuple[str, ...] = ()
     out_dtype: torch.dtype = None  # type: ignore[assignment]  # `__post_init__` puts the operands' there
 
+    allows_narrowing: ClassVar[bool] = False  # whether an epilogue may make C narrower than the product
+
     def __post_init__(self) -> None:
         if self.out_dtype is None:
             object.__setattr__(self, "out_dtype", self.dtype)
@@ -48,7 +51,17 @@ class Problem(ABC):
         for name in ("dtype", "out_dtype"):
             if (dtype := getattr(self, name)) not in DTYPES:
                 raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
-        epilogue_ops(self.epilogue)
+        if self.narrowing > 1 and not self.allows_narrowing:
+            raise ValueError(
+                f"{self.epilogue[-1]} makes C narrower than A @ B; all-gather + GEMM can do that, a "
+                f"{type(self).__name__} cannot"
+            )
+
+    @property
+    def narrowing(self) -> int:
+        """How many columns of A @ B the epilogue makes one column of C."""
+        ops = epilogue_ops(self.epilogue)
+        return ops[-1].narrowing if ops else 1
 
     def with_rows(self, m: int) -> Self:
         """Return the same problem of another m."""

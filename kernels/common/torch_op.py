@@ -27,7 +27,7 @@ from iris_core import Context
 from iris_core.context import context_named
 
 from .config import GemmConfig
-from .device.epilogue import ACTIVATIONS, finish_with_torch
+from .device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
 from .functional import operator_of, problem_for
 from .operator import Operator
 from .parts import joined
@@ -333,14 +333,16 @@ def call(
     return operator.call(a, b, m=problem.m, **given)
 
 
-def epilogue_of(reads: Collection[str], activation: str | None) -> tuple[str, ...]:
-    """Return the epilogue of a product with these of `EpilogueOperands`, and an activation.
+def epilogue_of(
+    reads: Collection[str], activation: str | None, known: Sequence[str] = (*ACTIVATIONS, *GATED_ACTIVATIONS)
+) -> tuple[str, ...]:
+    """Return the epilogue of a product with these of `EpilogueOperands`, and an activation, one of those `known`.
 
     Raises:
         ValueError: there is no such activation.
     """
-    if not (activation is None or activation in ACTIVATIONS):
-        raise ValueError(f"activation is {activation!r}; it takes {', '.join(ACTIVATIONS)}, or None")
+    if not (activation is None or activation in known):
+        raise ValueError(f"activation is {activation!r}; it takes {', '.join(known)}, or None")
     linear = [name for name in ("scale", "bias", "residual") if name in reads]
     return (*linear, *([activation] if activation else []))
 

@@ -133,6 +133,13 @@ def silu(acc, rows, cols, operand):
     return acc * tl.sigmoid(acc)
 
 
+@triton.jit
+def swiglu(acc, rows, cols, operand):
+    """silu(gate) · up, of a gate in each even column and its up in the next: half as many columns."""
+    gate, up = tl.split(acc.reshape([acc.shape[0], acc.shape[1] // 2, 2]))
+    return gate * tl.sigmoid(gate) * up
+
+
 @dataclass(frozen=True)
 class EpilogueOp:
     """An op that problems name.
@@ -146,6 +153,7 @@ class EpilogueOp:
             columns, or rows, or a matrix.
         slope: by how much it makes an error in C larger, at most.
         multiplies: whether it multiplies C by its operand, which then makes an error larger, too.
+        narrowing: how many columns side by side make one of what it returns; more than 1 of a last op alone.
     """
 
     name: str
@@ -155,6 +163,7 @@ class EpilogueOp:
     per: Literal["column", "row", "element"] = "column"
     slope: float = 1.0
     multiplies: bool = False
+    narrowing: int = 1
 
     def slope_with(self, operand: torch.Tensor | None) -> float:
         """Return by how much it makes an error in C larger, at most, where it reads this."""
@@ -183,7 +192,7 @@ def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
     """Return the ops of these names.
 
     Raises:
-        ValueError: there is none of a name, or two read the same operand.
+        ValueError: there is none of a name, two read the same operand, or one that narrows C is not the last.
     """
     for name in names:
         if name not in _ops:
@@ -192,10 +201,13 @@ def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
     operands = [op.operand for op in found if op.operand]
     if len(set(operands)) < len(operands):
         raise ValueError(f"two ops of the epilogue {', '.join(names)} read the same operand")
+    if narrowing := [op.name for op in found[:-1] if op.narrowing > 1]:
+        raise ValueError(f"{narrowing[0]} narrows C, so it must be the last op of the epilogue {', '.join(names)}")
     return found
 
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+GATED_ACTIVATIONS = ("swiglu",)
 
 for _op in (
     EpilogueOp("scale", multiply_by_scale, lambda c, scale: c * scale.to(c.dtype), operand="scale", multiplies=True),
@@ -207,6 +219,7 @@ for _op in (
     EpilogueOp("gelu", gelu, torch.nn.functional.gelu, slope=1.13),
     EpilogueOp("gelu_tanh", gelu_tanh, lambda c: torch.nn.functional.gelu(c, approximate="tanh"), slope=1.13),
     EpilogueOp("silu", silu, torch.nn.functional.silu, slope=1.1),
+    EpilogueOp("swiglu", swiglu, lambda c: torch.nn.functional.silu(c[:, ::2]) * c[:, 1::2], narrowing=2),
 ):
     register_epilogue_op(_op)
 

@@ -26,6 +26,7 @@ class WarpTile(NamedTuple):
     GATED: operands are still on their way to this rank, so the loads of a tile pass a load gate.
     PINGPONG: two warp groups multiply a tile each, in turns.
     EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
+    NARROWING: how many columns they make one of: a finished tile has so many times fewer.
     ORIGIN: a jit function, called as ``ORIGIN(wave, place, TILE)``, that returns the first row and column, in this
         rank's C, of the tile that this program finishes in a `wave`.
     """
@@ -42,6 +43,7 @@ class WarpTile(NamedTuple):
     GATED: bool
     PINGPONG: bool
     EPILOGUE: tuple[Any, ...]
+    NARROWING: int
     ORIGIN: Any
 
     @property

@@ -12,6 +12,11 @@ from overlap_taxonomy import Mainloop, list_variants
 
 # With something of each that is in the code of none without: exponentials, and the elements of a matrix.
 EPILOGUES = {("bias", "gelu_tanh"): r"\bex2\.approx", ("scale", "bias", "residual"): r"\bld\.global"}
+GATED = [
+    Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=("bias", "swiglu"))
+    for variant in list_variants("all_gather_gemm")
+    if variant.mainloop is Mainloop.SM90
+]
 HOPPER = [
     Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=epilogue)
     for variant in list_variants()
@@ -58,3 +63,14 @@ def test_a_portable_kernel_stores_tiles_as_wide_as_without(case: Case) -> None:
     assert kernel.stores_by_file() == plain.stores_by_file()
     assert kernel.scratch_bytes <= plain.scratch_bytes
     assert kernel.code != plain.code
+
+
+@pytest.mark.parametrize("case", GATED, ids=str)
+def test_a_gated_activation_stages_half_a_tile(case: Case) -> None:
+    kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
+    assert kernel.config.block_n == plain.config.block_n
+    tile_bytes = 2 * kernel.config.block_m * kernel.config.block_n
+    assert plain.shared_bytes - kernel.shared_bytes == tile_bytes // 2
+    assert kernel.count(r"\bex2\.approx") > plain.count(r"\bex2\.approx")
+    assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
+    assert kernel.scratch_bytes == 0

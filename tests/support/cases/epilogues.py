@@ -90,5 +90,9 @@ def finished_data(data: Data, family: str, problem: Any, rank: int) -> Data:
         parts.append(finish_with_torch(part, problem.epilogue, own_operands(family, problem, peer, part.device)))
     finished = torch.cat(parts, dim=1)
     roundoff = torch.finfo(problem.dtype).eps / 2
-    bound = STEEPEST * data.bound + roundoff * finished.abs() + OPS_ROUNDOFF * (1 + finished.abs())
+    before = data.bound
+    if problem.narrowing > 1:  # a gate's error counts as often as its up, and the other way round
+        gate, up = (1 + expected.abs()).unflatten(1, (-1, 2)).unbind(-1)
+        before = data.bound[:, ::2] * up + data.bound[:, 1::2] * gate
+    bound = STEEPEST * before + roundoff * finished.abs() + OPS_ROUNDOFF * (1 + finished.abs())
     return replace(data, expected=finished, bound=bound, library_error=STEEPEST * data.library_error)

@@ -55,6 +55,57 @@ def test_every_variant_applies_it(ranks: Callable[[int], Ranks], variant: Varian
     assert ranks(3).call(run, variant.family, variant.name, epilogue) == [[]] * 3
 
 
+def run_gated(rank: int, world_size: int, variant: str, dtype: torch.dtype) -> list[str]:
+    """Call all-gather + GEMM with gates and ups side by side; return what was wrong."""
+    ctx, faults, family = context(), [], "all_gather_gemm"
+    for m, n, k in ((33, 36, 41), (70, 132, 32), (2, 4, 7)):
+        problem = replace(make_problem(family, m, n, k, world_size, dtype), epilogue=("bias", "swiglu"))
+        operator = get_variant(family, variant).build(ctx, problem)
+        data = make_data(family, problem, rank, 0, ctx.get_device())
+        poison(operator)
+        ctx.barrier()
+        output = operator(data.a, data.b, **own_operands(family, problem, rank))
+        if wrong := fault(output, finished_data(data, family, problem, rank), dtype):
+            faults.append(f"{m}x{n}x{k}, rank {rank}: {wrong}")
+        operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "variant", [one.name for one in VARIANTS if one.family == "all_gather_gemm" and not one.delegates]
+)
+def test_all_gather_multiplies_ups_by_their_gates(
+    ranks: Callable[[int], Ranks], variant: str, dtype: torch.dtype
+) -> None:
+    assert ranks(3).call(run_gated, variant, dtype) == [[]] * 3
+
+
+def differentiate_gated(rank: int, world_size: int) -> list[bool]:
+    """Return whether the function's C, and gradients, are those of torch's own; and C without a gradient, too."""
+    ctx, draw = context(), torch.Generator().manual_seed(1)
+    problem = make_problem("all_gather_gemm", 18, 36, 16, world_size, torch.float32)
+    a, b, grad = (torch.randn(*shape, generator=draw) for shape in ((18, 16), (16, 36), (18, 18)))
+    leaves = [one.clone().requires_grad_() for one in (a, b)]
+    gate, up = (leaves[0] @ leaves[1]).unflatten(1, (-1, 2)).unbind(-1)
+    whole = torch.nn.functional.silu(gate) * up
+    whole.backward(grad)
+    columns = slice(*problem.columns(rank))
+    halves = slice(columns.start // 2, columns.stop // 2)
+    own = [one.clone().requires_grad_() for one in problem.shards(rank, a, b)]
+    output = FUNCTIONS["all_gather_gemm"](ctx, *own, m=18, n=36, activation="swiglu")
+    output.backward(grad[:, halves])
+    without = FUNCTIONS["all_gather_gemm"](ctx, *(one.detach() for one in own), m=18, n=36, activation="swiglu")
+    expected = [whole[:, halves], whole[:, halves], *problem.shards(rank, leaves[0].grad, leaves[1].grad)]
+    return are_close([output, without, own[0].grad, own[1].grad], expected)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_gated_activation_has_gradients(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(differentiate_gated) == [[True] * 4] * 2
+
+
 def call_for_fp32(rank: int, world_size: int, family: str, variant: str) -> tuple[torch.dtype, float]:
     """Return the dtype of a C of bf16 operands that is to be fp32, and how far it is from the product of these."""
     ctx = context()
@@ -168,6 +219,9 @@ def refuse(rank: int, world_size: int) -> list[str]:
     refused = [
         raised(by_function, ctx, a, b, activation="tanh"),
         raised(replace, problem, epilogue=("bias", "tanh")),
+        raised(replace, problem, epilogue=("swiglu",)),
+        raised(replace, make_problem("all_gather_gemm", 4, 6, 8, 2, a.dtype), epilogue=("swiglu",)),
+        raised(replace, problem, epilogue=("swiglu", "relu")),
         raised(replace, problem, out_dtype=torch.float64),
         raised(replace, problem, epilogue=("bias", "relu", "bias")),
         raised(call, a, b),
@@ -186,8 +240,11 @@ def refuse(rank: int, world_size: int) -> list[str]:
 @pytest.mark.parametrize("device", ["cpu"])
 def test_what_makes_no_sense_is_named(ranks: Callable[[int], Ranks]) -> None:
     expected = [
-        "activation is 'tanh'; it takes relu, gelu, gelu_tanh, silu, or None",
-        "there is no epilogue op 'tanh'; there are scale, bias, residual, relu, gelu, gelu_tanh, silu",
+        "activation is 'tanh'; it takes relu, gelu, gelu_tanh, silu, swiglu, or None",
+        "there is no epilogue op 'tanh'; there are scale, bias, residual, relu, gelu, gelu_tanh, silu, swiglu",
+        "swiglu makes C narrower than A @ B; all-gather + GEMM can do that, a GemmAllReduceProblem cannot",
+        "n is 6, of which rank 0 has 3: both must be multiples of 2",
+        "swiglu narrows C, so it must be the last op of the epilogue swiglu, relu",
         "out_dtype torch.float64 is not supported; supported: torch.bfloat16",
         "two ops of the epilogue bias, relu, bias read the same operand",
         "the operands are A, B; it takes A, B, bias",
