@@ -85,9 +85,9 @@ def all_gather_gemm(
         scale: multiplies the product: a number (), or (this rank's columns,), one a column. Has no gradient.
         bias: added then: (this rank's columns,).
         residual: added then: (m, this rank's columns); of any strides.
-        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu"; or "swiglu", silu(gate) · up of gates in
-            the even and ups in the odd columns of b, for half as many columns of C. Where a gradient is required torch
-            applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu"; or "swiglu", silu(gate) · up, of gates
+            in the even and ups in the odd columns of b, for half as many columns of C. Where a gradient is required
+            torch applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
         out_dtype: C's; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..common.call import Call, Device
-from ..common.config import GemmConfig, default_config
+from ..common.config import GemmConfig
 from ..common.device.arguments import Block, Gemm
 from ..common.implementation import Implementation, Outputs
 from ..common.portable.operands import padded
@@ -24,12 +24,6 @@ from .problem import AllGatherGemmProblem
 FAMILY = "all_gather_gemm"
 OPTIONS = {"keep_gathered": False}
 GatherCall = Call[AllGatherGemmProblem]
-
-
-def plan(problem: AllGatherGemmProblem, device: Device, comm_share: float = 0.0) -> GemmConfig:
-    """Return what to start from for the largest block of columns."""
-    m, n = problem.m, problem.b_shape(0)[1]
-    return default_config(device.arch, device.num_sms, m=m, n=n, dtype=problem.dtype, comm_share=comm_share)
 
 
 def keeps_gathered(call: GatherCall) -> bool:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..common.call import Call, Device
-from ..common.config import GemmConfig, default_config
+from ..common.call import Call
 from ..common.device.arguments import Block
 from ..common.portable.partials import Staging
 from ..common.workspace import Buffer, flags_by_source
@@ -19,13 +18,6 @@ from .problem import GemmReduceScatterProblem
 
 FAMILY = "gemm_reduce_scatter"
 ReduceCall = Call[GemmReduceScatterProblem]
-
-
-def plan(problem: GemmReduceScatterProblem, device: Device, comm_share: float = 0.0) -> GemmConfig:
-    """Return what to start from for the whole C."""
-    return default_config(
-        device.arch, device.num_sms, m=problem.m, n=problem.n, dtype=problem.dtype, comm_share=comm_share
-    )
 
 
 @dataclass(frozen=True)

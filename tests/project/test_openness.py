@@ -16,6 +16,7 @@ A_VARIANT = """
 from dataclasses import replace
 
 from iris_kernels.common.implementation import Implementation
+from iris_kernels.common.plans import default_plan
 from iris_kernels.common.variants import variant_of
 from iris_kernels.gemm_all_scatter import host
 from iris_kernels.gemm_all_scatter.portable import workgroup_specialized as existing
@@ -23,7 +24,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, register
 
 
 def plan(problem, device):
-    return replace(host.plan(problem, device), block_m=16, comm_sms=1)
+    return replace(default_plan(problem, device), block_m=16, comm_sms=1)
 
 
 register(

@@ -27,7 +27,6 @@ from ...common.portable.stream_k import Halves, buffer_of_call, compute_tiles
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from ...gemm_reduce_scatter.host import ReduceCall
-from ...gemm_reduce_scatter.portable.fused_sequential_stream_k import plan
 from .. import host, prediction
 from ..host import FAMILY, ONE_SHOT
 
@@ -136,7 +135,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         host.outputs,
