@@ -75,6 +75,7 @@ def run(
     family: Names = "all",
     variant: Annotated[str, typer.Option(help="'all', or names or patterns, by commas; library always runs.")] = "all",
     shapes: Shapes = "smoke",
+    every: Annotated[int, typer.Option(help="Of the shapes in order of M, measure each N-th.", metavar="N")] = 1,
     world_size: WorldSize = None,
     device: Device = "auto",
     dtype: Dtype = "bf16",
@@ -119,6 +120,7 @@ def run(
             timed=time,
             link_gbps=link_gbps,
             epilogue=epilogue,
+            step=every,
             done=done,
         )
     except ValueError as error:

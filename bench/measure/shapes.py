@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -204,6 +204,11 @@ def parse_shapes(text: str, *, collective: str, world_size: int) -> list[Shape]:
         for shape in found:
             shapes.setdefault((shape.m, shape.n, shape.k), shape)
     return list(shapes.values())
+
+
+def every(shapes: Sequence[Shape], step: int) -> list[Shape]:
+    """Return each `step`-th shape in order of rows, from the first on: of a large set a few, with few rows and many."""
+    return sorted(shapes, key=lambda shape: shape.m)[::step] if step > 1 else list(shapes)
 
 
 def parse_sizes(text: str) -> tuple[int, int, int] | None:

@@ -22,7 +22,7 @@ from . import environment
 from . import job as measure
 from .families import FAMILIES
 from .job import Job, Outcome
-from .shapes import parse_shapes
+from .shapes import every, parse_shapes
 
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers
 _CONTEXT_BYTES = 4 << 20
@@ -55,6 +55,7 @@ def make_plan(
     timed: bool,
     link_gbps: float | None = None,
     epilogue: str = "",
+    step: int = 1,
     done: Sequence[Record] = (),
 ) -> Plan:
     """Return the sweep that the command line asks for; `library` is always in it.
@@ -65,6 +66,7 @@ def make_plan(
         rounds, burst: None for what suits the device.
         link_gbps: None for what `iris-bench links` measured on this machine.
         epilogue: names of ops separated by commas; "" for none.
+        step: of the shapes in order of rows, each `step`-th is measured.
         done: rows that are there; what they have is not measured again.
 
     Raises:
@@ -73,7 +75,7 @@ def make_plan(
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
-    for name, value in (("--rounds", rounds), ("--burst", burst), ("--link-gbps", link_gbps)):
+    for name, value in (("--rounds", rounds), ("--burst", burst), ("--link-gbps", link_gbps), ("--every", step)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
     is_cpu = device == "cpu"
@@ -83,7 +85,8 @@ def make_plan(
     ops = tuple(_names(epilogue)) if epilogue else ()
     selected = select_variants(select_families(families), variants)
     for family, names in selected.items():
-        for shape in parse_shapes(shapes, collective=FAMILIES[family].collective, world_size=world_size):
+        found = parse_shapes(shapes, collective=FAMILIES[family].collective, world_size=world_size)
+        for shape in every(found, step):
             problem = FAMILIES[family].problem(
                 m=shape.m,
                 n=shape.n,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from iris_kernels.common.choice.auto import NAME as AUTO
 from iris_kernels.common.choice.auto import baseline_of
 from iris_kernels.common.choice.choices import Choices, Knowledge, work_of
 from iris_kernels.common.choice.corrections import Evidence, evidence_of
@@ -28,6 +29,7 @@ HIDDEN: Mapping[str, Callable[[Evidence, str, Key], bool]] = {
     "its GPUs": lambda one, gpu, key: (one.gpu, one.key.world_size) == (gpu, key.world_size),
     "everything": lambda one, gpu, key: True,
 }
+MEASURED = "nothing"
 _DTYPES = ("bfloat16", "float16")
 
 
@@ -37,7 +39,7 @@ class Judged:
 
     Args:
         gpu, key: where, and what.
-        hidden: of `HIDDEN`, what was not known.
+        hidden: of `HIDDEN`, what was not known; `MEASURED` where `auto` itself was measured.
         chosen: the variant that was chosen.
         over_best, over_library: its time over that of the fastest, and of the library.
         errors: of predicted times, relative to measured ones; logarithms, by variant.
@@ -62,7 +64,7 @@ class Verdict:
         good: the share of problems where that is at most 1.03.
         over_library: the same over the library's: geometric mean and most.
         slower: problems where that is over 1.02.
-        error: of predicted times: median, and 90th percentile.
+        error: of predicted times: median, and 90th percentile; None where nothing was predicted.
     """
 
     problems: int
@@ -70,7 +72,7 @@ class Verdict:
     good: float
     over_library: tuple[float, float]
     slower: int
-    error: tuple[float, float]
+    error: tuple[float, float] | None
 
 
 def judge(asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str) -> Iterator[Judged]:
@@ -104,6 +106,17 @@ def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str
     yield Judged(gpu, key, hidden, chosen, over_best, times[chosen] / times[baseline], errors)
 
 
+def judge_measured(asked: Mapping[str, Table]) -> Iterator[Judged]:
+    """Yield how `auto` did where it was measured itself, beside the variants that it chose from."""
+    for gpu, table in asked.items():
+        for key, measured in table.items():
+            times, baseline = measured.times_us, baseline_of(key.family)
+            others = [us for name, us in times.items() if name == baseline or get_variant(key.family, name).has_kernels]
+            if AUTO in times and baseline in times:
+                over_library = times[AUTO] / times[baseline]
+                yield Judged(gpu, key, MEASURED, AUTO, times[AUTO] / min(others), over_library, {})
+
+
 def verdict(judged: list[Judged]) -> Verdict:
     """Return what came out for these problems, at least one."""
     over_best = np.array([one.over_best for one in judged])
@@ -115,7 +128,7 @@ def verdict(judged: list[Judged]) -> Verdict:
         float((over_best <= 1.03).mean()),
         (_geomean(over_library), float(over_library.max())),
         int((over_library > 1.02).sum()),
-        (float(np.median(errors)), float(np.quantile(errors, 0.9))),
+        (float(np.median(errors)), float(np.quantile(errors, 0.9))) if errors.size else None,
     )
 
 

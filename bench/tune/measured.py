@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from iris_kernels.common.choice.auto import NAME as AUTO
 from iris_kernels.common.choice.measured import Key, Measured, Table
 from overlap_taxonomy import Arrangement, Machine, Variant, Work, copies_operands, list_variants, machine_for
 from overlap_taxonomy.fit import Measurement
@@ -27,7 +28,7 @@ def measurements(records: Iterable[Record], machine: Machine) -> list[Measuremen
     return [Measurement(row.variant, _work_of(row), row.time_us) for row in here]
 
 
-def tables(records: Iterable[Record]) -> dict[str, Table]:
+def tables(records: Iterable[Record], *, with_auto: bool = False) -> dict[str, Table]:
     """Return a table of times for each kind of GPU; of what was measured twice, the later time.
 
     Where a problem's times are of several runs, they are as if `library` had taken in each what it took in the last: a
@@ -35,6 +36,10 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
     longer than in another is none to compare with: no GPU is so much slower than another of its kind, the host was
     late. Other times of that run are taken as they are. Problems are left out for which `library`, or any variant of
     this project, is not among them: there is nothing to choose by.
+
+    Args:
+        records: the rows.
+        with_auto: whether `auto` has a time of its own beside those of the variants it chooses from.
 
     Raises:
         ValueError: times of several bursts, which are not to be compared with each other.
@@ -45,7 +50,8 @@ def tables(records: Iterable[Record]) -> dict[str, Table]:
     rows = frames.latest(timed[(timed.variant != LIBRARY) | timed.is_in_time])
     named = pd.MultiIndex.from_frame(rows[["family", "variant"]])
     rows["is_ours"] = named.isin([(one.family, one.name) for one in list_variants() if one.has_kernels])
-    rows = rows[~named.isin([(one.family, one.name) for one in list_variants() if _is_left_out(one)])]
+    left_out = [one for one in list_variants() if _is_left_out(one) and not (with_auto and one.pattern == AUTO)]
+    rows = rows[~named.isin([(one.family, one.name) for one in left_out])]
     made: dict[str, Table] = {gpu: {} for gpu in rows.device_name.unique()}
     library = rows[rows.variant == LIBRARY].set_index(frames.PROBLEM).time_us.rename("last_library_us")
     rows = rows.join(library, on=frames.PROBLEM, how="inner")

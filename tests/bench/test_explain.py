@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from records import ENVIRONMENT, LINK, make_plan
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli
+from iris_bench.measure.job import Outcome
 from iris_bench.measure.shapes import Shape
-from iris_bench.tune.evaluate import HIDDEN, judge, verdict
+from iris_bench.measure.sweep import to_records
+from iris_bench.records.csv_rows import append_records
+from iris_bench.tune.evaluate import HIDDEN, MEASURED, judge, verdict
 from iris_bench.tune.explain import explain, gpu_name
 from iris_kernels.common.choice.measured import Key, Measured, Table, all_shipped_tables
 from overlap_taxonomy import Work, machine_for, predict_us
@@ -150,6 +154,24 @@ def test_the_command_evaluates_the_problems_of_csvs() -> None:
     assert "512x11008x4096" in result.stdout
     for hidden in HIDDEN:
         assert hidden in result.stdout
+    assert MEASURED not in result.stdout.partition("What auto takes")[0].split()  # there are no rows of auto
     refused = invoke("model", "--evaluate", "--machine", "h200x2")
     assert refused.exit_code == 2
     assert "--evaluate takes CSVs and --each alone" in refused.stderr
+
+
+def test_auto_is_judged_by_its_own_times_where_it_was_measured(tmp_path: Path) -> None:
+    """As `run --shapes held_out` leaves them, which was cut off in its second problem."""
+    plan, rows = make_plan(families=FAMILY, world_size=2, shapes="300x12288x28672,3000x5120x17408"), []
+    times = {"library": 188.0, OURS: 303.0, "warp_specialized:sm90": 200.0, "auto": 303.0}
+    for job, scale in zip(plan.jobs, (1.0, 10.0), strict=True):
+        outcomes = [Outcome(name, correct=True, error=0.0, time_us=scale * us) for name, us in times.items()]
+        rows += to_records(plan, job, outcomes, ENVIRONMENT | {"device_name": H100}, LINK)
+    append_records(tmp_path / "held-out.csv", rows[:-1])  # of the second problem without auto
+    result = invoke("model", "--evaluate", tmp_path / "held-out.csv", "--each")
+    assert result.exit_code == 0, result.output
+    found = [line.split() for line in result.stdout.splitlines()]
+    (measured,) = [line for line in found if line[3:4] == [MEASURED]]
+    assert measured[-8:] == ["1", "1.612,", "1.612,", "1.612", "0%", "1.612,", "1.612", "1"]
+    (blind,) = [line for line in found if line[3:4] == ["everything"]]
+    assert blind[4] == "2"

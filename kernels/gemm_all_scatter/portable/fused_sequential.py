@@ -22,7 +22,7 @@ from ...common.device.trace import STORE, trace_span
 from ...common.implementation import Implementation
 from ...common.plans import default_plan
 from ...common.portable.gemm import store_tile
-from ...common.portable.tile_loop import compute_tiles, wait_ready_once
+from ...common.portable.tile_loop import compute_tiles, wait_ready_once, with_numbers
 from ...common.variants import variant_of
 from .. import host, prediction
 from ..host import FAMILY
@@ -45,9 +45,8 @@ def gemm_all_scatter_fused_sequential(a, b, gemm, block, peers, WORLD_SIZE: tl.c
     epoch = begin_call(peers, WORLD_SIZE)
     pid = tl.program_id(0)
     indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
-    compute_tiles(
-        indices, a, b, gemm, block, (block, pid), peers, epoch, row_grouped, store_everywhere, WORLD_SIZE, TILE
-    )
+    target = (with_numbers(block), pid)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, store_everywhere, WORLD_SIZE, TILE)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 

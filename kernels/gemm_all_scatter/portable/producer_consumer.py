@@ -21,7 +21,7 @@ from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.implementation import Implementation
 from ...common.plans import default_plan
-from ...common.portable.tile_loop import compute_tiles, keep_and_signal
+from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -37,9 +37,8 @@ def gemm_all_scatter_producer_consumer(
     """Compute this rank's block of C, a flag a tile."""
     epoch = begin_call(peers, WORLD_SIZE)
     indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
-    compute_tiles(
-        indices, a, b, gemm, block, (block, flags_ptr), peers, epoch, row_grouped, keep_and_signal, WORLD_SIZE, TILE
-    )
+    target = (with_numbers(block), flags_ptr)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_signal, WORLD_SIZE, TILE)
     finish_call(peers, epoch, total_programs, WORLD_SIZE)
 
 

@@ -25,7 +25,7 @@ from ...common.device.handshake import begin_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.implementation import Implementation
 from ...common.plans import default_plan
-from ...common.portable.tile_loop import compute_tiles, keep_and_signal
+from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -59,7 +59,7 @@ def gemm_all_scatter_workgroup_specialized(
             b,
             gemm,
             block,
-            (block, flags_ptr),
+            (with_numbers(block), flags_ptr),
             peers,
             epoch,
             row_grouped,

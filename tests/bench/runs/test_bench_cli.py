@@ -59,6 +59,7 @@ def invoke(*arguments: object) -> Result:
         (["--device", "cuda", "--world-size", "3"], "world size 3", "--world-size 2"),
         (["--device", "cpu", "--world-size", "0"], "world size 0", "positive"),
         (["--rounds", "0"], "--rounds 0", "positive"),
+        (["--every", "0"], "--every 0", "positive"),
         (["--plot", "picture.bmp"], "picture.bmp", ".png"),
         (["--resume"], "--resume", "--out"),
         (["--resume", "--overwrite", "--out", "x.csv"], "--resume", "--overwrite"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iris_bench.measure.shapes import EXPLICIT, SHAPE_SETS, Shape, layer_name, parse_shapes, problem_label
+from iris_bench.measure.shapes import EXPLICIT, SHAPE_SETS, Shape, every, layer_name, parse_shapes, problem_label
 from iris_kernels.common.choice.measured import shipped_table
 
 
@@ -53,6 +53,16 @@ def test_nothing_was_tuned_by_what_is_held_out(collective: str) -> None:
         assert not weights & {(shape.n, shape.k) for shape in parse(name, collective)}
     for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
         assert not weights & {(key.n, key.k) for key in shipped_table(gpu)}
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_every_fourth_of_what_is_held_out_has_few_rows_and_many(collective: str) -> None:
+    held_out = parse("held_out", collective)
+    some = every(held_out, 4)
+    assert len(some) == -(-len(held_out) // 4)
+    assert len({shape.m for shape in some}) >= 17
+    assert len({(shape.n, shape.k) for shape in some}) >= 7
+    assert every(held_out, 1) == held_out
 
 
 @pytest.mark.parametrize("text", ["", "papr", "1x2", "1x2x3x4", "0x4x5", "ax2x3", "-1x2x3", "smoke,,paper"])

@@ -1,0 +1,16 @@
+"""Kernels compile where sizes and strides are 1: Triton makes constants of such arguments."""
+
+from __future__ import annotations
+
+import pytest
+from compiling import Case, compile_case
+from families import FUSED
+
+from overlap_taxonomy import Variant
+
+
+@pytest.mark.parametrize("size", [1, 2])  # of two: a row and a column on each of two ranks
+@pytest.mark.parametrize("variant", FUSED, ids=lambda variant: f"{variant.family}-{variant.name}")
+def test_kernels_compile(variant: Variant, size: int) -> None:
+    case = Case(variant.name, "sm_90", family=variant.family, world_size=2, size=size, epilogue=("bias",))
+    assert compile_case(case)
