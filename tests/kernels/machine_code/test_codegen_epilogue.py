@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from compiling import Case, Compiled, compile_case
 from families import stem
 
-from overlap_taxonomy import Mainloop, list_variants
+from overlap_taxonomy import Mainloop, list_families, list_variants
 
 # With something of each that is in the code of none without: exponentials, and the elements of a matrix.
 EPILOGUES = {("bias", "gelu_tanh"): r"\bex2\.approx", ("scale", "bias", "residual"): r"\bld\.global"}
@@ -63,6 +64,17 @@ def test_a_portable_kernel_stores_tiles_as_wide_as_without(case: Case) -> None:
     assert kernel.stores_by_file() == plain.stores_by_file()
     assert kernel.scratch_bytes <= plain.scratch_bytes
     assert kernel.code != plain.code
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("family", list_families())
+def test_a_c_of_fp32_is_stored_sixteen_bytes_at_a_time(family: str, target: str) -> None:
+    case = Case("fused_sequential:portable", target, family=family, size=1024, out_dtype=torch.float32)
+    kernel, plain = kernel_of(case), kernel_of(replace(case, out_dtype=None))
+    wide, narrow = (one.stores_by_file()["gemm.py"] for one in (kernel, plain))
+    assert set(wide) == {16}
+    assert wide.total() * 16 == 2 * sum(width * count for width, count in narrow.items())
+    assert kernel.scratch_bytes <= MAY_SPILL.get(family, 0)
 
 
 @pytest.mark.parametrize("case", GATED, ids=str)
