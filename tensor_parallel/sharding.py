@@ -11,7 +11,7 @@ import torch
 from iris_core import Context
 from iris_kernels.common.device.epilogue import ACTIVATIONS, finish_with_torch
 from iris_kernels.common.problem import doublings, shard_bounds
-from iris_kernels.common.torch_op import EpilogueOperands, Product, epilogue_of, in_graph, multiply, op_of, operator_for
+from iris_kernels.common.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 
 from .products import Step, Steps
 
@@ -235,7 +235,7 @@ class Sharding(ABC):
                     "say how many all have together, tokens=..."
                 )
         try:
-            return multiply(step.family, a, b, product, EpilogueOperands(bias))
+            return multiply(step.family, a, b, product, {} if bias is None else {"bias": bias})
         except ValueError as error:
             advice = self.advice if self.sequence_parallel else ""
             raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error

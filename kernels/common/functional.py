@@ -6,6 +6,7 @@ An operator is found by all but the number of rows, and makes room for more wher
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -108,7 +109,12 @@ def problem_for(
     problem = product.problem
     if (m, epilogue, out_dtype) == (problem.m, (), None):
         return problem
-    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype or problem.dtype)
+    return _finished(problem, m, epilogue, out_dtype or problem.dtype)
+
+
+@functools.lru_cache(_MOST_FOUND)
+def _finished(problem: Problem, m: int, epilogue: tuple[str, ...], out_dtype: torch.dtype) -> Problem:
+    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype)
 
 
 def operator_of(

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -92,27 +93,9 @@ class Product:
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
 
 
-class EpilogueOperands(NamedTuple):
-    """What the epilogue of a product reads, in the order in which an op takes it.
-
-    C is activation(scale · A @ B + bias + residual).
-
-    Args:
-        bias: (columns of this rank's B,).
-        residual: (rows of this rank's C, columns of its B).
-        scale: (columns of its B,).
-    """
-
-    bias: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
-    scale: torch.Tensor | None = None
-
-    def given(self) -> dict[str, torch.Tensor]:
-        """Return those that there are, by name, as operators take them."""
-        return {name: one for name, one in zip(self._fields, self, strict=True) if one is not None}
-
-
-NO_OPERANDS = EpilogueOperands()
+# What an epilogue reads, as an op takes it behind all others: C is activation(scale · A @ B + bias + residual).
+_READ = ("bias", "residual", "scale")
+_LINEAR = ("scale", "bias", "residual")  # in the order in which they are applied
 _NUMBERS = len(fields(Product))  # that an op takes between A and B and what the epilogue reads
 
 
@@ -163,7 +146,7 @@ def define_op(
             _lower_as_collective(family)
         product, operands = _product_and_operands(arguments)
         ctx = context_named(product.context)
-        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands.given()))
+        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands))
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
         dtypes = [problem.out_dtype, a.dtype]
         return [a.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
@@ -209,7 +192,8 @@ def define_op(
 
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if _want_gradients(a, *b, *arguments[_NUMBERS:]):
-            product, (bias, residual, scale) = _product_and_operands(arguments)
+            product, operands = _product_and_operands(arguments)
+            bias, residual, scale = (operands.get(name) for name in _READ)
             if scale is not None and scale.requires_grad:
                 raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
@@ -232,9 +216,10 @@ def _want_gradients(*operands: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
 
 
-def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, EpilogueOperands]:
-    """Return what an op is given behind A and B."""
-    return Product(*arguments[:_NUMBERS]), EpilogueOperands(*arguments[_NUMBERS:])
+def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
+    """Return what an op is given behind A and B: what the epilogue reads by name, where it is given."""
+    read = zip(_READ, arguments[_NUMBERS:], strict=False)
+    return Product(*arguments[:_NUMBERS]), {name: one for name, one in read if one is not None}
 
 
 def multiply(
@@ -242,16 +227,19 @@ def multiply(
     a: torch.Tensor,
     b: Sequence[torch.Tensor],
     product: Product,
-    operands: EpilogueOperands = NO_OPERANDS,
+    operands: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[torch.Tensor]:
     """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
+
+    Args:
+        family, a, b, product: what is called.
+        operands: what the epilogue reads, by name: bias, residual, scale.
 
     Raises:
         As `operator_for`, and as a call of an operator.
     """
-    given = operands.given()
-    operator = operator_for(family, a.dtype, product, reads=tuple(given))
-    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **given))
+    operator = operator_for(family, a.dtype, product, reads=tuple(operands))
+    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands))
 
 
 def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tuple[str, ...] = ()) -> Operator[Any]:
@@ -306,45 +294,49 @@ def call(
         ctx, a, b, family, sizes, config, variant, asked: as `problem_for`'s. In a graph a size that is not given is
             taken as what all ranks have as much of as this one.
         options: the family's own, of the op's; None for none.
-        activation, bias, residual, scale: what is done to C, and `EpilogueOperands`, of which a scale may be a single
-            number (); None for nothing.
+        activation, bias, residual, scale: what is done to C, which is activation(scale · A @ B + bias + residual); the
+            scale may be a single number (). None for nothing.
         out_dtype: C's; None for the operands'.
     """
     options = options or {}
-    if scale is not None and scale.ndim == 0:
-        scale = scale.expand(b.shape[1])
-    operands = EpilogueOperands(bias, residual, scale)
-    finish: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, **operands._asdict()}
+    operands = {}
+    if bias is not None:
+        operands["bias"] = bias
+    if residual is not None:
+        operands["residual"] = residual
+    if scale is not None:
+        operands["scale"] = scale.expand(b.shape[1]) if scale.ndim == 0 else scale
     if in_graph():
+        how: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, **operands}
         if config is not None:
-            asked = {**asked, **finish, "family": family, "sizes": sizes, "config": config, "variant": variant}
+            asked = {**asked, **how, "family": family, "sizes": sizes, "config": config, "variant": variant}
             return torch.compiler.disable(call)(ctx, a, b, options=options, **asked)
         whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
-        return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **finish)
-    given = operands.given()
-    epilogue = epilogue_of(given, activation)
+        return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **how)
+    epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
     problem = problem_for(ctx, a, b, epilogue=epilogue, out_dtype=out_dtype, **asked)
-    if config is None and _want_gradients(a, b, *operands):
-        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
+    if config is None and _want_gradients(a, b, *operands.values()):
+        how = {"activation": activation, "out_dtype": out_dtype, **operands}
+        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **how)
     operator = operator_of(ctx, family, problem, variant, config, **options)
-    return operator.call(a, b, m=problem.m, **given)
+    return operator.call(a, b, m=problem.m, **operands)
 
 
+@functools.cache
 def epilogue_of(
-    reads: Collection[str], activation: str | None, known: Sequence[str] = (*ACTIVATIONS, *GATED_ACTIVATIONS)
+    reads: tuple[str, ...], activation: str | None, known: tuple[str, ...] = (*ACTIVATIONS, *GATED_ACTIVATIONS)
 ) -> tuple[str, ...]:
-    """Return the epilogue of a product with these of `EpilogueOperands`, and an activation, one of those `known`.
+    """Return the epilogue of a product that reads these, and ends with an activation, one of those `known`.
 
     Raises:
         ValueError: there is no such activation.
     """
     if not (activation is None or activation in known):
         raise ValueError(f"activation is {activation!r}; it takes {', '.join(known)}, or None")
-    linear = [name for name in ("scale", "bias", "residual") if name in reads]
-    return (*linear, *([activation] if activation else []))
+    return (*(name for name in _LINEAR if name in reads), *([activation] if activation else []))
 
 
 def in_graph() -> bool:
