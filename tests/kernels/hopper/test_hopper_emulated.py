@@ -169,10 +169,10 @@ def test_output_is_right_where_the_last_shard_comes_in_chunks(
     run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
 
 
-GATED = [
-    Case(301, 320, 160, "divides nothing, an uneven number of tiles a program", block_n=128),
-    Case(260, 512, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
-    Case(300, 208, 336, "in turns", block_n=128, world_size=3, programs=2, pingpong=True),
+GATED = [  # of two or three columns of tiles a rank
+    Case(301, 1160, 160, "divides nothing, an uneven number of tiles a program", block_n=128),
+    Case(260, 1024, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
+    Case(300, 624, 336, "in turns", block_n=128, world_size=3, programs=2, pingpong=True),
 ]
 
 
