@@ -38,8 +38,8 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links layers decoder figures memcheck \
-	codegen-diff compare mutants lint fmt clean
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder figures \
+	memcheck codegen-diff compare mutants lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,10 @@ tune: $(READY) ## Measure all variants for `auto` on this machine: SHAPES=llama 
 links: OUT =
 links: $(READY) ## Measure stores, loads and copies between every two ranks, barriers, signals [NP=8 OUT=links.csv]
 	$(PY) -m iris_bench links $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
+
+litmus: OUT =
+litmus: $(READY) ## Try each promised ordering of the device API a million times on GPUs [NP=2 OUT=litmus.csv]
+	$(PY) -m iris_bench litmus $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 layers: OUT =
 layers: $(READY) ## Measure pairs of tensor-parallel layers beside torch's own [NP=4 OUT=layers.csv]

@@ -24,6 +24,7 @@ from .decoder.cli import decoder
 from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
+from .litmus.cli import litmus
 from .measure import sweep
 from .measure.job import Job
 from .records import frames, report
@@ -34,6 +35,7 @@ from .records.resume import differences
 from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .trace.cli import trace
+from .tune.calibrate_cli import calibrate_machine
 from .tune.cli import defaults, tune
 from .tune.explain_cli import explain_choice
 from .tune.model_cli import model
@@ -52,10 +54,12 @@ app.command()(memcheck)
 app.command()(model)
 app.command("explain")(explain_choice)
 app.command()(tune)
+app.command("calibrate")(calibrate_machine)
 app.command()(defaults)
 app.command()(trace)
 app.command()(links)
 app.command()(ccl)
+app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)
 app.command()(figures)

@@ -2,7 +2,8 @@
 
 from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
 from .cost import Work
-from .machine import MACHINES, Machine, machine_for
+from .machine import Machine
+from .machines import MACHINES, assumed_machine, machine_for
 from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
 from .registry import (
     current_name,
@@ -29,6 +30,7 @@ __all__ = [
     "Sync",
     "Variant",
     "Work",
+    "assumed_machine",
     "copies_operands",
     "current_name",
     "explain_us",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .machine import Machine, StreamK
 
@@ -59,7 +60,7 @@ class Work:
         """Whether rows of so many elements are not on 16 bytes."""
         return elements * self.element_bytes % WIDE_BYTES != 0
 
-    @property
+    @functools.cached_property
     def reads_narrow_rows(self) -> bool:
         """Whether rows of A, and columns of B, are not on 16 bytes, on any rank."""
         if self.family not in SUMMING_FAMILIES:
@@ -68,8 +69,7 @@ class Work:
         return any(self.is_narrow(max(0, min(share, self.k - rank * share))) for rank in range(self.world_size))
 
 
-@dataclass(frozen=True)
-class Gemm:
+class Gemm(NamedTuple):
     """A rank's GEMM on some SMs.
 
     Args:
@@ -113,19 +113,14 @@ def gemm(
         shards: parts of the rows, one multiplied after the other: each reads a B that the L2 cache does not hold.
     """
     sms = sms or machine.num_sms
-    is_portable = kind in ("portable", "pointers")
-    sm_flops_a_us = _tflops(machine, work, m, kind) * 1e6 / machine.num_sms
-    sm_flops_a_us *= (machine.num_sms / sms) ** machine.spare_power
-    full_tile_us = machine.narrow_tile_us if stores_narrow_rows(machine, work) else machine.portable_tile_us
-    stream_k, slowest = machine.stream_k, float("inf")
-    for (tile_m, tile_n), rate in _tile_rates(machine, work, m, kind).items():
+    slows_down, narrow_stores = _library_slows_down(work, m), stores_narrow_rows(machine, work)
+    slowest = float("inf")
+    tiles_of = _tiles(machine, work.element_bytes, kind, sms, slows_down, work.reads_narrow_rows, narrow_stores)
+    for tile_m, tile_n, multiply_us, read_us, stream_us, beside_us in tiles_of:
         tiles = -(-m // tile_m) * -(-n // tile_n)
         waves = -(-tiles // sms)
-        beside_us = full_tile_us * tile_m * tile_n / (128 * 256) if is_portable else machine.tile_us
-        wave_us = 2.0 * tile_m * tile_n * k / (sm_flops_a_us * rate) + beside_us
-        if kind != "library":
-            gbps = stream_k.stream_gbps if m <= tile_m else stream_k.read_gbps
-            wave_us = max(wave_us, (tile_m + tile_n) * k * work.element_bytes / gbps / 1e3 + beside_us)
+        load_us = stream_us if m <= tile_m else read_us
+        wave_us = k * (multiply_us if multiply_us > load_us else load_us) + beside_us
         if waves * wave_us < slowest:
             slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
     tiles, waves, wave_us, tile_m, tile_n = best
@@ -134,31 +129,68 @@ def gemm(
     b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
     floor_us = work.element_bytes * (m * k + b_reads * k * n + m * n) / machine.memory_gbps / 1e3
     wave_us, last_tiles = max(wave_us, floor_us / waves), tiles - (waves - 1) * sms
-    if kind == "library" and not _library_slows_down(work, m):
+    if kind == "library" and not slows_down:
         split_us = stream_k_us(machine, m, n, k, work.element_bytes)
         if split_us < waves * wave_us:
             waves, wave_us, last_tiles = 1, split_us, tiles
     return Gemm(tiles, waves, wave_us, tile_n, tile_m * tile_n * work.element_bytes, last_tiles)
 
 
-def _tflops(machine: Machine, work: Work, m: int, kind: str) -> float:
-    """Return the rate of the best tile on all SMs, while the GPU is cool."""
-    tflops = machine.fp32_tflops if work.element_bytes > 2 else machine.boost_tflops
-    if kind in ("portable", "pointers"):
+class _Tile(NamedTuple):
+    """A tile of (m, n), and what it takes beside its multiplication and loads, and these for each element along k."""
+
+    m: int
+    n: int
+    multiply_us: float
+    read_us: float
+    stream_us: float
+    beside_us: float
+
+
+@functools.lru_cache(maxsize=256)
+def _tiles(
+    machine: Machine,
+    element_bytes: int,
+    kind: str,
+    sms: int,
+    slows_down: bool,
+    reads_narrow_rows: bool,
+    stores_narrow_rows: bool,
+) -> list[_Tile]:
+    """Return the tiles that a GEMM on so many SMs can have; `slows_down` is of the library's."""
+    is_portable, is_library = kind in ("portable", "pointers"), kind == "library"
+    tflops = machine.fp32_tflops if element_bytes > 2 else machine.boost_tflops  # while the GPU is cool
+    if is_portable:
         tflops *= machine.portable_rate
-    if kind == "library":
-        return tflops / (machine.library_narrow_slowdown if _library_slows_down(work, m) else 1.0)
     # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
-    reads_narrow = work.reads_narrow_rows and (kind == "pointers" or not machine.has_descriptors(work.element_bytes))
-    return tflops / (machine.narrow_slowdown if reads_narrow else 1.0)
+    reads_narrow = reads_narrow_rows and (kind == "pointers" or not machine.has_descriptors(element_bytes))
+    if is_library:
+        tflops /= machine.library_narrow_slowdown if slows_down else 1.0
+    elif reads_narrow:
+        tflops /= machine.narrow_slowdown
+    sm_flops_a_us = tflops * 1e6 / machine.num_sms * (machine.num_sms / sms) ** machine.spare_power
+    full_tile_us = machine.narrow_tile_us if stores_narrow_rows else machine.portable_tile_us
+    tiles = []
+    for (tile_m, tile_n), rate in _tile_rates(machine, kind, slows_down=slows_down).items():
+        row_bytes = 0 if is_library else (tile_m + tile_n) * element_bytes
+        tile = _Tile(
+            tile_m,
+            tile_n,
+            multiply_us=2.0 * tile_m * tile_n / (sm_flops_a_us * rate),
+            read_us=row_bytes / machine.stream_k.read_gbps / 1e3,
+            stream_us=row_bytes / machine.stream_k.stream_gbps / 1e3,
+            beside_us=full_tile_us * tile_m * tile_n / (128 * 256) if is_portable else machine.tile_us,
+        )
+        tiles.append(tile)
+    return tiles
 
 
-def _tile_rates(machine: Machine, work: Work, m: int, kind: str) -> dict[tuple[int, int], float]:
+def _tile_rates(machine: Machine, kind: str, *, slows_down: bool) -> dict[tuple[int, int], float]:
     """Return the rates of the tiles that there are, of the best one's."""
     rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
     if kind != "library":
         return rates
-    if _library_slows_down(work, m):
+    if slows_down:
         return {tile: rate**0.5 for tile, rate in rates.items()}  # what is slow is the same for small tiles
     return rates | LIBRARY_TILE_RATES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ FIXED = {"num_sms", "world_size", "fp32_tflops"}  # what is counted, or is not i
 _SHARES = {"hot_share", "portable_rate", "spare_power", "stall_share"}  # at most 1
 _WORST = 0.5  # a time that is off by more counts no more than this: patterns the model has no constant for
 _STEPS = (1.3, 1.1, 1.03, 1.01)
+FARTHEST_MEASURED = 10.0  # from what was assumed, of a constant that is measured by itself
+_HALVINGS = 30
 _FARTHEST = 2.0  # from where a constant starts: what fits best beyond that is no longer what was measured
 
 
@@ -78,6 +80,43 @@ def fit(
             if before - best < 1e-4:
                 break
     return machine
+
+
+def solved(machine: Machine, name: str, predict: Callable[[Machine], float], measured_us: float) -> float:
+    """Return the value of a constant with which a prediction is what was measured.
+
+    Args:
+        machine: the other constants, and where to start.
+        name: of the constant, as `Machine.constant` takes it.
+        predict: returns a time in µs; it grows with the constant, or falls.
+        measured_us: the time.
+
+    Raises:
+        ValueError: no value within `FARTHEST_MEASURED` of the constant, and up to 1 of a share, predicts that; or the
+            time does not depend on it.
+    """
+    start = machine.constant(name)
+    low, high = start / FARTHEST_MEASURED, start * FARTHEST_MEASURED
+    if name in _SHARES:
+        high = min(high, 1.0)
+
+    def us(value: float) -> float:
+        return predict(machine.with_constants({name: value}))
+
+    at_low, at_high = us(low), us(high)
+    is_rising = at_low < at_high
+    if not min(at_low, at_high) <= measured_us <= max(at_low, at_high) or at_low == at_high:
+        raise ValueError(
+            f"{measured_us:.4g} us were measured; with {name} from {low:.3g} to {high:.3g} the model has "
+            f"{at_low:.4g} to {at_high:.4g}"
+        )
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        at_middle = us(middle)
+        # Where something else limits the time, the constant is the one at which that begins.
+        is_below = at_middle <= measured_us if is_rising else at_middle > measured_us
+        low, high = (middle, high) if is_below else (low, middle)
+    return math.sqrt(low * high)
 
 
 def _moved(machine: Machine, name: str, factor: float, start: Machine) -> Machine | None:

@@ -1,9 +1,9 @@
-"""What the cost model knows of a machine: a handful of measured constants, and the machines they were measured on."""
+"""What the cost model knows of a machine: a handful of measured constants."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -41,35 +41,6 @@ class StreamK:
     load_gbps: float
 
 
-# Fitted to 507 tilings of 66 problems on one H200 (mean error 5 %; the tiling that they choose is 0.8 % slower than the
-# best in the mean, 8 % at most), but for what storing a partial takes, which was measured alone.
-H200_STREAM_K = StreamK(
-    read_gbps=117.0,
-    stream_gbps=96.0,
-    low_stream_gbps=78.0,
-    memory_gbps=4270.0,
-    sm_tflops=7.0,
-    tile_rates={
-        (128, 256): 0.96,
-        (128, 128): 0.85,
-        (64, 128): 0.73,
-        (128, 64): 0.42,
-        (64, 64): 0.48,
-        (32, 128): 0.30,
-        (32, 64): 0.177,
-        (16, 128): 0.178,
-        (16, 64): 0.105,
-    },
-    least_rate=0.09,
-    tile_us=2.5,
-    fixup_us=1.85,
-    uneven_fixup_us=2.0,
-    store_us=0.8,
-    store_gbps=40.0,
-    load_gbps=37.0,
-)
-
-
 @dataclass(frozen=True)
 class Sm90:
     """What tiles of 128 rows cost in the sm90 main loop, by which its kernels choose tilings.
@@ -101,25 +72,6 @@ class Sm90:
     copy_start_us: float
     next_copy_us: float
     beside_copies_us: float
-
-
-# Those without copies were chosen together, so that of 104 tilings of 37 all-scatters over 4 H200s, in six runs, the
-# fastest are predicted to be; the exchange by 14 all-scatters over two H200s that send as four do. Those beside copies
-# for 124 schedules of 13 all-gathers over 2 H200s (results/notebook.md).
-H200_SM90 = Sm90(
-    sm_tflops=5.8,
-    rates={256: 1.0, 128: 1.0, 64: 0.55},
-    rates_beside_copies={256: 1.0, 128: 0.98, 64: 0.55},
-    tile_us=3.0,
-    pingpong_tile_us=1.4,
-    store_gbps=345.0,
-    exchange_us=14.0,
-    exchange_beside_copies_us=4.0,
-    copy_gbps=387.0,
-    copy_start_us=10.0,
-    next_copy_us=7.0,
-    beside_copies_us=6.0,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,11 +168,9 @@ class Machine:
     small_collective_gbps: float
     small_collective_us: float
     all_reduce_gbps: float
-    tile_rates: Mapping[tuple[int, int], float] = field(
-        default_factory=lambda: {(128, 256): 1.0, (128, 128): 0.85, (64, 128): 0.6, (64, 64): 0.35}
-    )
-    stream_k: StreamK = H200_STREAM_K
-    sm90: Sm90 = H200_SM90
+    tile_rates: Mapping[tuple[int, int], float]
+    stream_k: StreamK
+    sm90: Sm90
     l2_bytes: int = 40 << 20
 
     def has(self, device_name: str) -> bool:
@@ -232,6 +182,37 @@ class Machine:
         share = num_sms / self.num_sms
         boost_tflops, fp32_tflops = self.boost_tflops * share, self.fp32_tflops * share
         return replace(self, num_sms=num_sms, boost_tflops=boost_tflops, fp32_tflops=fp32_tflops)
+
+    def constant(self, name: str) -> float:
+        """Return a constant: "link_gbps", "stream_k.memory_gbps", "tile_rates.128x256".
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        part, _, rest = name.partition(".")
+        found = getattr(self, part, None)
+        if part == "tile_rates":
+            found = self.tile_rates.get(_tile_of(rest))
+        elif rest:
+            found = getattr(found, rest, None)
+        if not isinstance(found, float):
+            raise ValueError(f"unknown constant {name!r}")
+        return found
+
+    def with_constants(self, values: Mapping[str, float]) -> Machine:
+        """Return the same machine with other constants, by the names that `constant` takes; ValueError for others."""
+        machine = self
+        for name, value in values.items():
+            machine.constant(name)
+            part, _, rest = name.partition(".")
+            changed: Any = {part: value}
+            if part == "tile_rates":
+                changed = {part: {**machine.tile_rates, _tile_of(rest): value}}
+            elif rest:
+                of_part: Any = {rest: value}
+                changed = {part: replace(getattr(machine, part), **of_part)}
+            machine = replace(machine, **changed)
+        return machine
 
     def without_latency(self) -> Machine:
         """Return the same machine whose launches, signals and trips take no time."""
@@ -257,6 +238,11 @@ class Machine:
         return self.is_hopper and element_bytes <= 2
 
 
+def _tile_of(text: str) -> tuple[int, int]:
+    rows, _, columns = text.partition("x")
+    return (int(rows), int(columns)) if rows.isdecimal() and columns.isdecimal() else (0, 0)
+
+
 _AT_ONCE = 1e9  # times as fast as it is
 _LATENCIES = (
     *("launch_us", "early_launch_us", "handshake_us", "hop_us", "signal_us", "engine_us"),
@@ -270,146 +256,3 @@ _WORK = ("boost_tflops", "fp32_tflops", "memory_gbps", "layout_gbps", "align_gbp
 _TILES = ("tile_us", "portable_tile_us", "narrow_tile_us")
 _STREAM_K_RATES = ("read_gbps", "stream_gbps", "low_stream_gbps", "memory_gbps", "sm_tflops", "store_gbps", "load_gbps")
 _STREAM_K_TIMES = ("tile_us", "fixup_us", "uneven_fixup_us", "store_us")
-
-# Fitted to the measured times that come with the library, from starting points measured one by one; rates of the link
-# as they were measured (`iris-bench model --fit --keep`).
-H200X4 = Machine(
-    name="h200x4",
-    gpu="H200",
-    chip="GH100",
-    world_size=4,
-    is_measured=True,
-    is_hopper=True,
-    num_sms=132,
-    boost_tflops=997.0,
-    hot_share=0.741,
-    warm_ms=0.484,
-    fp32_tflops=45.0,
-    portable_rate=0.989,
-    tile_us=1.77,
-    portable_tile_us=5.24,
-    spare_power=0.0638,
-    narrow_slowdown=28.6,
-    narrow_tile_us=15.0,
-    library_narrow_slowdown=6.93,
-    launch_us=3.09,
-    handshake_us=9.09,
-    early_launch_us=1.01,
-    hop_us=4.0,
-    memory_gbps=2270.0,
-    layout_gbps=1660.0,
-    align_gbps=4000.0,
-    sum_gbps=2790.0,
-    link_gbps=361.0,
-    peer_gbps=332.0,
-    sm_link_gbps=61.0,
-    signal_us=3.43,
-    narrow_link_gbps=185.0,
-    pull_gbps=323.0,
-    engine_gbps=378.0,
-    engine_narrow_rows_gbps=335.0,
-    engine_us=7.81,
-    stall_share=0.631,
-    collective_gbps=286.0,
-    collective_us=8.17,
-    small_collective_gbps=144.0,
-    small_collective_us=2.78,
-    all_reduce_gbps=335.0,
-)
-
-# Two of them multiply twice as much a rank, and send half: what the link does hardly shows, so its rates are those of
-# four.
-H200X2 = replace(
-    H200X4,
-    name="h200x2",
-    world_size=2,
-    boost_tflops=1240.0,
-    hot_share=0.589,
-    warm_ms=0.17,
-    portable_rate=0.999,
-    tile_us=0.365,
-    portable_tile_us=3.51,
-    spare_power=0.129,
-    narrow_slowdown=27.4,
-    narrow_tile_us=15.0,
-    library_narrow_slowdown=7.14,
-    launch_us=2.79,
-    handshake_us=12.2,
-    early_launch_us=1.0,
-    hop_us=2.1,
-    memory_gbps=3390.0,
-    layout_gbps=1790.0,
-    sum_gbps=12500.0,
-    signal_us=0.89,
-    engine_us=5.45,
-    collective_gbps=208.0,
-    collective_us=24.7,
-    small_collective_gbps=77.4,
-    small_collective_us=6.3,
-    all_reduce_gbps=249.0,
-)
-
-# The same GPUs behind the same switch. Nothing was measured on eight.
-H200X8 = replace(H200X4, name="h200x8", world_size=8, is_measured=False)
-
-# The same chip and links (SXM), beside memory that data sheets have at 3.35 TB/s, not 4.8. One was measured by itself:
-# fitted to it and to one H200, launches and the rates at which waves of tiles read memory are in the ratios here.
-H100X2, H100X4, H100X8 = (
-    replace(
-        one,
-        name=one.name.replace("h200", "h100"),
-        gpu="H100 80GB HBM3",
-        is_measured=False,
-        launch_us=one.launch_us * 1.9,
-        early_launch_us=one.early_launch_us * 2.4,
-        memory_gbps=one.memory_gbps * 0.9,
-        layout_gbps=one.layout_gbps * 3.35 / 4.8,
-        align_gbps=one.align_gbps * 3.35 / 4.8,
-        stream_k=replace(one.stream_k, memory_gbps=one.stream_k.memory_gbps * 3.35 / 4.8),
-    )
-    for one in (H200X2, H200X4, H200X8)
-)
-
-# From data sheets and public figures: 304 compute units; a link of its own to each of seven peers, of which a copy
-# engine or a kernel that stores to one peer uses one. What no data sheet tells is taken from the H200.
-MI300X8 = replace(
-    H200X4,
-    name="mi300xx8",
-    gpu="MI300X",
-    chip="MI300X",
-    world_size=8,
-    is_measured=False,
-    is_hopper=False,
-    num_sms=304,
-    boost_tflops=650.0,
-    fp32_tflops=80.0,
-    memory_gbps=4000.0,
-    link_gbps=310.0,
-    peer_gbps=45.0,
-    narrow_link_gbps=200.0,
-    pull_gbps=290.0,
-    engine_gbps=45.0,
-    engine_narrow_rows_gbps=45.0,
-    collective_gbps=300.0,
-    all_reduce_gbps=300.0,
-    tile_rates={(128, 128): 1.0, (64, 128): 0.7, (64, 64): 0.45},
-    stream_k=replace(H200_STREAM_K, memory_gbps=4000.0, sm_tflops=2.1),
-)
-
-MACHINES = {machine.name: machine for machine in (H200X2, H200X4, H200X8, H100X2, H100X4, H100X8, MI300X8)}
-
-
-def machine_for(device_name: str, world_size: int) -> Machine | None:
-    """Return the machine whose constants are closest to a device's; None for a GPU that the model does not know.
-
-    Args:
-        device_name: as the driver gives it, e.g. "NVIDIA H200".
-        world_size: how many of them; constants for another number are taken, as a prediction, where none are for this.
-    """
-    kin = [machine for machine in MACHINES.values() if machine.has(device_name)]
-    if not kin:
-        return None
-    closest = min(kin, key=lambda machine: abs(machine.world_size - world_size))
-    if closest.world_size == world_size:
-        return closest
-    return replace(closest, world_size=world_size, is_measured=False)

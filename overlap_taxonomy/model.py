@@ -11,6 +11,7 @@ from .axes import Mainloop
 from .cost import Work, aligned_us, gemm
 from .machine import Machine
 from .registry import find_variant, list_families
+from .variant import Variant
 
 
 def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
@@ -31,7 +32,7 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
     if one.mainloop is Mainloop.SM90 and not (machine.is_hopper and work.element_bytes == 2):
         return None
     us = one.predict(machine, work)
-    return us + aligned_us(machine, work, *_operands(work)) if copies_operands(machine, variant, work) else us
+    return us + aligned_us(machine, work, *_operands(work)) if _copies_operands(machine, one, work) else us
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,12 @@ def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
     """Return whether a call of one of our variants begins with a copy of A and B, whose rows are not on 16 bytes."""
     one = find_variant(work.family, variant)
-    if one is None or not one.has_kernels or one.reads_pointers:
-        return False
-    return machine.has_descriptors(work.element_bytes) and work.reads_narrow_rows
+    return one is not None and _copies_operands(machine, one, work)
+
+
+def _copies_operands(machine: Machine, variant: Variant, work: Work) -> bool:
+    is_off = work.reads_narrow_rows and machine.has_descriptors(work.element_bytes)
+    return is_off and variant.has_kernels and not variant.reads_pointers
 
 
 def _operands(work: Work) -> tuple[int, int, int]:

@@ -168,7 +168,7 @@ class FuseCollectives(CustomGraphPass):
         if self._min_tokens is not None:
             return f"{rows} rows are fewer than {self._min_tokens}" if rows < self._min_tokens else None
         choose: Any = get_variant(family, "auto").choose
-        choice = choose(self._ctx, problem, None, options)
+        choice = choose(self._ctx, problem, None, options, alone=True)  # another rank may have the graph in its cache
         if get_variant(family, choice.variant).has_kernels:
             return None
         return f"for {rows} rows auto takes {choice.variant} ({choice.why})"

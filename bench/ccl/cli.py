@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from . import rank
 from .plot import plot_ccl, speedups
 from .record import CclRecord, Outcome
 
-_SIZES_KIB = {"cpu": "4,16", "cuda": "4,64,1024,16384,262144"}
+_SIZES_KIB = {"cpu": "4,16", "cuda": "4,64,256,1024,4096,16384,65536,262144"}
 _ROUNDS = {"cpu": 1, "cuda": 20}
 _BURST = {"cpu": 1, "cuda": 10}
 _STAGING_BYTES = 320 << 20
@@ -46,7 +47,8 @@ def ccl(
 
     What comes is checked first, and rows are written as they come. A size is that of the larger tensor of a rank, in
     bf16. Without a GPU the times are the interpreter's and gloo's, and say nothing. Exit status: 0, or 1 if anything
-    was wrong or the ranks were lost, 2 if the command makes no sense, 130 if it was interrupted, by Ctrl-C or SIGTERM.
+    was wrong or failed or the ranks were lost, 2 if the command makes no sense, 130 if it was interrupted, by Ctrl-C or
+    SIGTERM.
     """
     is_first = True
     try:
@@ -76,7 +78,7 @@ def ccl(
             complain("the measurement", ended_early)
         elif plot:
             plot_ccl(output.records, plot)
-    failed = any(record.status == "wrong" for record in output.records)
+    failed = any(record.status in ("wrong", "error") for record in output.records)
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
@@ -139,17 +141,26 @@ def _plan(kib: str | None, kind: str | None, rounds: int | None, seed: int, devi
 
 
 def print_ccl(console: Console, records: list[CclRecord]) -> None:
-    """Print a row a collective, mode and size: times, bandwidth, the speedup over torch's backend."""
+    """Print a row a collective and size: in each mode both libraries' times in µs, and the speedup over torch's."""
     other = next((record.library for record in records if record.library != "iris"), "")
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("collective", "mode", "bytes", "iris us", f"{other} us", "iris GB/s", "speedup"):
-        table.add_column(name, justify="left" if name in ("collective", "mode") else "right")
     rows: list[dict[str, Any]] = speedups(records).to_dict("records")  # type: ignore[assignment]
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("collective")
+    for name in ("KiB", *(f"{mode} {what}" for mode in modes for what in ("iris", other, "speedup"))):
+        table.add_column(name, justify="right")
+    by_problem: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
-        rate = row["bytes"] / row["iris"] / 1e3
-        known = (f"{row['iris']:,.1f}", f"{row['other']:,.1f}", f"{rate:,.3g}", f"{row['speedup']:.2f}")
-        table.add_row(row["kind"], row["mode"], f"{row['bytes']:,}", *known)
+        by_problem.setdefault((row["kind"], row["bytes"]), {})[row["mode"]] = row
+    for (kind, size), by_mode in by_problem.items():
+        cells = [_number(by_mode[mode][what]) for mode in modes for what in ("iris", "other", "speedup")]
+        table.add_row(kind, f"{size / 1024:g}", *cells)
     console.print(table)
-    wrong = sorted({f"{record.kind} of {record.library}" for record in records if record.status == "wrong"})
-    if wrong:
-        console.print(f"wrong: {', '.join(wrong)}")
+    for reason in dict.fromkeys(
+        f"{one.kind} of {one.library}: {one.status}, {one.reason}" for one in records if one.reason
+    ):
+        console.print(reason, markup=False)
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:,.3g}" if value < 10 else f"{value:,.1f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from iris_core import Context
+from iris_kernels.common.calibration import timing
 
-from ..measure import timing
-from ..measure.job import context
+from ..measure.job import attempt, context
 from .record import Outcome
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
@@ -35,56 +35,77 @@ class Plan:
 
 
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
-    """Return all measurements, the same on every rank; collective.
+    """Return all measurements, the same on every rank; collective. What fails on all ranks alike is an "error".
 
     Raises:
         TimeoutError: a rank timed out in a wait for another.
+        PeerError: a rank failed alone.
     """
     ctx = context()
     ctx.ccl.prepare()
-    return [outcome for kind in plan.kinds for size in plan.sizes for outcome in _measure(ctx, kind, size, plan)]
+    library = dist.get_backend(ctx.process_group())
+    modes = ("eager",) if ctx.is_interpreted() else ("eager", "graph")
+    outcomes = []
+    for kind in plan.kinds:
+        for size in plan.sizes:
+            keys = [(name, mode) for name in ("iris", library) for mode in modes]
+            found, error = attempt(ctx, _measure, ctx, kind, size, plan, keys)
+            outcomes += found or [
+                Outcome(kind, *key, size, None, None, None, "error", plan.rounds, error) for key in keys
+            ]
+    return outcomes
 
 
-def _measure(ctx: Context, kind: str, size: int, plan: Plan) -> list[Outcome]:
+def _measure(ctx: Context, kind: str, size: int, plan: Plan, keys: Sequence[tuple[str, str]]) -> list[Outcome]:
+    """Measure one collective of one size, by each library in each mode."""
     rank, world_size = ctx.get_rank(), ctx.get_num_ranks()
     part = max(1, size // (2 * world_size * _ALIGNMENT)) * _ALIGNMENT
     whole = part * world_size
-    inputs = [_drawn(ctx, kind, plan.seed * 1000 + peer, part, whole) for peer in range(world_size)]
-    expected = _expected(kind, inputs, rank, part)
-    given = inputs[rank]
-    del inputs
-    output = ctx.empty(whole if kind in _WHOLE_OUTPUT else part if kind in _WHOLE_INPUT else whole, dtype=given.dtype)
-    group = ctx.process_group()
-    library = dist.get_backend(group)
-    calls: dict[str, Callable[[], object]] = {
-        "iris": lambda: getattr(ctx.ccl, kind)(output, given),
-        library: _of_torch(kind, output, given, group),
-    }
-    subjects: list[timing.Subject] = []
-    statuses: dict[tuple[str, str], str] = {}
-    modes = ("eager",) if ctx.is_interpreted() else ("eager", "graph")
-    for name, call in calls.items():
-        for mode in modes:
-            key = (name, mode)
-            first = given if name == library and kind in _IN_PLACE and (kind != "broadcast" or rank == 0) else None
-            if mode == "graph" and statuses[name, "eager"] == "unsupported":
-                statuses[key] = "unsupported"
+    output = ctx.empty(part if kind in _WHOLE_INPUT else whole, dtype=torch.bfloat16)
+    try:
+        inputs = [_drawn(ctx, kind, plan.seed * 1000 + peer, part, whole) for peer in range(world_size)]
+        expected = _expected(kind, inputs, rank, part)
+        given = inputs[rank]
+        del inputs
+        of_torch = _of_torch(kind, output, given, ctx.process_group())
+        verdicts: dict[tuple[str, str], tuple[str, str]] = {}
+        subjects: list[timing.Subject] = []
+        for name, mode in keys:
+            call = of_torch if name != "iris" else lambda: getattr(ctx.ccl, kind)(output, given)
+            is_in_place = name != "iris" and kind in _IN_PLACE and (kind != "broadcast" or rank == 0)
+            if mode == "graph" and verdicts[name, "eager"][0] != "ok":
+                verdicts[name, mode] = verdicts[name, "eager"]
                 continue
-            queued = call if mode == "eager" else _captured(call)
-            statuses[key] = _status(ctx, queued, output, first, expected)
-            if statuses[key] == "ok":
-                subjects.append(timing.Subject(" ".join(key), lambda *_, queued=queued: queued()))
-    timing.measure(ctx, subjects, [(given, output)], rounds=plan.rounds, burst=plan.burst, limit_s=_LIMIT_S)
-    times = timing.slowest_medians(ctx, subjects)
+            queued, reason = attempt(ctx, _captured, call) if mode == "graph" else (call, "")
+            status = "error"
+            if queued is not None:
+                status, reason = _judge(ctx, queued, output, given if is_in_place else None, expected)
+            verdicts[name, mode] = status, reason
+            if queued is not None and status == "ok":
+                subjects.append(timing.Subject(f"{name} {mode}", lambda *_, queued=queued: queued()))
+        timing.measure(ctx, subjects, [(given, output)], rounds=plan.rounds, burst=plan.burst, limit_s=_LIMIT_S)
+        times = timing.slowest_medians(ctx, subjects)
+    finally:
+        ctx.barrier()
+        ctx.free(output)
     rounds = {subject.name: len(subject.samples) for subject in subjects}
-    ctx.barrier()
-    ctx.free(output)
-    moved = whole * given.element_size()
     outcomes = []
-    for (name, mode), status in statuses.items():
-        found = times.get(f"{name} {mode}")
-        outcome = Outcome(kind, name, mode, moved, None, None, None, status, rounds.get(f"{name} {mode}", 0))
-        if found is not None:
+    for (name, mode), (status, reason) in verdicts.items():
+        key = f"{name} {mode}"
+        outcome = Outcome(
+            kind,
+            name,
+            mode,
+            whole * given.element_size(),
+            None,
+            None,
+            None,
+            status,
+            rounds.get(key, plan.rounds),
+            reason,
+        )
+        if key in times:
+            found = times[key]
             outcome = replace(outcome, time_us=found.time_us, latency_us=found.latency_us, host_us=found.host_us)
         outcomes.append(outcome)
     return outcomes
@@ -131,26 +152,23 @@ def _of_torch(kind: str, output: torch.Tensor, given: torch.Tensor, group: Any) 
     }[kind]
 
 
-def _status(
+def _judge(
     ctx: Context,
     call: Callable[[], object],
     output: torch.Tensor,
     first: torch.Tensor | None,
     expected: torch.Tensor | None,
-) -> str:
-    """Call it once on an output that holds `first`, or is poisoned; return whether what came is right on all ranks."""
+) -> tuple[str, str]:
+    """Call it once on an output that holds `first`, or is poisoned; return a status and a reason, of all ranks."""
     output.fill_(77) if first is None else output.copy_(first)
     ctx.barrier()
-    try:
-        call()
-    except (NotImplementedError, RuntimeError) as error:
-        if "not support" not in str(error).lower():
-            raise
-        status = "unsupported"
-    else:
-        ctx.barrier()
-        status = "ok" if expected is None or torch.equal(output, expected) else "wrong"
-    return max(ctx.control_plane.all_gather(status), key=("ok", "unsupported", "wrong").index)
+    _, error = attempt(ctx, call)
+    if error:
+        return "unsupported" if "not support" in error.lower() else "error", error
+    ctx.barrier()
+    is_right = expected is None or torch.equal(output, expected)
+    wrong = [rank for rank, right in enumerate(ctx.control_plane.all_gather(is_right)) if not right]
+    return ("wrong", f"on ranks {', '.join(map(str, wrong))}") if wrong else ("ok", "")
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:

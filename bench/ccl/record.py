@@ -17,8 +17,9 @@ class Outcome:
         time_us: of a call among others, back to back; of the slowest rank, the median.
         latency_us: of one call alone, likewise.
         host_us: that the host takes for a call.
-        status: "ok", "wrong" if the output was not what the collective is defined to give, or "unsupported".
-        rounds: samples of it; fewer than asked for, where they take long.
+        status: "ok", "wrong" if the output was not what the collective is defined to give, "unsupported", or "error" if
+            it failed on all ranks alike; `reason` says of what.
+        rounds: samples of it; fewer than asked for, where they take long; of what is not ok, those asked for.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Outcome:
     host_us: float | None
     status: str
     rounds: int
+    reason: str
 
 
 @dataclass(frozen=True)

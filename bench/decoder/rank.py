@@ -12,10 +12,10 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from iris_kernels.common.calibration import timing
 from iris_kernels.common.problem import shard_bounds
 
 from ..command.exits import interrupts_held
-from ..measure import timing
 from ..measure.job import Judged, attempt, context
 from . import models, systems
 from .systems import LIMIT, is_sequence

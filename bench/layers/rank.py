@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from iris_kernels.common.calibration import timing
 from iris_kernels.common.problem import shard_bounds
 
 from ..command.exits import interrupts_held
-from ..measure import timing
 from ..measure.job import Judged, attempt, context
 from . import subjects
 from .subjects import ALONE, Pair
@@ -112,7 +112,8 @@ class _Run:
         for outcome in outcomes:
             if outcome.subject in calls:
                 outcome.timed(times[outcome.subject])
-                self._check(outcome, calls[outcome.subject], *self.sets[0], expected)
+                x, grad = self.sets[0]
+                self._check(outcome, calls[outcome.subject], x, grad, expected)
         return outcomes
 
     def close(self) -> None:

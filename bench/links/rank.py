@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
-import iris_core
 from iris_core import Context
+from iris_kernels.common.calibration import timing
+from iris_kernels.common.calibration.links import BLOCK, MOVES, move_kernel, round_trip_kernel
 
-from ..measure import timing
 from ..measure.job import context
 
 # Between two ranks, while all others wait; then all ranks with all their peers at once; then nothing but flags.
@@ -31,11 +29,9 @@ KINDS = {
     "host_barrier": "a barrier of all ranks' hosts, after their devices' work",
     "round_trip": "a signal there and one back, both waited for by kernels",
 }
-PAIRWISE = ("store", "load", "atomic_add", "copy")
-BLOCK = 8192  # elements of 4 bytes that a program moves at once
 ROUND_TRIPS = 20  # in a call
 HOST_BARRIERS = 20
-_STORE, _LOAD = (tl.constexpr(PAIRWISE.index(kind)) for kind in ("store", "load"))
+PAIRWISE = (*MOVES, "copy")
 
 
 @dataclass(frozen=True)
@@ -58,33 +54,6 @@ class Outcome:
     bytes: int
     time_us: float | None
     status: str
-
-
-@triton.jit
-def move_kernel(own_ptr, peer_ptr, elements, rank, peer, heap_bases, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Move elements between this rank's memory at `own_ptr` and a peer's, which here lies at `peer_ptr`."""
-    for start in tl.range(tl.program_id(0) * BLOCK, elements, tl.num_programs(0) * BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
-        mask = offsets < elements
-        if KIND == _STORE:
-            iris_core.put(own_ptr + offsets, peer_ptr + offsets, rank, peer, heap_bases, mask)
-        elif KIND == _LOAD:
-            iris_core.get(peer_ptr + offsets, own_ptr + offsets, rank, peer, heap_bases, mask)
-        else:
-            value = tl.load(own_ptr + offsets, mask=mask)
-            iris_core.atomic_add(peer_ptr + offsets, value, rank, peer, heap_bases, mask, sem="relaxed")
-
-
-@triton.jit
-def round_trip_kernel(flag_ptr, first, trips, is_first, rank, peer, heap_bases, watchdog_ptr):
-    """Signal a peer and wait for its answer, `trips` times; who is not first answers. Flags count from `first`."""
-    peer_ptr = iris_core.translate(flag_ptr, rank, peer, heap_bases)
-    for trip in range(trips):
-        if is_first:
-            iris_core.signal(peer_ptr, first + trip)
-        iris_core.wait(flag_ptr, first + trip, watchdog_ptr)
-        if is_first == 0:
-            iris_core.signal(peer_ptr, first + trip)
 
 
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
@@ -172,8 +141,9 @@ class _Run:
                 self.rank,
                 peer,
                 self.ctx.get_heap_bases(),
-                KIND=PAIRWISE.index(kind),
+                KIND=MOVES.index(kind),
                 BLOCK=BLOCK,
+                PEERS=1,
                 num_warps=16,
             )
 

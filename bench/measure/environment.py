@@ -13,9 +13,9 @@ import torch
 import triton
 
 from iris_core import Context
+from iris_kernels.common.calibration.kept import driver
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 INTERPRETER_NAME = "CPU (Triton interpreter)"
 
 
@@ -53,14 +53,6 @@ def commit() -> str:
         return "unknown"
     changes = _output("git", "-C", str(_PROJECT), "status", "--porcelain", "--", ".", ":!results")
     return f"{name}-dirty" if changes else name
-
-
-def driver() -> str:
-    """Return the version of the GPUs' driver; nothing without one."""
-    for file in _DRIVER_FILES:
-        if file.exists():
-            return file.read_text().strip()
-    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
 
 
 def _output(*command: str) -> str:

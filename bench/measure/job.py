@@ -14,6 +14,7 @@ import torch
 
 import iris_core
 from iris_core import AllocationMismatch, Context, PeerError
+from iris_kernels.common.calibration import timing
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.launch.compile_ahead import compile_ahead
 from iris_kernels.common.operator import Operator
@@ -21,7 +22,7 @@ from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Variant, get_variant
 
 from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE
-from . import environment, timing
+from . import environment
 from .correctness import Expectation
 from .families import FAMILIES, Family
 from .inputs import Draw

@@ -13,6 +13,7 @@ from ..ccl.record import CclRecord
 from ..decoder.record import DecoderRecord
 from ..layers.record import LayersRecord
 from ..links.record import LinkRecord
+from ..litmus.record import LitmusRecord
 from ..measure.shapes import OLD_NAMES
 from ..stress.record import StressRecord
 from .csv_rows import as_text, read_rows
@@ -118,6 +119,7 @@ _COMMANDS: dict[str, type[Any]] = {
     "decoder": DecoderRecord,
     "links": LinkRecord,
     "ccl": CclRecord,
+    "litmus": LitmusRecord,
     "stress": StressRecord,
 }
 COLUMNS = tuple(column.name for column in fields(Record))

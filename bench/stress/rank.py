@@ -12,6 +12,7 @@ import torch
 
 import iris_core
 from iris_core import Context
+from iris_kernels.common.calibration.timing import DeviceClock
 from iris_kernels.common.launch.compile_ahead import compile_ahead
 from iris_kernels.common.operator import Operator
 from overlap_taxonomy import get_variant
@@ -20,7 +21,6 @@ from ..measure import environment
 from ..measure.correctness import Expectation
 from ..measure.families import FAMILIES, Operands
 from ..measure.inputs import Draw
-from ..measure.timing import DeviceClock
 from .ledger import Ledger, Note
 from .plan import SETS, WARM_UP_SET, Call, Decisions, Plan, Subject
 

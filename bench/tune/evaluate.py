@@ -6,6 +6,7 @@ were measured there, as on a machine that has them all.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ import torch
 
 from iris_kernels.common.choice.auto import NAME as AUTO
 from iris_kernels.common.choice.auto import baseline_of
-from iris_kernels.common.choice.choices import Choices, Knowledge, work_of
 from iris_kernels.common.choice.corrections import Evidence, evidence_of
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table
-from overlap_taxonomy import get_variant, machine_for
+from iris_kernels.common.choice.ranking import Ranking, work_of
+from overlap_taxonomy import Machine, get_variant, machine_for
 
 from ..measure.families import FAMILIES
 
@@ -75,32 +77,47 @@ class Verdict:
     error: tuple[float, float] | None
 
 
-def judge(asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str) -> Iterator[Judged]:
+def judge(
+    asked: Mapping[str, Table], known: Mapping[str, Table], hidden: str, calibrated: Machine | None = None
+) -> Iterator[Judged]:
     """Yield what is chosen for each problem; those of fp32, and without the library's time, are left out.
 
     Args:
         asked: the problems, by GPU, with their times.
         known: the measured times, from which what is hidden is left out.
         hidden: of `HIDDEN`.
+        calibrated: constants of a machine in place of those that come with the library.
     """
-    evidence, hides = evidence_of(known), HIDDEN[hidden]
+
+    def machine_of(gpu: str, world_size: int) -> Machine | None:
+        is_it = calibrated and calibrated.has(gpu) and calibrated.world_size == world_size
+        return calibrated if is_it else machine_for(gpu, world_size)
+
+    evidence, hides = evidence_of(known, machine_of), HIDDEN[hidden]
     for gpu, table in asked.items():
-        for key, measured in table.items():
+        # By the machine and what is known of it: what is fitted to that is fitted once.
+        asked_with: dict[tuple[int, tuple[bool, ...]], list[Key]] = {}
+        for key in table:
             if key.dtype in _DTYPES:
-                left = [one for one in evidence if not hides(one, gpu, key)]
-                yield from _judge(gpu, key, measured, Knowledge.of_evidence(gpu, left), hidden)
+                known_here = tuple(not hides(one, gpu, key) for one in evidence)
+                asked_with.setdefault((key.world_size, known_here), []).append(key)
+        for (world_size, is_known), keys in asked_with.items():
+            left = list(itertools.compress(evidence, is_known))
+            here = Knowledge.of_evidence(gpu, left, machine_of(gpu, world_size))
+            for key in keys:
+                yield from _judge(gpu, key, table[key], here, hidden)
 
 
 def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str) -> Iterator[Judged]:
-    baseline, times, machine = baseline_of(key.family), measured.times_us, machine_for(gpu, key.world_size)
+    baseline, times, machine = baseline_of(key.family), measured.times_us, known.machine(key.world_size)
     ours = [name for name in times if get_variant(key.family, name).has_kernels]
     if machine is None or baseline not in times or not ours:
         return
     dtype = getattr(torch, key.dtype)
     problem = FAMILIES[key.family].problem(m=key.m, n=key.n, k=key.k, world_size=key.world_size, dtype=dtype)
     candidates, work = [baseline, *ours], work_of(key.family, problem)
-    chosen = Choices(known, key.family, problem, candidates).ranking(key.m)[0]
-    (estimates,) = known.corrections(work, baseline).estimate(machine, [work], candidates)
+    chosen = Ranking(known, key.family, problem, candidates, is_here=False).ranking(key.m)[0]
+    estimates = known.corrections(work, baseline).estimate(machine, [work], candidates).of(0)
     errors = {name: math.log(one.us / times[name]) for name, one in estimates.items()}
     over_best = times[chosen] / min(times[name] for name in candidates)
     yield Judged(gpu, key, hidden, chosen, over_best, times[chosen] / times[baseline], errors)

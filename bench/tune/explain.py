@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from iris_kernels.common.calibration.kept import kept_machine
 from iris_kernels.common.choice.auto import baseline_of
-from iris_kernels.common.choice.choices import CAUTION, Choices, Knowledge, work_of
 from iris_kernels.common.choice.corrections import Evidence, distance, like
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import key_of, shipped_tables
+from iris_kernels.common.choice.ranking import CAUTION, Ranking, work_of
 from iris_kernels.common.choice.tuning_cache import read_cache
 from overlap_taxonomy import (
     MACHINES,
@@ -110,20 +112,20 @@ def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.d
         gpu: as its driver names it, one that the model knows.
         world_size, family, shape, dtype: the problem.
     """
-    machine = machine_for(gpu, world_size)
+    known = Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
+    machine = known.machine(world_size)
     assert machine is not None
     problem = FAMILIES[family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=dtype)
     baseline = baseline_of(family)
     names = [baseline, *(one.name for one in list_variants(family) if one.has_kernels)]
-    known = Knowledge(gpu, read_cache(gpu), shipped_tables(gpu))
-    choices = Choices(known, family, problem, names, is_here=False)
-    row = choices.row_of(shape.m)
+    ranking = Ranking(known, family, problem, names, is_here=False)
+    row = ranking.row_of(shape.m)
     work = replace(work_of(family, problem), m=row)
     limit_us = predict_ideal_us(machine, work_of(family, problem), problem.wire_bytes)
     key = key_of(family, problem)
     measured = next((dict(table[key].times_us) for table in known.tables.values() if key in table), {})
     found = []
-    for name, one in choices.estimates(shape.m).items():
+    for name, one in ranking.estimates(shape.m).items():
         parts = explain_us(machine, name, work)
         assert parts is not None
         needed = math.exp(-CAUTION * one.doubt)
@@ -131,7 +133,7 @@ def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.d
         found.append(Candidate(name, parts, one.us, ratio, one.doubt, needed, measured.get(name)))
     found[1:] = sorted(found[1:], key=lambda one: one.over_library / one.needed)
     nearest = _nearest(known, gpu, work, baseline)
-    return Explanation(machine, gpu, family, shape, row, choices.of(problem), limit_us, found, nearest)
+    return Explanation(machine, gpu, family, shape, row, ranking.of(shape.m), limit_us, found, nearest)
 
 
 def _nearest(known: Knowledge, gpu: str, work: Work, baseline: str) -> list[Near]:

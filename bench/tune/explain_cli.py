@@ -10,6 +10,7 @@ import torch
 import typer
 from rich.text import Text
 
+from iris_kernels.common.calibration.kept import kept_machine
 from iris_kernels.common.choice.measured import device_name
 
 from ..command.exits import refuse
@@ -73,7 +74,8 @@ def _machine(gpu: str | None, world_size: int | None) -> tuple[str, int]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpu is None:
         gpu = device_name(torch.device("cuda", 0)) if count else _GPU
-    return gpu_name(gpu), world_size or count or _WORLD_SIZE
+    world_size = world_size or count or _WORLD_SIZE
+    return gpu if kept_machine(gpu, world_size) else gpu_name(gpu), world_size
 
 
 def _print(one: Explanation) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from iris_kernels.common.calibration.kept import machine_in
 from iris_kernels.common.choice.measured import all_shipped_tables
 from overlap_taxonomy import MACHINES, Machine, Work, list_variants, predict_ideal_us, predict_us
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
@@ -37,6 +38,9 @@ def model(
     family: Annotated[str, typer.Option(help="'all', or names separated by commas; without CSVs.")] = "all",
     shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, by commas; without CSVs.")] = _SHAPES,
     each: Annotated[bool, typer.Option("--each", help="Show every row of the CSVs, not the medians alone.")] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A file that iris-bench calibrate wrote, here or elsewhere, for --machine.")
+    ] = None,
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Show how good `auto` is at problems that are hidden from it.")
     ] = False,
@@ -51,6 +55,11 @@ def model(
     console = report.make_console()
     try:
         chosen = [_machine(name.strip()) for name in machine.split(",")]
+        calibrated = _calibrated(calibration) if calibration else None
+        if calibrated:
+            if machine != _MACHINE:
+                raise ValueError(f"--calibration {calibration} is of {calibrated.name}; leave --machine out")
+            chosen = [calibrated]
         if refit and not files:
             raise ValueError("--fit needs CSVs to fit to, e.g. --fit sweep.csv")
         if keep and not refit:
@@ -59,8 +68,8 @@ def model(
             raise ValueError("--family and --shapes say what to predict; with CSVs, their rows are what is compared")
         if evaluate:
             if refit or machine != _MACHINE or (family, shapes) != ("all", _SHAPES):
-                raise ValueError("--evaluate takes CSVs and --each alone")
-            _evaluate(console, files or [], each=each)
+                raise ValueError("--evaluate takes CSVs, --calibration and --each alone")
+            _evaluate(console, files or [], calibrated, each=each)
             return
         if each and not files:
             raise ValueError("--each shows the rows of CSVs; there are none, e.g. --each sweep.csv")
@@ -92,6 +101,13 @@ def _machine(name: str) -> Machine:
     return MACHINES[name]
 
 
+def _calibrated(path: Path) -> Machine:
+    try:
+        return machine_in(path.read_text(encoding="utf-8"), is_of_here=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot use --calibration {path}: {error}") from None
+
+
 def _measured_on(records: list[Record]) -> str:
     """Say what rows were measured on, and which machines of the model that is."""
     found = dict.fromkeys((one.world_size, one.device_name) for one in records if one.device == "cuda")
@@ -110,14 +126,14 @@ def _check_modelled(machine: Machine, measured: list[Measurement]) -> None:
         )
 
 
-def _evaluate(console: Console, files: list[Path], *, each: bool) -> None:
+def _evaluate(console: Console, files: list[Path], calibrated: Machine | None, *, each: bool) -> None:
     shipped = all_shipped_tables()
     records = [record for file in files for record in read_records(file)]
     asked = tables(records) if files else shipped
     summary = report.make_table(
         "GPUs", "hidden", "problems", "over fastest", "within 3 %", "library", "slower", "error"
     )
-    by_hidden = {hidden: list(judge(asked, shipped, hidden)) for hidden in HIDDEN}
+    by_hidden = {hidden: list(judge(asked, shipped, hidden, calibrated)) for hidden in HIDDEN}
     if not all(by_hidden.values()):
         raise ValueError("no problem of the CSVs has times of library and of one of ours on a GPU of the model")
     if files:
@@ -200,7 +216,7 @@ def _predict(console: Console, machine: Machine, family: str, shapes: str) -> No
 
 
 def _print_constants(console: Console, machine: Machine) -> None:
-    console.print("constants, for overlap_taxonomy/machine.py:")
+    console.print("constants, for overlap_taxonomy/machines.py:")
     for column in fields(machine):
         if isinstance(getattr(machine, column.name), float):
             console.print(f"    {column.name}={getattr(machine, column.name)},", soft_wrap=True)

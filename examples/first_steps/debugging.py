@@ -1,9 +1,8 @@
-"""What helps to debug a kernel of several ranks: values printed with their rank, and three traps without an error.
+"""What helps to debug a kernel of several ranks: values printed with their rank, and two traps without an error.
 
 | trap | here |
 |---|---|
 | `tl.arange` takes powers of two, world sizes are what they are | a block of the next power of two, and a mask |
-| libdevice has no interpreted form: without a GPU its functions return None | `tanh` in another form |
 | values of several ranks, printed side by side, look alike | the rank is printed, too |
 
 - python examples/first_steps/debugging.py --ranks 3
@@ -18,14 +17,6 @@ from triton.language.extra import libdevice
 import iris_core
 
 
-@triton.jit
-def tanh(x):
-    if iris_core.interpreted():
-        return 2 * tl.sigmoid(2 * x) - 1
-    else:
-        return libdevice.tanh(x)
-
-
 @triton.jit(do_not_specialize=["rank"])
 def gather_kernel(value, gathered, rank, heap_bases, WORLD_SIZE: tl.constexpr, DEBUG: tl.constexpr):
     """Gather tanh of one value of every rank."""
@@ -34,7 +25,7 @@ def gather_kernel(value, gathered, rank, heap_bases, WORLD_SIZE: tl.constexpr, D
     found = iris_core.load(value + peers * 0, rank, tl.minimum(peers, WORLD_SIZE - 1), heap_bases, mask=is_peer)
     if DEBUG:
         tl.device_print("rank, values:", rank, found)
-    tl.store(gathered + peers, tanh(found), mask=is_peer)
+    tl.store(gathered + peers, libdevice.tanh(found), mask=is_peer)
 
 
 def body(rank, world_size):

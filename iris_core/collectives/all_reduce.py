@@ -18,6 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..device.intrinsics import gdc_wait
 from ..device.sync import wait_peers
 from ..x.access import accumulator
 from .exchange import DEPTH, combine, load_block, load_sent, signal_members, store_block, store_to_slot
@@ -46,6 +47,7 @@ def ccl_all_reduce_two_shot(
     Args:
         size, part: elements of the input, and of a member's part in it.
     """
+    gdc_wait()
     pid = tl.program_id(0)
     row_ptr = flags_ptr + pid * (GROUP_SIZE + 1)
     own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
@@ -111,6 +113,7 @@ def ccl_all_reduce_ring(
 
     All members take each step together: it ends when each has signalled.
     """
+    gdc_wait()
     pid = tl.program_id(0)
     row_ptr = flags_ptr + pid * (GROUP_SIZE + 1)
     own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)

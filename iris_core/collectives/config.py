@@ -16,7 +16,7 @@ class Config:
     """How a collective is done; the same on all ranks of a group.
 
     Args:
-        comm_sms: most programs, of one SM each; None for what a group has room for.
+        comm_sms: most programs, of one SM each; None for as many as a group has room for, 128, or 64 with ``async_op``.
         all_reduce_variant: "one_shot", "two_shot", "ring", or "auto", which picks by size.
         all_gather_variant, broadcast_variant: "direct" (kernels, through slots on the heap), "copy_engine" (the output
             is on the heap), or "auto", which picks by size and by where the output lies.

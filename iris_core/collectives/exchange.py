@@ -20,6 +20,9 @@ own, `DEPTH` a sender; block n goes to slot n % DEPTH.
 
 Ready before push, without a flag for it: block n + 1 is sent after flag n - 1 of every member has been seen. A member
 sends n - 1 after it has read n - 3, which is what the slot of n + 1 held.
+
+Where a program has one block, the kernel is launched early (programmatic dependent launch), and so may be the one
+behind it once all is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..device.intrinsics import lanes
+from ..device.intrinsics import gdc_launch_dependents, gdc_wait, lanes
 from ..device.rma import translate
 from ..device.sync import signal_each, wait_peers
 from ..x.access import accumulator
@@ -75,6 +78,7 @@ def ccl_exchange(
         SCATTERED: whether each member has a part of its own in the input, rather than all of it.
         OP: "sum", "max", "min", or "none" to put together.
     """
+    gdc_wait()
     pid = tl.program_id(0)
     row_ptr = flags_ptr + pid * (GROUP_SIZE + 1)
     own_staging_ptr = staging_ptr + tl.cast(pid, tl.int64) * (DEPTH * GROUP_SIZE * SLOT)
@@ -90,6 +94,8 @@ def ccl_exchange(
                 in_ptr, own_staging_ptr, row_ptr, first + turn + 1, pid + (turn + 1) * tl.num_programs(0), size, rank,
                 index, sender, receiver, members_ptr, heap_bases, GROUP_SIZE, BLOCK, SLOT, SCATTERED,
             )  # fmt: skip
+        else:
+            gdc_launch_dependents()  # all is sent
         wait_peers(row_ptr, first + turn, index, GROUP_SIZE, watchdog_ptr)
         if (receiver < 0) | (receiver == index):
             _receive(

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import triton
 
 from ..context import Context
 from ..utils.settings import is_whole
 from .exchange import DEPTH
 from .send_recv import MESSAGE_WORDS
 
-MOST_PROGRAMS = 64  # of a collective: 64 slots of 32 KiB on the way keep an NVLink of 450 GB/s busy for 4 µs
+MOST_PROGRAMS = 128  # of a collective: small blocks, since a program loads, sends and combines one after the other
+ASYNC_PROGRAMS = 64  # of a collective beside other kernels, which have the other SMs
 MESSAGE_PROGRAMS = 16
-_SLOT_BYTES = 32 << 10
-_SLOTS_BYTES = 128 << 10  # of all members' slots for one block
+_FLIGHT_BYTES = 2 << 20  # on the way to a peer at a time: what an NVLink of 450 GB/s carries in 4.7 µs
+_BLOCKS_BYTES = 8 << 20  # of one block a program from all members
 _INTERPRETED_SLOT_BYTES = 4 << 10
 
 
@@ -41,7 +43,8 @@ class Channel:
         self.programs = programs
         self.slot_bytes = _INTERPRETED_SLOT_BYTES
         if not ctx.is_interpreted():
-            self.slot_bytes = min(_SLOT_BYTES, _SLOTS_BYTES >> (size - 1).bit_length())
+            flight_bytes = min(_FLIGHT_BYTES, _BLOCKS_BYTES >> (size - 1).bit_length())
+            self.slot_bytes = flight_bytes // triton.next_power_of_2(max(programs, ASYNC_PROGRAMS))
         self.flags = ctx.heap.allocate((programs, row), torch.int64).zero_()
         self.slots = ctx.heap.allocate((programs, DEPTH.value, size, self.slot_bytes), torch.uint8)
         self.barrier_state = ctx.heap.allocate((size + 1,), torch.int64).zero_()
@@ -77,13 +80,14 @@ class Group:
         self.size = len(self.ranks)
         rank = ctx.get_rank()
         self.index = self.ranks.index(rank) if rank in self.ranks else None
-        programs = min(MOST_PROGRAMS, ctx.get_cu_count())
+        units = ctx.get_cu_count()
+        programs, async_programs, message_programs = (
+            min(most, units) for most in (MOST_PROGRAMS, ASYNC_PROGRAMS, MESSAGE_PROGRAMS)
+        )
         with ctx.collective_allocation(f"make the group of {_named(self.ranks)}"):
             self.channel = Channel(ctx, self.ranks, programs, "a collective")
-            self.async_channel = Channel(ctx, self.ranks, programs, "a collective with async_op=True")
-            self.pair_channel = Channel(
-                ctx, self.ranks, min(MESSAGE_PROGRAMS, programs), "send or recv", MESSAGE_WORDS.value
-            )
+            self.async_channel = Channel(ctx, self.ranks, async_programs, "a collective with async_op=True")
+            self.pair_channel = Channel(ctx, self.ranks, message_programs, "send or recv", MESSAGE_WORDS.value)
         is_context = self.ranks == tuple(range(self.size))
         self.members = None if is_context else torch.tensor(self.ranks, dtype=torch.int32, device=ctx.get_device())
         ctx.barrier()  # no rank signals before all flags are zero

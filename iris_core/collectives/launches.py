@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from ..backends.base import Step
+from ..backends.base import Step, Stream
 from ..context import Context
 from .all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from .config import AUTO, Config
@@ -43,6 +43,7 @@ class Launches:
         self._calls: dict[Any, Sequence[Step]] = {}
         self._kernels: dict[Any, LoadedKernel] = {}
         self._barriers: dict[Channel, Step] = {}
+        self._stream: Stream | None = None  # of copies beside others
 
     def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
         """Queue a collective on the current stream.
@@ -65,9 +66,7 @@ class Launches:
 
     def barrier(self, group: Group, channel: Channel) -> None:
         """Queue a barrier of the group on the current stream."""
-        if channel not in self._barriers:
-            self._barriers[channel] = self._barrier(group, channel)
-        self._barriers[channel]()
+        self._barrier(group, channel)()
 
     def _prepare(self, call: Call, variant: str, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
         size = call.part(group.size)
@@ -117,7 +116,10 @@ class Launches:
         return str(chosen)
 
     def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
-        """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers."""
+        """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers.
+
+        To its own output on another stream: nobody else writes there, and the links need not wait for it.
+        """
         barrier = self._barrier(group, channel)
         if call.sender not in (-1, group.index):
             return (barrier, barrier)
@@ -127,11 +129,24 @@ class Launches:
         source = call.input.detach().view(-1)
         views = self._ctx.heap.peer_view(call.output.detach().view(-1)[start : start + size])
         order = [group.ranks[(group.index + step) % group.size] for step in range(1, group.size)]
-        targets = [views[rank] for rank in (*order, group.ranks[group.index])]
-        return (barrier, *(functools.partial(target.copy_, source, non_blocking=True) for target in targets), barrier)
+        copies = [functools.partial(views[rank].copy_, source, non_blocking=True) for rank in order]
+        if self._stream is None:
+            self._stream = self._ctx.make_stream()
+        stream, own = self._stream, views[group.ranks[group.index]]
+
+        def copy_own() -> None:
+            with stream.as_current():
+                own.copy_(source, non_blocking=True)
+
+        return (stream.wait_for_current, copy_own, barrier, *copies, barrier, stream.current_waits)
 
     def _barrier(self, group: Group, channel: Channel) -> Step:
-        return self._launch(ccl_barrier, 1, {"state_ptr": channel.barrier_state}, 1, group)
+        """Return what queues a barrier; it is prepared once."""
+        if channel not in self._barriers:
+            self._barriers[channel] = self._launch(
+                ccl_barrier, 1, {"state_ptr": channel.barrier_state}, {"num_warps": 1}, group
+            )
+        return self._barriers[channel]
 
     def _step(
         self,
@@ -152,19 +167,27 @@ class Launches:
         arguments |= {"SLOT": channel.slot_bytes // itemsize}
         arguments["words_ptr" if "words_ptr" in kernel.arg_names else "flags_ptr"] = channel.flags
         warp_bytes = (64 if self._ctx.backend.name == "hip" else 32) * _VECTOR_BYTES
-        num_warps = min(_MOST_WARPS, block_bytes // warp_bytes)
-        return self._launch(
-            kernel, min(programs, triton.cdiv(size * itemsize, block_bytes)), arguments, num_warps, group
-        )
+        options = {"num_warps": min(_MOST_WARPS, block_bytes // warp_bytes)}
+        blocks = triton.cdiv(size * itemsize, block_bytes)
+        if blocks <= programs and self._launches_early():
+            options["launch_pdl"] = True  # worth the 3 us of a launch; programs of a long kernel come to SMs unevenly
+        return self._launch(kernel, min(programs, blocks), arguments, options, group)
 
-    def _launch(self, kernel: Any, programs: int, arguments: dict[str, Any], num_warps: int, group: Group) -> Step:
+    def _launches_early(self) -> bool:
+        """Return whether the device has programmatic dependent launch."""
+        arch = self._ctx.get_arch()
+        return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
+
+    def _launch(
+        self, kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, int], group: Group
+    ) -> Step:
         arguments |= {"rank": self._ctx.get_rank(), "index": group.index, "members_ptr": group.members}
         arguments |= {"heap_bases": self._ctx.heap.bases, "watchdog_ptr": self._ctx.watchdog.words}
         arguments |= {"GROUP_SIZE": group.size}
         backend: Any = self._ctx.backend
         if backend.name != "cuda":
-            return functools.partial(kernel.run, grid=(programs,), warmup=False, num_warps=num_warps, **arguments)
-        compiled = compiled_kernel(kernel, programs, arguments, {"num_warps": num_warps})
+            return functools.partial(kernel.run, grid=(programs,), warmup=False, **options, **arguments)
+        compiled = compiled_kernel(kernel, programs, arguments, options)
         if compiled not in self._kernels:
             self._kernels[compiled] = LoadedKernel(compiled)
         in_order = [arguments[name] for name in kernel.arg_names]

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from ..context import Context
 
-_OPERATIONS = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
+_OPERATIONS: dict[Any, str] = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
+_OPERATIONS |= {name: name for name in _OPERATIONS.values()}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 REDUCED = (*_FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -21,7 +22,7 @@ def operation(op: Any) -> str:
     Raises:
         ValueError: it is none of these.
     """
-    found = op if op in _OPERATIONS.values() else _OPERATIONS.get(op)
+    found = _OPERATIONS.get(op)
     if found is None:
         raise ValueError(f'op is {op!r}; it takes ReduceOp.SUM, MAX or MIN, or "sum", "max", "min"')
     return found

@@ -18,6 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..device.intrinsics import gdc_wait
 from ..device.rma import translate
 from ..device.sync import signal, wait
 from .exchange import DEPTH, load_block, rank_of, store_block
@@ -55,6 +56,7 @@ def ccl_send(
         words_ptr: on the heap, (programs, GROUP_SIZE, MESSAGE_WORDS) int64 words, zeroed once; a row a peer.
         peer: its index in the group.
     """
+    gdc_wait()
     pid = tl.program_id(0)
     to_rank = rank_of(members_ptr, peer)
     own_row_ptr = words_ptr + (pid * GROUP_SIZE + peer) * MESSAGE_WORDS
@@ -90,6 +92,7 @@ def ccl_recv(
     SLOT: tl.constexpr,
 ):
     """Receive `size` elements from a peer that sends as many. Edge and arguments: those of `ccl_send`."""
+    gdc_wait()
     pid = tl.program_id(0)
     from_rank = rank_of(members_ptr, peer)
     own_row_ptr = words_ptr + (pid * GROUP_SIZE + peer) * MESSAGE_WORDS

@@ -196,9 +196,10 @@ def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
     Edge: all memory operations of every rank's program before its call happen before everything after it on any rank.
     """
     epoch = tl.load(state_ptr + world_size) + 1
+    tl.debug_barrier()  # every thread has loaded it; the signals are a barrier before the next call does
+    tl.store(state_ptr + world_size, epoch)
     signal_peers(state_ptr, epoch, rank, world_size, heap_bases)
     wait_peers(state_ptr, epoch, rank, world_size, watchdog_ptr)
-    tl.store(state_ptr + world_size, epoch)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, ReduceOps
@@ -26,6 +27,7 @@ from triton.runtime.jit import JITFunction
 from ..device import interpretation
 from . import atomics, bfloat16, cache
 from .executor import Executor, ProcessExecutor
+from .libdevice import INTERPRETED
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -62,6 +64,8 @@ def patch_triton() -> None:
     ReduceOps.sum = bfloat16.sum_values
     for name, operation in {**bfloat16.OPERATIONS, **_checked}.items():
         setattr(InterpreterBuilder, name, operation)
+    for name, function in INTERPRETED.items():
+        setattr(libdevice, name, function)
     interpretation.install(_executor)
 
 
@@ -129,6 +133,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (TritonSemantic, "to_tensor", "binary_op_type_checking_impl"),
     (ReduceOps, "sum"),
     (InterpreterBuilder, *bfloat16.OPERATIONS, *_checked),
+    (libdevice, *INTERPRETED),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from overlap_taxonomy.machine import H200X4
+from overlap_taxonomy.machines import H200X4
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_TILE = 16  # rows or columns of the smallest tile

@@ -190,9 +190,9 @@ class Operator(Generic[P]):
             return self._queue_compared(operands, m)
         check_kinds(self, operands, self._expected)
         call = self._call_of(self._rows_of(operands["A"], m))
-        if self.ctx.profiler_ranges is None:
+        if self.ctx.profiler_range is None:
             return self._with_output(call, self._queue_call, operands)
-        with self.ctx.profiler_ranges.range(self._sized):
+        with self.ctx.profiler_range(self._sized):
             return self._with_output(call, self._queue_call, operands)
 
     def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from iris_core import Context
-from iris_core.utils.torch_modes import lasting
 
 from .device.handshake import number_of_call
 
@@ -162,3 +162,21 @@ class Workspace:
             return f"{self._who()}: {described.describe(word % self.half_size(name))}"
 
         self._ctx.watchdog.watch(self._memory[name].view(-1), describe, buffer.call_of)
+
+
+def lasting(device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor that outlives the call, of memory that torch's allocator gives to no CUDA graph.
+
+    While `torch.compile` warms a CUDA graph up, what this thread allocates is the graph's, and what stays there an
+    error; so another thread allocates.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return make()
+    stream = torch.cuda.current_stream(device)
+
+    def make_on_stream() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(max_workers=1) as other:
+        return other.submit(make_on_stream).result()

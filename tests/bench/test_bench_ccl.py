@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,8 +22,8 @@ from iris_bench.records.record import read_as
 PLAN = ccl.Plan(sizes=(100, 3000), kinds=ccl.KINDS, rounds=1, burst=1, seed=3)
 
 
-def measured(rank: int, world_size: int, broken: str) -> list[Outcome]:
-    """Measure; a collective that is broken leaves the last element on the last rank."""
+def measured(rank: int, world_size: int, broken: str, how: str = "wrong") -> list[Outcome]:
+    """Measure; a collective that is broken leaves the last element on the last rank, or raises on all of them."""
     ctx = context()
 
     class Broken:
@@ -30,6 +31,8 @@ def measured(rank: int, world_size: int, broken: str) -> list[Outcome]:
             call = getattr(ctx.ccl, name)
 
             def forget(output: Any, given: Any) -> None:
+                if name == broken and how == "error":
+                    raise RuntimeError("out of memory")
                 call(output, given)
                 if name == broken and rank == world_size - 1:
                     output[-1:].fill_(77)
@@ -41,10 +44,11 @@ def measured(rank: int, world_size: int, broken: str) -> list[Outcome]:
         return ccl.measure(rank, world_size, PLAN)
 
 
-@pytest.mark.parametrize("broken", ["", "all_gather"])
-def test_every_collective_of_both_libraries(ranks: Any, broken: str) -> None:
+@pytest.mark.parametrize(("broken", "how"), [("", ""), ("all_gather", "wrong"), ("reduce", "error")])
+def test_every_collective_of_both_libraries(ranks: Any, broken: str, how: str) -> None:
+    """What fails is a row, and the others are measured."""
     found: Pool = ranks(2)
-    outcomes = found.call(measured, broken)
+    outcomes = found.call(measured, broken, how)
     assert outcomes[0] == outcomes[1]
     assert {(one.kind, one.library) for one in outcomes[0]} == {
         (kind, library) for kind in ccl.KINDS for library in ("iris", "nccl" if found.device == "cuda" else "gloo")
@@ -52,8 +56,31 @@ def test_every_collective_of_both_libraries(ranks: Any, broken: str) -> None:
     assert {one.bytes for one in outcomes[0]} == {64, 2944}
     for one in outcomes[0]:
         is_broken = (one.kind, one.library) == (broken, "iris")
-        assert one.status == ("wrong" if is_broken else "ok"), one
+        assert one.status == (how if is_broken else "ok"), one
+        assert ("rank" in one.reason if how == "wrong" else "out of memory" in one.reason) == is_broken
         assert (one.time_us is None) == is_broken
+
+
+def measured_without_memory(rank: int, world_size: int) -> tuple[list[Outcome], int]:
+    """Measure where there is no memory for one input; return what is left on the heap, too."""
+    ctx, drawn = context(), ccl._drawn
+
+    def draw(ctx: Any, kind: str, *args: int) -> Any:
+        if kind == "gather":
+            raise RuntimeError("out of memory")
+        return drawn(ctx, kind, *args)
+
+    ctx.ccl.prepare()
+    before = ctx.heap.allocator.used_bytes
+    with mock.patch.object(ccl, "context", context), mock.patch.object(ccl, "_drawn", draw):
+        outcomes = ccl.measure(rank, world_size, replace(PLAN, kinds=("gather", "scatter")))
+    return outcomes, ctx.heap.allocator.used_bytes - before
+
+
+def test_a_collective_that_cannot_be_tried_is_an_error(ranks: Any) -> None:
+    for outcomes, left in ranks(2).call(measured_without_memory):
+        assert {(one.kind, one.status) for one in outcomes} == {("gather", "error"), ("scatter", "ok")}
+        assert left == 0
 
 
 def test_the_command_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
@@ -81,7 +108,7 @@ class Interrupted(Ranks):
         self.plans.append(plan)
         if len(self.plans) == 2:
             raise KeyboardInterrupt
-        return [Outcome(*plan.kinds, "iris", "eager", *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds)]
+        return [Outcome(*plan.kinds, "iris", "eager", *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds, "")]
 
     def close(self, *, kill: bool = False) -> None:
         assert kill

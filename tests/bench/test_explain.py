@@ -18,6 +18,7 @@ from iris_bench.measure.sweep import to_records
 from iris_bench.records.csv_rows import append_records
 from iris_bench.tune.evaluate import HIDDEN, MEASURED, judge, verdict
 from iris_bench.tune.explain import explain, gpu_name
+from iris_kernels.common.calibration.kept import machine_in, to_text
 from iris_kernels.common.choice.measured import Key, Measured, Table, all_shipped_tables
 from overlap_taxonomy import Work, machine_for, predict_us
 
@@ -157,7 +158,25 @@ def test_the_command_evaluates_the_problems_of_csvs() -> None:
     assert MEASURED not in result.stdout.partition("What auto takes")[0].split()  # there are no rows of auto
     refused = invoke("model", "--evaluate", "--machine", "h200x2")
     assert refused.exit_code == 2
-    assert "--evaluate takes CSVs and --each alone" in refused.stderr
+    assert "--evaluate takes CSVs, --calibration and --each alone" in refused.stderr
+
+
+def test_a_calibration_of_elsewhere_takes_the_place_of_the_constants(tmp_path: Path) -> None:
+    """With a collective that takes ten times as long, ours are predicted to be faster, where nothing was measured."""
+    facts = {"gpu": H100, "world_size": 2, "num_sms": 132, "l2_bytes": 1 << 25, "is_amd": False, "is_hopper": True}
+    slow, file = {"collective_gbps": 20.0, "small_collective_gbps": 20.0}, tmp_path / "calibration.json"
+    file.write_text(to_text(facts, slow).replace(torch.__version__, "another"))
+    asked = table(3000, library=1.0, ours=0.9)
+    (before,) = judge({H100: asked}, {}, "everything")
+    (after,) = judge({H100: asked}, {}, "everything", machine_in(file.read_text(), is_of_here=False))
+    assert before.errors["library"] + 0.5 < after.errors["library"]
+    assert after.errors[OURS] == pytest.approx(before.errors[OURS])
+    predicted = invoke("model", "--calibration", file, "--shapes", "3000x8192x28672")
+    assert "h100x2 (model; its constants were measured)" in predicted.stdout
+    refused = invoke("model", "--calibration", tmp_path / "none.json")
+    assert refused.exit_code == 2
+    assert "cannot use --calibration" in refused.stderr
+    assert "leave --machine out" in invoke("model", "--calibration", file, "--machine", "h200x2").stderr
 
 
 def test_auto_is_judged_by_its_own_times_where_it_was_measured(tmp_path: Path) -> None:

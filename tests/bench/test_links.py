@@ -80,6 +80,7 @@ def test_bytes_move_sixteen_at_a_time(kind: str) -> None:
             StubContext(case).get_heap_bases(),
             KIND=PAIRWISE.index(kind),
             BLOCK=links.BLOCK,
+            PEERS=1,
             num_warps=16,
         )
     compiled = compile_kernel(*launches[0], "sm_90")

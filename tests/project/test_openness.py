@@ -93,13 +93,14 @@ import sys
 import torch
 
 from iris_bench.measure.families import FAMILIES
-from iris_kernels.common.choice.choices import Choices, Knowledge
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Measured, key_of
+from iris_kernels.common.choice.ranking import Ranking
 
 family, baseline, name = sys.argv[1:]
 problem = FAMILIES[family].problem(m=64, n=64, k=64, world_size=2, dtype=torch.bfloat16)
 table = {key_of(family, problem): Measured({baseline: 9.0, name: 3.0})}
-print(Choices(Knowledge("", table, {}), family, problem, [baseline, name]).of(problem).variant)
+print(Ranking(Knowledge("", table, {}), family, problem, [baseline, name]).choices().of(64).variant)
 """
 
 

@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from triton.runtime.jit import KernelInterface
 
 import iris_core
-from iris_core import Context, DeviceContext, tracing, x
+from iris_core import Context, DeviceContext, bench, tracing, x
 from iris_core.collectives.ccl import CCL
 from iris_core.gluon import IrisDeviceCtx
 from overlap_taxonomy import list_families
@@ -22,6 +22,7 @@ ROOTS: dict[str, Any] = {
     "iris_core": iris_core,
     "x": x,
     "tracing": tracing,
+    "bench": bench,
     "Context": Context,
     "DeviceContext": DeviceContext,
     "CCL": CCL,

@@ -15,7 +15,7 @@ from triton.runtime.jit import KernelInterface
 import iris_core
 import iris_tensor_parallel
 from iris_bench.cli import app
-from iris_core import Context, tracing, x
+from iris_core import Context, bench, tracing, x
 from iris_core.collectives.ccl import CCL
 from iris_core.gluon import IrisDeviceCtx
 from iris_tensor_parallel import styles
@@ -67,6 +67,12 @@ def test_tracing() -> None:
     given = names_of("Tracing")
     assert given.keys() == set(tracing.__all__)
     check_arguments(given, tracing)
+
+
+def test_benchmarks() -> None:
+    given = names_of("Benchmarks")
+    assert given.keys() == set(bench.__all__)
+    check_arguments(given, bench)
 
 
 def test_collectives_on_whole_tensors() -> None:

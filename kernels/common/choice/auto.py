@@ -2,9 +2,10 @@
 
 What is known, in this order: the user's tuning cache, the times that come with the library, the cost model, corrected
 by what these say of problems like this one (corrections.py). The library baseline is always among the candidates, and
-another variant is chosen only where it is faster by more than what is not known well (choices.py). All ranks decide
-alike, from the tables of rank 0, which they have from when the context first needs them; so a call of another number of
-rows may take another variant, and no rank is asked. Nothing is measured here; ``iris-bench tune`` does that.
+another variant is chosen only where it is faster by more than what is not known well (ranking.py). Rank 0 ranks the
+variants of a product for all numbers of rows when it is first asked for, which is collective, and the others have its
+table; so a call of another number of rows may take another variant, and no rank is asked. No variant is measured here;
+``iris-bench tune`` does that.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ from overlap_taxonomy import (
     list_variants,
 )
 
+from ..calibration.first_use import measured_at_first_use
+from ..calibration.kept import machine_in, read_calibration
 from ..config import GemmConfig
 from ..operator import Operator
 from ..problem import Problem
-from .choices import Choices, Knowledge
+from .choices import Choices
+from .knowledge import Knowledge
 from .measured import device_name, from_json, setup_of, shipped_tables, to_json
+from .ranking import Ranking
 from .tuning_cache import read_cache
 
 NAME = "auto"
@@ -39,7 +44,7 @@ NAME = "auto"
 
 @dataclass
 class _Known:
-    """What is known of a context's machine, and the choices that it came to, by what does not depend on rows."""
+    """What is known of a context's machine, and rank 0's choices, by what does not depend on rows."""
 
     knowledge: Knowledge
     choices: dict[Any, Choices] = field(default_factory=dict)
@@ -65,8 +70,15 @@ def auto_variant(
 
     _baselines[family] = baseline
 
-    def choose(ctx: Context, problem: Problem, config: GemmConfig | None, options: Mapping[str, Any]) -> Choice:
-        return decide(ctx, family, problem, baseline=baseline, left_out=left_out(options))
+    def choose(
+        ctx: Context,
+        problem: Problem,
+        config: GemmConfig | None,
+        options: Mapping[str, Any],
+        *,
+        alone: bool = False,
+    ) -> Choice:
+        return decide(ctx, family, problem, baseline=baseline, left_out=left_out(options), alone=alone)
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
         with ctx.collective_section(f"make {family}/{NAME}"):
@@ -103,35 +115,61 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
     return "it takes no configuration but chooses it; name the variant that this one is for" if config else None
 
 
-def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, left_out: Collection[str]) -> Choice:
-    """Return what to make on this context's machine; the first time collective, see `known_of`."""
+def decide(
+    ctx: Context,
+    family: str,
+    problem: Problem,
+    *,
+    baseline: str,
+    left_out: Collection[str],
+    alone: bool = False,
+) -> Choice:
+    """Return what to make on this context's machine; collective the first time for a product, and for more rows.
+
+    Args:
+        ctx, family, problem: where, and what.
+        baseline, left_out: of the family; see `auto_variant`.
+        alone: whether this rank asks and others may not: it then ranks the variants itself, and does not keep that.
+            `known_of` must have been called.
+    """
+    kept = _known.get(ctx)
+    product = (family, problem.with_rows(1), *left_out)
+    found = kept.choices.get(product) if kept else None
+    if found and found.most >= problem.m:
+        return found.of(problem.m)
     if ctx.is_interpreted() or get_variant(family, baseline).unsupported_reason(problem, None):
         why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
         return Choice(_untimed(family, problem, left_out), None, why)
-    knowledge = known_of(ctx)
-    product, choices = (family, problem.with_rows(1), baseline, *left_out), _known[ctx].choices
-    found = choices.get(product)
-    if found is None or found.most < problem.m:
-        candidates = [baseline, *_ours(family, left_out)]
-        num_sms = ctx.get_cu_count() if ctx.reserve_sms else None
-        found = choices[product] = Choices(knowledge, family, problem, candidates, num_sms)
-    return found.of(problem)
+    knowledge, candidates = known_of(ctx), [baseline, *_ours(family, left_out)]
+    num_sms = ctx.get_cu_count() if ctx.reserve_sms else None
+    if alone:
+        return Ranking(knowledge, family, problem, candidates, num_sms).of(problem.m)
+    made = None
+    with ctx.collective_section(f"choose for {family} {problem.n}x{problem.k} {problem.dtype}"):
+        if ctx.get_rank() == 0:
+            made = Ranking(knowledge, family, problem, candidates, num_sms).choices().to_json()
+    found = _known[ctx].choices[product] = Choices.from_json(ctx.broadcast(made, 0))
+    return found.of(problem.m)
 
 
 def known_of(ctx: Context) -> Knowledge:
     """Return what is known of a context's machine; the first time rank 0 tells the others what its user measured.
+
+    Where nothing is known, the machine is measured then; see `measured_at_first_use`.
 
     Raises:
         ValueError: rank 0's tuning cache cannot be read; on all ranks.
     """
     if ctx not in _known:
         told = None
-        with ctx.collective_section("read the tuning cache"):
+        with ctx.collective_section("read what was measured"):
             if ctx.get_rank() == 0:
                 gpu = device_name(ctx.get_device())
-                told = gpu, to_json(setup_of(gpu), read_cache(gpu))
-        gpu, measured = ctx.broadcast(told, 0)
-        _known[ctx] = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu)))
+                told = gpu, to_json(setup_of(gpu), read_cache(gpu)), read_calibration(gpu, ctx.get_num_ranks())
+        gpu, measured, calibration = ctx.broadcast(told, 0)
+        calibration = calibration or measured_at_first_use(ctx, gpu)
+        machine = machine_in(calibration) if calibration else None
+        _known[ctx] = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu), machine))
     return _known[ctx].knowledge
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ NOISE = 0.02  # of a measured time's logarithm, from run to run
 SPREAD = 0.27  # of the logarithm of measured over predicted, where nothing is near
 BLIND = 0.5  # the same where nothing was measured on such machines at all
 _ROWS, _WEIGHT, _RANKS = 8.0, 8.0, 1.5  # doublings after which problems have 1/e in common
+_AXES = 4  # of a place
 _OTHER_GPU = 0.15  # another GPU of the same chip is as far as that part of these distances
 
 _ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPES}
@@ -36,22 +38,21 @@ class Evidence:
 
     Args:
         gpu, key: where, and what.
-        work: the same to the model.
+        work, machine: the same to the model.
         measured: the times, by variant.
     """
 
     gpu: str
     key: Key
     work: Work
+    machine: Machine
     measured: Measured
 
     @functools.cached_property
     def off(self) -> dict[str, float]:
         """The logarithm of measured over predicted time, by variant; with default configurations alone."""
-        machine = machine_for(self.gpu, self.key.world_size)
-        assert machine is not None
         times = {name: us for name, us in self.measured.times_us.items() if name not in self.measured.configs}
-        predicted = {name: predict_us(machine, name, self.work) for name in times}
+        predicted = {name: predict_us(self.machine, name, self.work) for name in times}
         return {name: math.log(times[name] / us) for name, us in predicted.items() if us}
 
     @functools.cached_property
@@ -60,8 +61,7 @@ class Evidence:
         return place_of(self.work)
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What is known of a variant's time.
 
     Args:
@@ -75,15 +75,22 @@ class Estimate:
     doubt: float
 
 
-def evidence_of(tables: Mapping[str, Table]) -> list[Evidence]:
-    """Return the measured problems of several kinds of GPUs that the model knows, by the GPU's name."""
+def evidence_of(
+    tables: Mapping[str, Table], machine_of: Callable[[str, int], Machine | None] = machine_for
+) -> list[Evidence]:
+    """Return the measured problems of several kinds of GPUs that the model knows.
+
+    Args:
+        tables: by the GPU's name.
+        machine_of: returns the constants of so many GPUs of a name.
+    """
     found = []
     for gpu, table in tables.items():
         for key, measured in table.items():
-            element_bytes = _ELEMENT_BYTES.get(key.dtype)
-            if element_bytes and machine_for(gpu, key.world_size):
+            element_bytes, machine = _ELEMENT_BYTES.get(key.dtype), machine_of(gpu, key.world_size)
+            if element_bytes and machine:
                 work = Work(key.family, key.m, key.n, key.k, key.world_size, element_bytes)
-                found.append(Evidence(gpu, key, work, measured))
+                found.append(Evidence(gpu, key, work, machine, measured))
     return found
 
 
@@ -104,6 +111,26 @@ def distance(gpu: str, work: Work, evidence: Evidence) -> float:
     return math.sqrt(sum(apart) + (_OTHER_GPU**2 if gpu != evidence.gpu else 0.0))
 
 
+@dataclass(frozen=True)
+class Estimates:
+    """The estimates of several variants for several problems.
+
+    Args:
+        names: of the variants, the baseline first.
+        us, log_ratios, doubts: as `Estimate` has them, (variants, problems).
+    """
+
+    names: Sequence[str]
+    us: np.ndarray
+    log_ratios: np.ndarray
+    doubts: np.ndarray
+
+    def of(self, index: int) -> dict[str, Estimate]:
+        """Return the estimates for one of the problems, by variant."""
+        columns = (values[:, index].tolist() for values in (self.us, self.log_ratios, self.doubts))
+        return {name: Estimate(*values) for name, *values in zip(self.names, *columns, strict=True)}
+
+
 class Corrections:
     """What measured problems say of the predictions for others.
 
@@ -114,75 +141,82 @@ class Corrections:
     """
 
     def __init__(self, gpu: str, baseline: str, evidence: Sequence[Evidence]) -> None:
-        self._gpu, self._baseline, self._evidence = gpu, baseline, evidence
-        self._fits: dict[str, _Fit | None] = {}
+        self._baseline, self._evidence = baseline, evidence
+        self._places = np.array([one.place for one in evidence]).reshape(len(evidence), _AXES)
+        self._are_on_others = np.array([one.gpu != gpu for one in evidence], dtype=bool)
+        self._processes: dict[tuple[int, ...], _Process] = {}
+        self._fits: dict[str, tuple[_Process, np.ndarray]] = {}
 
-    def estimate(self, machine: Machine, works: Sequence[Work], names: Collection[str]) -> list[dict[str, Estimate]]:
-        """Return for each of several problems the estimates of those variants that the model knows.
+    def estimate(self, machine: Machine, works: Sequence[Work], names: Collection[str]) -> Estimates:
+        """Return the estimates of those variants that the model knows, for several problems.
 
         Args:
             machine: whose constants the model takes.
             works: the problems.
             names: variants; the baseline is estimated in any case.
+
+        Raises:
+            ValueError: the model does not know the baseline.
         """
-        known = list(dict.fromkeys([self._baseline, *names]))
-        places = np.array([place_of(work) for work in works])
-        corrected = {name: self._correct(name, places) for name in known}
-        found = []
-        for index, work in enumerate(works):
-            us = {name: predict_us(machine, name, work) for name in known}
-            base = us[self._baseline]
-            if base is None:
-                raise ValueError(f"the model does not know {work.family}/{self._baseline}")
-            off, _ = corrected[self._baseline]
-            base_us = base * math.exp(off[index])
-            estimates = {self._baseline: Estimate(base_us, 0.0, 0.0)}
-            for name, predicted in us.items():
-                if predicted is not None and name != self._baseline:
-                    off, doubt = corrected[name]
-                    ratio = math.log(predicted / base) + float(off[index])
-                    estimates[name] = Estimate(base_us * math.exp(ratio), ratio, float(doubt[index]))
-            found.append(estimates)
-        return found
+        asked = dict.fromkeys([self._baseline, *names])
+        predicted = {name: [predict_us(machine, name, work) for work in works] for name in asked}
+        known = [name for name in asked if None not in predicted[name]]
+        if self._baseline not in known:
+            raise ValueError(f"the model does not know {works[0].family}/{self._baseline}")
+        common = _common(np.array([place_of(work) for work in works]), self._places, self._are_on_others)
+        log_us = np.log(np.array([predicted[name] for name in known]))
+        base_log_us = log_us[0] + self._off(self._baseline, common)
+        log_ratios, doubts = log_us - log_us[0], np.zeros_like(log_us)
+        by_process: dict[_Process, np.ndarray] = {}  # variants measured at the same places are doubted alike
+        for index, name in enumerate(known[1:], 1):
+            log_ratios[index] += self._off(name, common)
+            process, _ = self._fit(name)
+            if process not in by_process:
+                by_process[process] = process.doubt(common)
+            doubts[index] = by_process[process]
+        return Estimates(known, np.exp(base_log_us + log_ratios), log_ratios, doubts)
 
-    def _correct(self, name: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what to add to a variant's logarithm at some places, and the doubt that is left."""
+    def _off(self, name: str, common: np.ndarray) -> np.ndarray:
+        """Return what to add to a variant's logarithm at some places."""
+        process, weights = self._fit(name)
+        off: np.ndarray = common[:, process.there] @ weights
+        return off
+
+    def _fit(self, name: str) -> tuple[_Process, np.ndarray]:
+        """Return where a variant was measured beside the baseline, and what these places weigh."""
         if name not in self._fits:
-            self._fits[name] = self._fit(name)
-        fit = self._fits[name]
-        if fit is None:
-            spread = SPREAD if self._evidence else BLIND
-            return np.zeros(len(places)), np.full(len(places), spread)
-        return fit.at(places)
-
-    def _fit(self, name: str) -> _Fit | None:
-        base = self._baseline
-        there = [one for one in self._evidence if name in one.off and base in one.off]
-        if not there:
-            return None
-        off = [one.off[name] - (one.off[base] if name != base else 0.0) for one in there]
-        others = np.array([one.gpu != self._gpu for one in there])
-        return _Fit(np.array([one.place for one in there]), others, np.array(off))
+            base = self._baseline
+            there = [index for index, one in enumerate(self._evidence) if name in one.off and base in one.off]
+            process = self._processes.setdefault(tuple(there), _Process(there, self._places, self._are_on_others))
+            found = [self._evidence[index].off for index in there]
+            off = [one[name] - (one[base] if name != base else 0.0) for one in found]
+            self._fits[name] = process, process.inverse @ np.array(off)
+        return self._fits[name]
 
 
-class _Fit:
-    """A Gaussian process: `off` was found at `places`, some of them on `others` of the GPUs of a chip."""
+class _Process:
+    """A Gaussian process: something was found `there`, at some of the places, which may be `on_others` of a chip."""
 
-    def __init__(self, places: np.ndarray, others: np.ndarray, off: np.ndarray) -> None:
-        self._places, self._others = places, others
-        common = _common(places, places, others[:, None] != others[None, :])
-        self._inverse = np.linalg.inv(common + NOISE**2 * np.eye(len(off)))
-        self._weights = self._inverse @ off
+    def __init__(self, there: Sequence[int], places: np.ndarray, on_others: np.ndarray) -> None:
+        self.there = np.array(there, dtype=int)
+        places, on_others = places[self.there], on_others[self.there]
+        common = _common(places, places, on_others[:, None] != on_others[None, :])
+        self.inverse = np.linalg.inv(common + NOISE**2 * np.eye(len(there)))
 
-    def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        common = _common(places, self._places, np.broadcast_to(self._others, (len(places), len(self._others))))
-        left = SPREAD**2 - ((common @ self._inverse) * common).sum(axis=1)
-        return common @ self._weights, np.sqrt(np.maximum(left, 0.0) + NOISE**2)
+    def doubt(self, common: np.ndarray) -> np.ndarray:
+        """Return the standard deviation of what is not known at places with this covariance with all others."""
+        if not self.there.size:
+            return np.full(len(common), SPREAD if common.size else BLIND)
+        mine = common[:, self.there]
+        left = SPREAD**2 - ((mine @ self.inverse) * mine).sum(axis=1)
+        doubt: np.ndarray = np.sqrt(np.maximum(left, 0.0) + NOISE**2)
+        return doubt
 
 
 def _common(some: np.ndarray, others: np.ndarray, on_other_gpus: np.ndarray) -> np.ndarray:
-    """Return the covariance of problems at places."""
-    apart = ((some[:, None, :] - others[None, :, :]) ** 2).sum(axis=2) + np.where(on_other_gpus, _OTHER_GPU**2, 0.0)
+    """Return the covariance of problems at places; `on_other_gpus` is where, of two, one is on another GPU."""
+    squares = (some**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)
+    apart = np.maximum(squares - 2.0 * some @ others.T, 0.0) + _OTHER_GPU**2 * on_other_gpus
     return SPREAD**2 * np.exp(-np.sqrt(apart))
 
 

@@ -158,11 +158,12 @@ def _entry(entry: Any) -> tuple[Key, Measured]:
             raise ValueError(f"the time of {name} is {us!r}")
     key = Key(**values)
     now = {name: current_name(key.family, name) for name in (*times, *configs)}
-    configured = {now[name]: _config(config) for name, config in configs.items()}
+    configured = {now[name]: to_config(config) for name, config in configs.items()}
     return key, Measured({now[name]: us for name, us in times.items()}, configured)
 
 
-def _config(found: Any) -> GemmConfig:
+def to_config(found: Any) -> GemmConfig:
+    """Return the configuration that JSON holds, with names of fields of any version; ValueError where it is none."""
     types = {column.name: bool if column.type == "bool" else int for column in fields(GemmConfig)}
     if not isinstance(found, dict) or current_fields(dict.fromkeys(found, 1)).keys() - types.keys():
         raise ValueError(f"{found!r} is no configuration")

@@ -50,7 +50,7 @@ def read_cache(gpu: str) -> Table:
 def _times_in(path: Path, gpu: str) -> Table:
     """Return what a file has; none, with a warning, if that cannot be trusted; OSError if it cannot be known."""
     try:
-        return from_json(_read(path), setup_of(gpu))
+        return from_json(read_own(path), setup_of(gpu))
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -72,7 +72,7 @@ def write_cache(gpu: str, table: Table) -> Path:
     path = cache_path(gpu)
     try:
         with _locked(path):
-            _replace(path, to_json(setup_of(gpu), _times_in(path, gpu) | table))
+            write_own(path, to_json(setup_of(gpu), _times_in(path, gpu) | table))
     except OSError as error:
         raise ValueError(f"cannot write the tuning cache: {error}; IRIS_CACHE_DIR names another folder") from None
     return path
@@ -130,7 +130,8 @@ def _lock(file: int) -> None:
         time.sleep(0.01)
 
 
-def _replace(path: Path, text: str) -> None:
+def write_own(path: Path, text: str) -> None:
+    """Write a file of the user's own in one step: a reader sees the old one or the new one; OSError if it cannot be."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")  # mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -144,8 +145,12 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _read(path: Path) -> str:
-    """The text of a regular file that this user owns, in a folder that others cannot write either."""
+def read_own(path: Path) -> str:
+    """Return the text of a regular file that this user owns, in a folder that others cannot write either.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no such file.
+    """
     # A link could lead anywhere, and a pipe would never end.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from overlap_taxonomy.machine import H200X4
+from overlap_taxonomy.machines import H200X4
 
 from .tile_scheduler import SUBTILE_COLS
 

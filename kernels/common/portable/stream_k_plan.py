@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 
 from overlap_taxonomy.cost import LOW_ROWS, step_us, store_partial_us
-from overlap_taxonomy.machine import H200X4
+from overlap_taxonomy.machines import H200X4
 
 from ..config import MOST_SPLITS
 from .stream_k import LARGE, NONE, UNEVEN

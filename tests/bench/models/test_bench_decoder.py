@@ -25,9 +25,10 @@ from iris_bench.decoder.plan import plan, still_to_do, to_records
 from iris_bench.decoder.plot import plot_decoder
 from iris_bench.decoder.record import DecoderRecord
 from iris_bench.decoder.show import print_decoder
-from iris_bench.measure import environment, timing
+from iris_bench.measure import environment
 from iris_bench.records.csv_rows import append_records
 from iris_bench.records.record import read_as
+from iris_kernels.common.calibration import timing
 
 GIVEN: dict[str, Any] = {
     "model": "tiny",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from iris_bench.measure import timing
-from iris_bench.measure.timing import Sample
+from iris_kernels.common.calibration import timing
+from iris_kernels.common.calibration.timing import Sample
 
 DEVICE_US = 20.0  # what a call takes there
 BURST = 10

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+from compiling import Case as StubCase
+from compiling import StubContext
 from host_collectives import COLLECTIVES, Case, check_call
 from limits import short_limit
 from ranks import Ranks, context, raised
 
 from iris_core.collectives.config import Config
+from iris_core.collectives.group import Group
 
 SIZES = [1, 64, 9000]  # elements of a part; the last takes three blocks of a program
 REDUCED = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16]
@@ -226,3 +230,15 @@ def test_every_wait_is_bounded_and_named(ranks: Callable[[int], Ranks], name: st
     for kind, message in ranks(2).call(wait_in_vain, name):
         assert kind == "TimeoutError"
         assert f"waiting for rank 1's part in {what} of ranks 0, 1, program 0: expected at least" in message
+
+
+@pytest.mark.parametrize(("world_size", "mib"), [(2, 36), (4, 72), (8, 72), (3, 54)])
+def test_staging_memory_of_a_group(world_size: int, mib: int) -> None:
+    """What docs/writing_kernels.md says, for two ranks and from four on; all calls have 2 MiB on the way to a peer."""
+    ctx: Any = StubContext(StubCase("none", "sm_90", world_size=world_size))
+    ctx.is_interpreted, ctx.barrier = lambda: False, lambda: None
+    group = Group(ctx, range(world_size))
+    channels = (group.channel, group.async_channel, group.pair_channel)
+    assert sum(channel.slots.nbytes for channel in channels) == mib << 20
+    flights = [channel.programs * channel.slot_bytes for channel in (group.channel, group.async_channel)]
+    assert flights == [min(2 << 20, (8 << 20) // triton.next_power_of_2(world_size))] * 2

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, compile_kernel
 
+from iris_core.collectives import launches
 from iris_core.collectives.all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
+from iris_core.collectives.config import Config
 from iris_core.collectives.exchange import ccl_barrier, ccl_exchange
+from iris_core.collectives.group import MOST_PROGRAMS, Group
+from iris_core.collectives.operands import Call
 from iris_core.collectives.send_recv import ccl_recv, ccl_send
 
 pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
@@ -52,3 +57,38 @@ def test_blocks_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str)
 @pytest.mark.parametrize("name", [*KERNELS, "barrier"])
 def test_edges_are_over_the_system(target: str, name: str) -> None:
     check_system_edges(compiled(name, target), target)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_launched_early_it_waits_before_it_touches_memory(target: str, name: str) -> None:
+    """And lets the next kernel start when all is sent."""
+    kernel = compiled(name, target)
+    if not TARGETS[target].is_nvidia:
+        assert "griddepcontrol" not in kernel.code
+        return
+    touched = re.search(r"\b(?:ld|st|atom|red)\.\S*global|\bbar\.sync", kernel.code)
+    assert touched
+    assert kernel.code.count("griddepcontrol.wait") == 1
+    assert kernel.code.find("griddepcontrol.wait") < touched.start()
+    is_exchange = KERNELS[name][0] is ccl_exchange
+    assert kernel.count(r"griddepcontrol\.launch_dependents") == is_exchange
+    if is_exchange:
+        assert len(re.findall(r"\.release\.", kernel.code.split("griddepcontrol.launch_dependents")[0])) == 2
+
+
+def options_of(nbytes: int, target: str) -> dict[str, int]:
+    """Return with which options an all-reduce of two ranks is launched."""
+    ctx: Any = StubContext(Case("none", target, world_size=2))
+    ctx.is_interpreted, ctx.barrier, ctx.backend.name = lambda: False, lambda: None, "cuda"
+    group, x = Group(ctx, range(2)), torch.zeros(nbytes, dtype=torch.uint8)
+    with mock.patch.object(launches, "compiled_kernel") as compiled, mock.patch.object(launches, "LoadedKernel"):
+        launches.Launches(ctx).run(Call("all_reduce", x, x, op="sum"), group, group.channel, Config())
+    return compiled.call_args.args[3]
+
+
+def test_a_short_collective_is_launched_early(target: str) -> None:
+    """One of a block a program, where GPUs can do that."""
+    in_flight = MOST_PROGRAMS * (16 << 10)
+    early = [options_of(nbytes, target).get("launch_pdl", False) for nbytes in (16, in_flight, in_flight + 16)]
+    has_launch = TARGETS[target].is_nvidia
+    assert early == [has_launch, has_launch, False]

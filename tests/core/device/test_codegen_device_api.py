@@ -362,3 +362,16 @@ def test_barrier_is_compiled_for_every_rank(target: str, rank: int) -> None:
     assert kernel.count(release) >= 1
     assert kernel.count(acquire) >= 1
     assert kernel.scratch_bytes == 0
+
+
+def test_threads_of_a_barrier_agree_on_its_number(target: str) -> None:
+    """One thread stores what all have loaded: a thread barrier is between, and one before the next call loads it."""
+    code = compiled(barrier_kernel, target, 0, num_warps=4).code
+    is_nvidia = TARGETS[target].is_nvidia
+    meet = r"\bbar(?:rier)?\.sync\b" if is_nvidia else r"\bs_barrier\b"
+    store = r"\bst\.global\S*\.b64\b" if is_nvidia else r"\bglobal_store_dwordx2\b"
+    signal = r"atom\.global\.sys\.release\.exch" if is_nvidia else r"global_atomic_swap_x2"
+    number = re.search(store, code)
+    assert number
+    assert re.search(meet, code[: number.start()])
+    assert re.search(rf"{meet}.*?{signal}", code[number.end() :], re.DOTALL)

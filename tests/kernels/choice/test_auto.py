@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -17,10 +18,12 @@ from ranks import Ranks, close_context, context, raised
 
 from iris_core import Context
 from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.common.choice import auto, choices, corrections
-from iris_kernels.common.choice.choices import CAUTION, Choices, Knowledge
+from iris_kernels.common.choice import auto, corrections, ranking
+from iris_kernels.common.choice.choices import Choices
 from iris_kernels.common.choice.corrections import BLIND, NOISE
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table, key_of, shipped_table
+from iris_kernels.common.choice.ranking import CAUTION, Ranking
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.problem import Problem
@@ -50,7 +53,8 @@ def choose(
     num_sms: int | None = None,
 ) -> Choice:
     """What is chosen where the user's cache has the first of these tables, and the library the second."""
-    return Choices(Knowledge(gpu, tables[0], {gpu: tables[1]}), family, asked, candidates, num_sms).of(asked)
+    known = Knowledge(gpu, tables[0], {gpu: tables[1]})
+    return Ranking(known, family, asked, candidates, num_sms).choices().of(asked.m)
 
 
 def chosen(times: dict[str, float], shipped: dict[str, float] | None = None, **more: Any) -> Choice:
@@ -150,13 +154,13 @@ def test_of_two_that_promise_the_same_the_one_that_is_better_known_is_chosen() -
 
 def test_a_new_number_of_rows_asks_the_model_nothing() -> None:
     asked = mock.Mock(side_effect=lambda machine, name, work: 100.0)
-    with mock.patch.object(corrections, "predict_us", asked), mock.patch.object(choices, "predict_us", asked):
-        table = Choices(Knowledge(GPU, {}, {}), FAMILY, problem(m=300), CANDIDATES)
+    with mock.patch.object(corrections, "predict_us", asked), mock.patch.object(ranking, "predict_us", asked):
+        table = Ranking(Knowledge(GPU, {}, {}), FAMILY, problem(m=300), CANDIDATES).choices()
         assert 10 * len(CANDIDATES) < asked.call_count <= 24 * len(CANDIDATES)
         asked.reset_mock()
         assert table.most == 16384
         for m in range(1, 16385, 7):
-            table.of(problem(m=m))
+            table.of(m)
         assert not asked.called
 
 
@@ -168,9 +172,9 @@ def test_a_call_has_the_next_number_of_rows_of_the_table(m: int, row: int) -> No
         return 10.0 if name == "copy_engine:portable" and work.m == row else 100.0
 
     with mock.patch.object(corrections, "predict_us", us):
-        table = Choices(Knowledge(GPU, {}, {}), FAMILY, problem(m=20000), CANDIDATES)
-    assert table.of(problem(m=m)).variant == "copy_engine:portable"
-    assert table.of(problem(m=row + 1)).variant == "library_layout"
+        table = Ranking(Knowledge(GPU, {}, {}), FAMILY, problem(m=20000), CANDIDATES).choices()
+    assert table.of(m).variant == "copy_engine:portable"
+    assert table.of(row + 1).variant == "library_layout"
     assert table.most >= 20000
 
 
@@ -200,9 +204,10 @@ def on_hopper() -> Iterator[None]:
 def test_on_the_shipped_problems_it_is_never_slower_than_the_library(gpu: str) -> None:
     table = shipped_table(gpu)
     assert len(table) > 200
+    known = Knowledge(gpu, {}, {gpu: table})
     for key, measured in table.items():
         names = ["library", *(name for name in measured.times_us if get_variant(key.family, name).has_kernels)]
-        choice = choose(key.family, asked_for(key), names, gpu=gpu, tables=({}, table))
+        choice = Ranking(known, key.family, asked_for(key), names).choices().of(key.m)
         assert choice.why == "measured"
         assert measured.times_us[choice.variant] <= measured.times_us["library"]
         assert measured.times_us[choice.variant] <= min(measured.times_us[name] for name in names) * 1.021
@@ -221,6 +226,9 @@ class GpuContext:
 
     def get_rank(self) -> int:
         return 0
+
+    def get_num_ranks(self) -> int:
+        return 4
 
     def collective_section(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -255,7 +263,7 @@ def test_where_sms_are_reserved_measured_times_and_configurations_are_of_fewer()
 
     assert choice(None) == Choice(ours, replace(CONFIG, num_sms=132), "measured here")
     with mock.patch.object(
-        choices, "predict_us", lambda machine, name, work: 132 / machine.num_sms if name == ours else 1
+        ranking, "predict_us", lambda machine, name, work: 132 / machine.num_sms if name == ours else 1
     ):
         assert choice(120) == Choice(ours, replace(CONFIG, num_sms=120), "measured here")
         assert choice(100).variant == "library_layout"  # 800 µs of 132 SMs are 1056 of 100
@@ -274,10 +282,10 @@ def test_a_context_says_how_many_sms_are_free() -> None:
     with (
         mock.patch.object(auto, "device_name", return_value=GPU),
         mock.patch.object(auto, "read_cache", return_value={}),
-        mock.patch.object(auto, "Choices") as choices_of,
+        mock.patch.object(auto, "Ranking", side_effect=Ranking) as ranking_of,
     ):
         auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())
-    assert choices_of.call_args.args[-1] == 120
+    assert ranking_of.call_args.args[-1] == 120
 
 
 def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,24 +317,97 @@ def test_it_makes_the_operator_of_another(ranks: Callable[[int], Ranks], family:
         assert right == "right"
 
 
-def disagree(rank: int, world_size: int) -> str:
-    """Each rank has other times in its cache."""
-    asked = make_problem(FAMILY, 8, 8, 8, world_size, torch.float32)
-    times = {"library_layout": 100.0, ["copy_engine:portable", "fused_sequential:portable"][rank]: 10.0}
-    with (
+def patched(rank: int) -> contextlib.ExitStack:
+    """On a GPU that is not there; all that a rank knows, and what its model says, is of its own."""
+    asked = problem(m=8, world_size=2)
+    ours = ["copy_engine:portable", "fused_sequential:portable"][rank]
+    times = {"library_layout": 100.0, ours: 10.0}
+
+    def us(machine: Any, name: str, work: Work) -> float:
+        return 100.0 if name == "library_layout" else 10.0 if name == ours else 1000.0
+
+    changed = contextlib.ExitStack()
+    for patch in (
         mock.patch.object(auto, "device_name", return_value=GPU),
         mock.patch.object(auto, "read_cache", return_value={key_of(FAMILY, asked): Measured(times)}),
+        mock.patch.object(
+            auto, "shipped_tables", return_value={GPU: {key_of(FAMILY, asked.with_rows(64)): Measured(times)}}
+        ),
+        mock.patch.object(corrections, "predict_us", us),
         mock.patch.object(Context, "is_interpreted", return_value=False),
     ):
-        operator = get_variant(FAMILY, "auto").build(context(), asked)
-    operator.close()
+        changed.enter_context(patch)
+    return changed
+
+
+def disagree(rank: int, world_size: int, sizes: Sequence[int]) -> list[Choice]:
+    """Ask for a product whose tables and predicted times are others on each rank, with several numbers of rows."""
+    with patched(rank):
+        found = [
+            auto.decide(context(), FAMILY, problem(m=m, world_size=2), baseline="library_layout", left_out=())
+            for m in sizes
+        ]
     close_context()  # which knows these times
-    return operator.variant
+    return found
 
 
 @pytest.mark.parametrize("device", ["cpu"])
 def test_rank_0_decides_for_all(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(disagree) == ["copy_engine:portable"] * 2
+    """By its user's times, those that come with the library, and its model; also for more rows than were asked for."""
+    first, second = ranks(2).call(disagree, [8, 64, 300, 20000, 16384])
+    assert first == second
+    assert {choice.variant for choice in first} == {"copy_engine:portable"}
+    assert [choice.why.split()[0] for choice in first] == [
+        "measured",
+        "measured",
+        "predicted",
+        "predicted",
+        "predicted",
+    ]
+
+
+def rank_others(rank: int, world_size: int) -> tuple[Choice, Choice]:
+    """Ask alone, as where a graph is compiled: nobody is asked, and what comes out is not kept for the operator."""
+    asked = problem(m=300, world_size=2)
+    with patched(rank):
+        auto.known_of(context())
+        alone = None
+        if rank == 1:
+            alone = auto.decide(context(), FAMILY, asked, baseline="library_layout", left_out=(), alone=True)
+        found = auto.decide(context(), FAMILY, asked, baseline="library_layout", left_out=())
+        alone = alone or auto.decide(context(), FAMILY, asked, baseline="library_layout", left_out=(), alone=True)
+    close_context()
+    return alone, found
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_rank_that_asks_alone_waits_for_no_other(ranks: Callable[[int], Ranks]) -> None:
+    (first, found), (second, agreed) = ranks(2).call(rank_others)
+    assert first == found == agreed
+    assert second.variant == "fused_sequential:portable"
+
+
+def ask_for_others(rank: int, world_size: int) -> tuple[str, str]:
+    asked = problem(m=8, n=[8192, 4096][rank], world_size=2)
+    with patched(rank):
+        error = raised(auto.decide, context(), FAMILY, asked, baseline="library_layout", left_out=())
+    close_context()
+    return error
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_ranks_that_ask_for_different_products_are_told(ranks: Callable[[int], Ranks]) -> None:
+    for kind, said in ranks(2).call(ask_for_others):
+        assert kind == "ValueError"
+        assert "8192x8192" in said
+        assert "4096x8192" in said
+
+
+def test_a_table_is_the_same_as_data() -> None:
+    measured = {8: Choice("copy_engine:portable", CONFIG, "measured here")}
+    table = Choices([16, 64], [Choice("library", None, "predicted"), Choice("x", None, "predicted")], measured)
+    assert Choices.from_json(json.loads(json.dumps(table.to_json()))) == table
+    assert [table.of(m).variant for m in (8, 9, 16, 17, 64)] == ["copy_engine:portable", *["library"] * 2, "x", "x"]
 
 
 def fail_to_decide(rank: int, world_size: int) -> tuple[str, str]:

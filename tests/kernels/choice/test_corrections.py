@@ -9,9 +9,10 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.common.choice.choices import Choices, Knowledge
 from iris_kernels.common.choice.corrections import BLIND, NOISE, SPREAD, Estimate, distance, is_narrow
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table, key_of
+from iris_kernels.common.choice.ranking import Ranking
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import MACHINES, Choice, Work, list_families, list_variants, machine_for, predict_us
 
@@ -33,7 +34,7 @@ def known(*, library: float = 1.5, ours: float = 3.0, gpu: str = GPU, **changed:
 
 def estimates(tables: dict[str, Table], work: Work = WORK) -> dict[str, Estimate]:
     corrections = Knowledge(GPU, {}, tables).corrections(work, "library")
-    return corrections.estimate(MACHINE, [work], [OURS, "kraken"])[0]
+    return corrections.estimate(MACHINE, [work], [OURS, "kraken"]).of(0)
 
 
 def off(tables: dict[str, Table], work: Work = WORK) -> dict[str, float]:
@@ -140,7 +141,7 @@ def test_fp32_is_left_to_the_library_unless_problems_like_it_were_measured(famil
             ({}, Choice("library", None, "nothing like it was measured in fp32")),
             (like, Choice("fused_sequential:portable:stream_k", None, "predicted by problems like it")),
         ):
-            assert Choices(Knowledge(GPU, table, {}), family, problem, ["library", *ours]).of(problem) == choice
+            assert Ranking(Knowledge(GPU, table, {}), family, problem, ["library", *ours]).of(m) == choice
 
 
 def test_of_fp32_no_variant_multiplies_faster_than_its_gemm() -> None:

@@ -16,8 +16,9 @@ import torch
 from families import make_problem
 
 from iris_kernels.common.choice.auto import baseline_of
-from iris_kernels.common.choice.choices import Choices, Knowledge
+from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import shipped_tables
+from iris_kernels.common.choice.ranking import Ranking
 from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import list_families, list_variants
 
@@ -44,5 +45,5 @@ def test_the_same_variant_is_chosen(gpu: str, family: str) -> None:
             one.name for one in list_variants(family) if one.has_kernels and not one.unsupported_reason(problem, None)
         ]
         for column, times in (("by_times", shipped), ("by_model", {})):
-            choice = Choices(Knowledge(gpu, {}, times), family, problem, [baseline_of(family), *ours]).of(problem)
+            choice = Ranking(Knowledge(gpu, {}, times), family, problem, [baseline_of(family), *ours]).of(problem.m)
             assert choice.variant == row[column], (row, choice)

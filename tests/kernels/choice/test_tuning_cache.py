@@ -206,7 +206,7 @@ def test_what_cannot_be_read_is_not_replaced(folder: Path, monkeypatch: pytest.M
 
     write_cache(GPU, TABLE)
     with monkeypatch.context() as patch:
-        patch.setattr(tuning_cache, "_read", refuse)
+        patch.setattr(tuning_cache, "read_own", refuse)
         with pytest.raises(ValueError, match="Input/output error"):
             write_cache(GPU, {KEY._replace(m=1): Measured({"library": 1.0})})
     assert read_cache(GPU) == TABLE

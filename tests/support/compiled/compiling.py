@@ -201,7 +201,7 @@ class StubContext(TensorFactories):
         self.control_plane = mock.Mock(rank=case.rank, world_size=case.world_size)
         self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
         self.note_call = mock.Mock()
-        self.profiler_ranges = None
+        self.profiler_range = None
         self.backend = mock.Mock(
             device=torch.device("cpu"),
             open_window=self._open_window,

@@ -1,0 +1,131 @@
+"""The calibration that is kept: a file of the user's own for each kind of GPU, number of them, and versions."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import subprocess
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from overlap_taxonomy import Machine, assumed_machine
+
+from ..choice.measured import file_name, versions
+from ..choice.tuning_cache import cache_folder, check_folder, read_own, write_own
+
+_FORMAT = 1
+_DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+_FACTS: Mapping[str, type] = {
+    "gpu": str,
+    "world_size": int,
+    "num_sms": int,
+    "l2_bytes": int,
+    "is_amd": bool,
+    "is_hopper": bool,
+}  # what `assumed_machine` takes
+
+
+@functools.cache
+def driver() -> str:
+    """Return the version of the GPUs' driver; nothing without one."""
+    for file in _DRIVER_FILES:
+        if file.exists():
+            return file.read_text().strip()
+    asked = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def calibration_path(gpu: str, world_size: int) -> Path:
+    """Return the file of so many GPUs of a kind, for what is installed here; it need not be there."""
+    return cache_folder() / file_name(f"calibration {world_size} {gpu}", _versions())
+
+
+def to_text(facts: Mapping[str, Any], constants: Mapping[str, float]) -> str:
+    """Return a calibration as the text of a file.
+
+    Args:
+        facts: what `assumed_machine` takes.
+        constants: what was measured, by the names that `Machine.constant` takes.
+    """
+    return json.dumps({"format": _FORMAT, **_versions(), **facts, "constants": dict(constants)}, indent=1) + "\n"
+
+
+def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
+    """Return the machine that a file describes.
+
+    Args:
+        text: the file's.
+        is_of_here: whether it must have been made with the versions of here.
+
+    Raises:
+        ValueError: it is not such a file, was made with other versions, or has what cannot have been measured.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("constants"), dict):
+        raise ValueError("it has no constants")
+    for name, expected in {"format": _FORMAT, **(_versions() if is_of_here else {})}.items():
+        if found.get(name) != expected:
+            raise ValueError(f"it was made with {name} {found.get(name)!r}, this is {expected!r}")
+    for name, kind in _FACTS.items():
+        if type(found.get(name)) is not kind:
+            raise ValueError(f"{name} is {found.get(name)!r}")
+    for name, value in found["constants"].items():
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise ValueError(f"the constant {name} is {value!r}")
+    constants = {name: float(value) for name, value in found["constants"].items()}
+    assumed = assumed_machine(**{name: found[name] for name in _FACTS})
+    return replace(assumed.with_constants(constants), is_measured=True)
+
+
+def read_calibration(gpu: str, world_size: int) -> str | None:
+    """Return the text of what was measured of so many GPUs; None, with a warning, of a file that cannot be used."""
+    path = None
+    try:
+        path = calibration_path(gpu, world_size)
+        text = read_own(path)
+        machine = machine_in(text)
+        if (machine.world_size, machine.has(gpu)) != (world_size, True):
+            raise ValueError(f"it is of {machine.world_size} x {machine.gpu}")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RuntimeError) as error:  # no home, for one
+        if path:
+            said = f"the calibration {path} is not used: {error}; `iris-bench calibrate` replaces it"
+            warnings.warn(said, stacklevel=2)
+        return None
+    return text
+
+
+def write_calibration(gpu: str, world_size: int, text: str) -> Path:
+    """Keep a calibration in place of what there is; return where.
+
+    Raises:
+        ValueError: the folder is not the user's own, or cannot be written.
+    """
+    check_folder()
+    path = calibration_path(gpu, world_size)
+    try:
+        write_own(path, text)
+    except OSError as error:
+        raise ValueError(f"cannot keep the calibration: {error}; IRIS_CACHE_DIR names another folder") from None
+    return path
+
+
+def kept_machine(gpu: str, world_size: int) -> Machine | None:
+    """Return so many GPUs as they were measured here; None where they were not."""
+    text = read_calibration(gpu, world_size)
+    return machine_in(text) if text else None
+
+
+def _versions() -> dict[str, str]:
+    return versions() | {"driver": driver()}

@@ -1,0 +1,175 @@
+"""The ranking of the variants of a product, by its number of rows: how much slower than the library each may be."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from overlap_taxonomy import Choice, Work, find_variant, predict_us
+
+from ..config import GemmConfig
+from ..problem import Problem
+from .choices import Choices
+from .corrections import NOISE, SPREAD, Estimate, like
+from .knowledge import Knowledge
+from .measured import key_of
+
+CAUTION = 0.5  # a variant must be predicted to be faster than the library by so many times the doubt
+_LEAST_ROWS = 16384  # of a table
+_MOST_ROWS = 1 << 62  # where there is no table
+
+
+def rows_of_table(most: int) -> list[int]:
+    """Return the numbers of rows of a table, `most` or a little more the last.
+
+    There are few up to 128, where all is in one tile, and the fewer for a doubling the more tiles there are.
+    """
+    rows = [1, 16, 32, 64, 128]
+    while (last := rows[-1]) < most:
+        step = (1 << (last.bit_length() - 1)) // (4 if last < 512 else 2 if last < 4096 else 1)
+        rows.append(last + step)
+    return rows
+
+
+def work_of(family: str, problem: Problem) -> Work:
+    """Return a problem as the model sees it."""
+    return Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
+
+
+def slower(log_ratio: Any, doubt: Any) -> Any:
+    """Return the logarithm of how much slower than the baseline a variant may be: the choice is the least of these.
+
+    It is rounded: of two that the model thinks alike the first is taken, and not what the last bits say.
+
+    Args:
+        log_ratio, doubt: of an estimate, or of several as arrays.
+    """
+    return np.round(log_ratio + CAUTION * doubt, 6)
+
+
+def fastest(times_us: Mapping[str, float], baseline: str) -> str:
+    """Return the variant to take by measured times, which differ from run to run."""
+    base_us = times_us[baseline]
+
+    def may_be(name: str) -> float:
+        return float(slower(math.log(times_us[name] / base_us), 0.0 if name == baseline else NOISE))
+
+    return min(times_us, key=may_be)
+
+
+class Ranking:
+    """The variants of a product by its number of rows, and how they compare.
+
+    Args:
+        known: of the machine.
+        family, problem: the product; its m is one of those that will be asked for.
+        candidates: variants that can do it, the library baseline first.
+        num_sms: of the GPU, where some are reserved, whom all variants do without, the library too; None for all.
+        is_here: whether a variant must be able to run in this process; False to choose for another machine.
+    """
+
+    def __init__(
+        self,
+        known: Knowledge,
+        family: str,
+        problem: Problem,
+        candidates: Sequence[str],
+        num_sms: int | None = None,
+        *,
+        is_here: bool = True,
+    ) -> None:
+        self._known, self._family, self._problem = known, family, problem
+        self._baseline, self._num_sms, self._is_here = candidates[0], num_sms, is_here
+        self._candidates = [name for name in candidates if self._can(name, problem, None)]
+        self._machine = known.machine(problem.world_size)
+        self._free = self._machine.with_sms(num_sms) if self._machine and num_sms else self._machine
+        work = work_of(family, problem)
+        self._refusal, self._rows = "", [_MOST_ROWS]
+        if self._free is None:
+            self._refusal = "neither measured nor modelled"
+        elif work.element_bytes > 2 and not like(known.evidence(), work):
+            self._refusal = "nothing like it was measured in fp32"
+        else:
+            self._rows = rows_of_table(max(_LEAST_ROWS, problem.m))
+            works = [replace(work, m=m) for m in self._rows]
+            corrections = known.corrections(work, self._baseline)
+            self._estimates = corrections.estimate(self._free, works, self._candidates)
+            may_be = slower(self._estimates.log_ratios, self._estimates.doubts)
+            self._orders = may_be.argsort(axis=0, kind="stable")
+
+    def choices(self) -> Choices:
+        """Return what to make for each number of rows."""
+        measured = {m: choice for m in self._measured if (choice := self._by_times(m))}
+        return Choices(self._rows, [self._predicted(m) for m in self._rows], measured)
+
+    def of(self, m: int) -> Choice:
+        """Return what to make for m rows."""
+        return self._by_times(m) or self._predicted(m)
+
+    def ranking(self, m: int) -> list[str]:
+        """Return the candidates that the model knows, by how much slower than the baseline they may be with m rows."""
+        return [self._estimates.names[index] for index in self._orders[:, self._place(m)]]
+
+    def row_of(self, m: int) -> int:
+        """Return the number of rows of the table that stands for m rows."""
+        return m if self._refusal else self._rows[self._place(m)]
+
+    def estimates(self, m: int) -> dict[str, Estimate]:
+        """Return what is known of the candidates' times with so many rows; nothing where the model knows nothing."""
+        return {} if self._refusal else self._estimates.of(self._place(m))
+
+    def _place(self, m: int) -> int:
+        return bisect.bisect_left(self._rows, m)
+
+    @functools.cached_property
+    def _measured(self) -> list[int]:
+        return self._known.measured_rows(key_of(self._family, self._problem))
+
+    def _by_times(self, m: int) -> Choice | None:
+        """Return the fastest by the first table that has the problem; None if neither does, or it cannot be had."""
+        if m not in self._measured:
+            return None
+        problem = self._problem.with_rows(m)
+        key, work = key_of(self._family, problem), work_of(self._family, problem)
+        for why, table in self._known.tables.items():
+            measured = table.get(key)
+            if measured and self._baseline in measured.times_us:
+                there = [name for name in self._candidates if name in measured.times_us]
+                times = {name: self._with_free_sms(measured.times_us[name], name, work) for name in there}
+                name = fastest(times, self._baseline)
+                config = measured.configs.get(name)
+                if config and self._num_sms:
+                    config = replace(config, num_sms=min(config.num_sms, self._num_sms))
+                if self._can(name, problem, config):
+                    return Choice(name, config, why)
+        return None
+
+    def _predicted(self, m: int) -> Choice:
+        if self._refusal:
+            return Choice(self._baseline, None, self._refusal)
+        place = self._place(m)
+        names, order = self._estimates.names, self._orders[:, place]
+        # The library's own time is beyond doubt: how well it is known that nothing is faster is the next one's.
+        ours = order[min(int(order[0] == 0), len(order) - 1)]
+        is_near = 0.0 < self._estimates.doubts[ours, place] < SPREAD / 2
+        return Choice(names[order[0]], None, "predicted by problems like it" if is_near else "predicted")
+
+    def _with_free_sms(self, measured_us: float, variant: str, work: Work) -> float:
+        """Return a measured time as it is on the SMs that are free."""
+        if self._free is self._machine or self._machine is None or self._free is None:
+            return measured_us
+        whole, free = (predict_us(machine, variant, work) for machine in (self._machine, self._free))
+        return measured_us * free / whole if whole and free else measured_us
+
+    def _can(self, name: str, problem: Problem, config: GemmConfig | None) -> bool:
+        """Whether a variant can do it; without a configuration, that does not depend on the number of rows."""
+        if name == self._baseline or not self._is_here:
+            return True
+        variant = find_variant(self._family, name)
+        return variant is not None and not variant.unsupported_reason(problem, config)
