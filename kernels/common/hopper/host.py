@@ -139,6 +139,11 @@ def _narrowing_reason(problem: Problem, config: GemmConfig) -> str | None:
     return None
 
 
+def no_splits_reason(problem: Problem, config: GemmConfig) -> str | None:
+    """Return why a variant that splits no tiles cannot run with a configuration, or None."""
+    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
+
+
 def splits_reason(problem: Problem, config: GemmConfig) -> str | None:
     """Return why tiles of a problem cannot be split so, or None."""
     k = problem.a_shape(0)[1]
@@ -230,16 +235,13 @@ def split_workspace(call: Call[Any]) -> SplitWorkspace | None:
     return SplitWorkspace(call.memory["partial_tiles"], call.memory["partial_flags"])
 
 
-def operands(
-    call: Call[Any], a: torch.Tensor, b: torch.Tensor, origin: JITFunction[Any], *, are_gated: bool = False
-) -> dict[str, Any]:
+def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFunction[Any]) -> dict[str, Any]:
     """Return the operands' descriptors, and the compile-time shape of the work.
 
     Args:
         call: the call.
         a, b: its operands.
-        origin: the kernel's `WarpTile.ORIGIN`.
-        are_gated: whether steps of a tile are loaded while operands of later ones are on their way to this rank.
+        scheduler: says what an index of the kernel's tiles stands for.
     """
     a, b = call.readable(a, b)
     if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
@@ -259,13 +261,44 @@ def operands(
         config.comm_rows,
         num_subtiles(config.block_n // call.problem.narrowing, config.comm_rows),
         config.splits,
-        are_gated,
         config.pingpong,
         EPILOGUE=call.ops,
         NARROWING=call.problem.narrowing,
-        ORIGIN=origin,
+        SCHEDULER=scheduler,
     )
     return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}
+
+
+def run(
+    call: Call[Any],
+    kernel: JITFunction[Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scheduler: JITFunction[Any],
+    *,
+    first_row: int = 0,
+    **arguments: Any,
+) -> None:
+    """Queue a kernel that is all of a call, and so is launched early.
+
+    Args:
+        call, a, b: the call.
+        kernel: takes `arguments`, and what all these kernels do.
+        scheduler: says what an index of its tiles stands for.
+        first_row: of this rank's C, that row 0 of A belongs to.
+        arguments: by name.
+    """
+    call.run(
+        kernel,
+        call.config.num_sms,
+        num_warps=num_warps(call.config),
+        early=True,
+        **operands(call, a, b, scheduler),
+        epilogue=call.epilogue(first_row),
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+        **arguments,
+    )
 
 
 def _rows(matrix: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from triton.runtime.jit import JITFunction
 
 from overlap_taxonomy.cost import LOW_ROWS
 
@@ -17,7 +18,7 @@ from .stream_k import StreamK
 from .stream_k_plan import (
     GROUP_M,
     StreamKPlan,
-    Tiling,
+    StreamKTiling,
     fastest_tiling,
     known_splits,
     plan_of_tiling,
@@ -126,8 +127,13 @@ def workspace(call: Call[Any]) -> dict[str, Buffer]:
     }
 
 
-def arguments(call: Call[Any]) -> dict[str, Any]:
-    """Return what a kernel of `compute_tiles` takes beside its operands."""
+def run(call: Call[Any], kernel: JITFunction[Any], a: torch.Tensor, b: torch.Tensor, **arguments: Any) -> None:
+    """Queue a kernel of `compute_stream_k`, early if it is short; `arguments` are those that not all of them take."""
+    programs, early = stream_k_plan(call).programs, is_short(call)
+    call.run(kernel, programs, early=early, **{**call.main_loop(a, b), **_arguments(call), **arguments})
+
+
+def _arguments(call: Call[Any]) -> dict[str, Any]:
     plan, memory = stream_k_plan(call), call.memory
     return {
         "stream_k": StreamK(
@@ -141,8 +147,8 @@ def arguments(call: Call[Any]) -> dict[str, Any]:
     }
 
 
-def _tiling(call: Call[Any]) -> Tiling:
-    return Tiling(call.config.block_m, call.config.block_n, call.config.splits)
+def _tiling(call: Call[Any]) -> StreamKTiling:
+    return StreamKTiling(call.config.block_m, call.config.block_n, call.config.splits)
 
 
 def _sizes(call: Call[Any]) -> dict[str, int]:

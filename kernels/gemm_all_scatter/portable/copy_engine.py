@@ -50,7 +50,7 @@ def gemm_all_scatter_copy_engine_finish(peers, counts_ptr, num_chunks, WORLD_SIZ
     finish_call(peers, current_call(peers, WORLD_SIZE), 1, WORLD_SIZE)
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """A chunk of rows: its number of tiles, this rank's rows, and where they go at each peer."""
 
     tiles: int
@@ -84,14 +84,14 @@ def _rows_of_chunks(call: Call[GemmAllScatterProblem]) -> list[slice]:
     return [slice(row, min(row + height, m)) for row in range(0, m if has_columns else 0, height)]
 
 
-def _chunks(call: Call[GemmAllScatterProblem]) -> list[Chunk]:
+def _chunks(call: Call[GemmAllScatterProblem]) -> list[RowChunk]:
     """Return the chunks in the order in which they are computed."""
     (output,), rank = host.outputs(call), call.rank
     own = slice(*call.problem.columns(rank))
     everywhere = call.peer_view(output)[:, :, own]
     peers = [(rank + distance) % call.world_size for distance in range(1, call.world_size)]
     return [
-        Chunk(
+        RowChunk(
             call.num_tiles(rows.stop - rows.start, own.stop - own.start),
             everywhere[rank, rows],
             [everywhere[peer, rows] for peer in peers],

@@ -29,7 +29,7 @@ from ...common.device.trace import STORE, WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
-from ...common.portable.stream_k import compute_tiles, with_columns
+from ...common.portable.stream_k import compute_stream_k, with_columns
 from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -69,7 +69,7 @@ def gemm_all_scatter_fused_sequential_stream_k(
     epoch = begin_own_call(own)
     signal_all_ready(peers, epoch, WORLD_SIZE)
     widest = with_columns(block, columns)
-    compute_tiles(
+    compute_stream_k(
         a, b, gemm, block, widest, 0, stream_k, block, peers, epoch, send_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     if tl.program_id(0) == 0:
@@ -86,12 +86,11 @@ def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
-    call.run(
+    stream_k_host.run(
+        call,
         gemm_all_scatter_fused_sequential_stream_k,
-        stream_k_host.stream_k_plan(call).programs,
-        early=stream_k_host.is_short(call),
-        **call.main_loop(a, b),
-        **stream_k_host.arguments(call),
+        a,
+        b,
         block=host.block_of(call),
         columns=stream_k_host.columns(call),
     )

@@ -75,7 +75,7 @@ def gemm_reduce_scatter_copy_engine_sum(
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class Chunk(NamedTuple):
+class PartialChunk(NamedTuple):
     """A chunk of rows of a peer's shard: whose it is, its number of tiles, this rank's partial, and where it goes."""
 
     owner: int
@@ -107,7 +107,7 @@ def _rows_of_chunks(call: ReduceCall) -> list[slice]:
     return [slice(row, min(row + height, shard_rows)) for row in range(0, shard_rows, height)]
 
 
-def _chunks(call: ReduceCall) -> list[Chunk]:
+def _chunks(call: ReduceCall) -> list[PartialChunk]:
     """Return the chunks of the peers' shards in the order in which they are computed."""
     problem, everywhere = call.problem, call.peer_view(call.memory["staging"])
     chunks = []
@@ -118,7 +118,7 @@ def _chunks(call: ReduceCall) -> list[Chunk]:
             rows = slice(min(of_shard.start, owner_rows), min(of_shard.stop, owner_rows))
             tiles = call.num_tiles(of_shard.stop - of_shard.start, problem.n)
             own = call.memory["partials"][owner, rows]
-            chunks.append(Chunk(owner, tiles, own, everywhere[owner, call.rank, rows]))
+            chunks.append(PartialChunk(owner, tiles, own, everywhere[owner, call.rank, rows]))
     return chunks
 
 

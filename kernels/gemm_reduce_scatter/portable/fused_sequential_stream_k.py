@@ -28,7 +28,7 @@ from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import rounded, subtile
 from ...common.portable.partials import COMPUTES_AND_SUMS
-from ...common.portable.stream_k import Halves, buffer_of_call, compute_tiles
+from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
@@ -60,7 +60,7 @@ def send_subtile(
 
 
 @triton.jit
-def send_tile(
+def send_rows_to_owners(
     acc,
     staging,
     workspace_ptr,
@@ -162,7 +162,7 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     """Send the peers their rows of a tile, and sum this rank's."""
     out, staging, workspace_ptr, halves = target
     began = trace_time(peers)
-    send_tile(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
         sum_own_rows(acc, out, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
@@ -190,7 +190,7 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
     target = (out, staging, staging.workspace_ptr + half * halves.data, halves)
-    compute_tiles(
+    compute_stream_k(
         a, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     end_own_call(own, epoch)
@@ -210,12 +210,11 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
-    call.run(
+    stream_k_host.run(
+        call,
         gemm_reduce_scatter_fused_sequential_stream_k,
-        stream_k_host.stream_k_plan(call).programs,
-        early=stream_k_host.is_short(call),
-        **call.main_loop(a, b),
-        **stream_k_host.arguments(call),
+        a,
+        b,
         out=KEPT.block(call),
         staging=host.staging_of(call),
         halves=Halves(call.half_size("staging"), call.half_size("flags")),

@@ -10,7 +10,7 @@ import epilogues
 import pytest
 from emulated_operators import COPIES, KERNELS, Case, run_case
 
-from iris_kernels.all_gather_gemm import schedule
+from iris_kernels.all_gather_gemm import gather_plan
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 CASES = [
@@ -165,7 +165,7 @@ def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
 def test_output_is_right_where_the_last_shard_comes_in_chunks(
     case: Case, keep_gathered: bool, late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "_STEPS_OF_A_K_CHUNK", 1)
+    monkeypatch.setattr(gather_plan, "_STEPS_OF_A_K_CHUNK", 1)
     run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
 
 

@@ -36,12 +36,11 @@ from iris_kernels.common.hopper import (
     epilogue_store,
     fixup,
     pipeline,
-    roles,
     signal_pipeline,
+    tile_loop,
     tile_scheduler,
 )
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.gemm_reduce_scatter.hopper import roles as reduce_scatter_roles
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
 
@@ -233,10 +232,9 @@ def run_case(
             epilogue_load,
             signal_pipeline,
             fixup,
-            roles,
+            tile_loop,
             comm_programs,
             reduce_scatter_schedule,
-            reduce_scatter_roles,
             KERNELS[family, name],
         ]
         with emulated(machine, modules, [epilogue_ops, epilogues], **world.names):
