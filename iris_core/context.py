@@ -371,7 +371,7 @@ class Context(TensorFactories):
         self.recovery.agree(what, value)
 
     def note_call(self, what: object, digest: int, rows: int) -> None:
-        """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
+        """As `check`, and note a call that all ranks must make alike, waiting for none; see `Recovery.note_call`."""
         self.recovery.note_call(what, digest, rows)
 
     def broadcast(self, value: Any, src: int = 0) -> Any:

@@ -227,7 +227,7 @@ class Sharding(ABC):
         """
         product = self._product(step, m)
         if in_graph():
-            return op_of(step.family)(a, list(b), *product.arguments(), bias)
+            return op_of(step.family)(a, list(b), *product, bias)
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(

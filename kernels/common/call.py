@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -71,7 +72,7 @@ class Channel:
     ) -> None:
         self.ctx = ctx
         self.opened = opened
-        self.calls = Calls(ctx.backend)
+        self.calls = Calls(ctx.backend, are_ours=state is not None)
         self.operand_copies = OperandCopies(name, can_describe)
         self.trace: torch.Tensor | None = None
         self._state = state
@@ -147,10 +148,37 @@ class Call(Generic[P]):
         """Give it what it takes to be launched."""
         self.channel, self.asked, self.memory, self.half_size = channel, asked, memory, half_size
 
-    @property
-    def output_address(self) -> int:
-        """Where the output lies, if each call has new memory for it; else 0."""
-        return 0 if self.output_room is None else self.memory["output"].data_ptr()
+    def new_output(self) -> torch.Tensor | None:
+        """Return new memory for the output; None where it has a place in the operator's."""
+        return None if self.output_room is None else torch.empty_like(self.kept("like output", self._like_output))
+
+    def _like_output(self) -> torch.Tensor:
+        """Return a tensor without memory, of which torch makes others in half the time that it takes by a shape."""
+        assert self.output_room is not None
+        like = self.output_room.new(self.channel.ctx.get_device())
+        like.untyped_storage().resize_(0)
+        return like
+
+    @contextlib.contextmanager
+    def reading(self, operands: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Within the block, its epilogue reads from these."""
+        self.operands = operands
+        try:
+            yield
+        finally:
+            self.operands = {}
+
+    @contextlib.contextmanager
+    def writing(self, output: torch.Tensor | None) -> Iterator[None]:
+        """Within the block, this is its output, where it has no place for that in the operator's memory."""
+        if output is None:
+            yield
+            return
+        self.memory["output"] = output
+        try:
+            yield
+        finally:
+            del self.memory["output"]
 
     @property
     def world_size(self) -> int:

@@ -20,6 +20,7 @@ from overlap_taxonomy import get_variant
 from .config import GemmConfig
 from .operator import Operator
 from .problem import Problem
+from .workspace import with_room_to_grow
 
 _MOST_FOUND = 4096  # problems whose operator is looked up once
 
@@ -181,11 +182,11 @@ def _find_or_make(
 
 
 def _make_room(operator: Operator[Any], m: int) -> None:
-    """Make an operator one of `m` rows, or of twice as many as before, if there is room for these."""
-    twice = 2 * operator.problem.m
-    if m < twice:
+    """Make an operator one of `m` rows, or of some more than it had, if there is room for these."""
+    more = with_room_to_grow(operator.problem.m)
+    if m < more:
         try:
-            operator.reserve(twice)
+            operator.reserve(more)
         except (HeapExhausted, ValueError):  # no room, or more than the variant can do: the same on all ranks
             pass
         else:

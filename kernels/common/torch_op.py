@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from iris_core.context import context_named
 from .config import GemmConfig
 from .device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
 from .functional import operator_of, problem_for
+from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
 from .problem import Problem
@@ -39,9 +40,10 @@ _ARGUMENTS = (
     "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, "
     "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None"
 )
-_MOST_KNOWN = 4096  # problems
+_MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
 _families: dict[str, _Family] = {}  # that have an op
+_found: weakref.WeakValueDictionary[Any, Operator[Any]] = weakref.WeakValueDictionary()  # by all that an op is asked
 
 
 class _Family(NamedTuple):
@@ -58,9 +60,8 @@ class _Family(NamedTuple):
     dim: int
 
 
-@dataclass(frozen=True)
-class Product:
-    """A call without its tensors: the sizes of the whole, where it is made, and by which overlap pattern.
+class Product(NamedTuple):
+    """A call without its tensors, as an op takes it behind A and B.
 
     Args:
         m, n, k: of C (m, n) = A (m, k) @ B (k, n).
@@ -81,11 +82,6 @@ class Product:
     activation: str | None = None
     out_dtype: torch.dtype | None = None
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Return what an op takes behind the tensors."""
-        how = self.context, self.variant, self.backward_variant, self.keep_gathered, self.activation, self.out_dtype
-        return self.m, self.n, self.k, *how
-
     def backward(
         self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
     ) -> list[torch.Tensor]:
@@ -96,7 +92,7 @@ class Product:
 # What an epilogue reads, as an op takes it behind all others: C is activation(scale · A @ B + bias + residual).
 _READ = ("bias", "residual", "scale")
 _LINEAR = ("scale", "bias", "residual")  # in the order in which they are applied
-_NUMBERS = len(fields(Product))  # that an op takes between A and B and what the epilogue reads
+_NUMBERS = len(Product._fields)  # that an op takes between A and B and what the epilogue reads
 
 
 def op_of(family: str) -> Any:
@@ -163,9 +159,9 @@ def define_op(
             *b: torch.Tensor,
         ) -> tuple[torch.Tensor, ...]:
             wants_b = any(ctx.needs_input_grad[5:])
-            kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
+            kept = product._replace(keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = op(a, b, *kept.arguments(), bias, residual, scale)
+                outputs = op(a, b, *kept, bias, residual, scale)
             whole = outputs[1] if gathers and wants_b else a
             ctx.save_for_backward(whole if wants_b else None, scale, *b)
             ctx.product = product
@@ -197,8 +193,10 @@ def define_op(
             if scale is not None and scale.requires_grad:
                 raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            output, *others = Gradient.apply(a, bias, residual, scale, replace(product, activation=None), *b)
+            output, *others = Gradient.apply(a, bias, residual, scale, product._replace(activation=None), *b)
             return [finish_with_torch(output, epilogue_of((), product.activation), {}), *others]
+        if _are_plain(a, *b, *arguments[_NUMBERS:]):  # the dispatcher takes 5 us to come to the same
+            return multiply(family, a, b, *_product_and_operands(arguments))
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
 
@@ -214,6 +212,13 @@ def define_op(
 
 def _want_gradients(*operands: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
+
+
+def _are_plain(*operands: torch.Tensor | None) -> bool:
+    """Whether operands have memory, and no mode, subclass or transform of torch's is to see the call."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(one is None or (type(one) in PLAIN and not one.is_meta) for one in operands)
 
 
 def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
@@ -238,7 +243,14 @@ def multiply(
     Raises:
         As `operator_for`, and as a call of an operator.
     """
-    operator = operator_for(family, a.dtype, product, reads=tuple(operands))
+    reads = tuple(operands)
+    asked = (family, a.dtype, reads, product)
+    operator = _found.get(asked)
+    if operator is None or operator.is_closed:
+        operator = operator_for(family, a.dtype, product, reads=reads)
+        if len(_found) >= _MOST_FOUND:
+            _found.clear()
+        _found[asked] = operator
     return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands))
 
 
@@ -254,7 +266,7 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tu
         As `operator_of`.
     """
     ctx = context_named(product.context)
-    problem = _known_problem(family, product, ctx.get_num_ranks(), dtype, reads)
+    problem = _problem_of(family, product, ctx.get_num_ranks(), dtype, reads)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
@@ -264,9 +276,6 @@ def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dty
     epilogue = epilogue_of(reads, product.activation)
     sizes = product.m, product.n, product.k
     return _families[family].problem_type(*sizes, world_size, dtype, epilogue, product.out_dtype or dtype)
-
-
-_known_problem = functools.lru_cache(_MOST_KNOWN)(_problem_of)  # of numbers: a graph's symbols have no hash
 
 
 def call(

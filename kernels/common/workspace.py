@@ -69,6 +69,11 @@ def flags_by_source(
     return Buffer((world_size, count), torch.int64, True, halves, describe, call_of)
 
 
+def with_room_to_grow(size: int) -> int:
+    """Return what to make room for where a size was too small, so that sizes that grow step by step take few steps."""
+    return size + -(-size // 4)
+
+
 class Workspace:
     """Buffers by name, zeroed when they are made; they grow, and never shrink.
 
@@ -95,23 +100,26 @@ class Workspace:
     def _fits(self, name: str, buffer: Buffer) -> bool:
         return name in self._memory and self._memory[name].shape[1] >= buffer.size
 
-    def grow(self, asked: Mapping[str, Buffer], *, keep: bool) -> None:
-        """Make room for what is asked for, twice what there was or more; collective, if any of it is symmetric.
+    def grow(self, asked: Mapping[str, Buffer], *, keep: bool, is_foreseen: bool = True) -> None:
+        """Make room for what is asked for; collective, if any of it is symmetric.
 
         Args:
             asked: by name; of symmetric buffers, all ranks ask for the same.
             keep: whether the memory that is outgrown stays where it is, as captured graphs use it.
+            is_foreseen: whether calls that are to come ask for no more; else buffers grow by a quarter, or more.
 
         Raises:
             HeapExhausted: the heap has no room.
         """
-        outgrown = []
+        made = {}
         for name, buffer in asked.items():
-            old = self._memory.get(name)
             if not self._fits(name, buffer):
-                self._memory[name] = self._made(buffer, 0 if old is None else 2 * old.shape[1])
-                outgrown += [] if old is None else [old]
-                self._watch(name, buffer)
+                is_spare = name in self._memory and not is_foreseen
+                made[name] = self._made(buffer, with_room_to_grow(self.half_size(name)) if is_spare else 0)
+        outgrown = [self._memory[name] for name in made if name in self._memory]
+        self._memory |= made
+        for name in made:
+            self._watch(name, asked[name])
         if keep:
             self._outgrown += outgrown
         elif any(self._ctx.heap.contains(old) for old in outgrown):
