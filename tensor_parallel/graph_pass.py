@@ -161,7 +161,7 @@ class FuseCollectives(CustomGraphPass):
             return "its sizes are symbolic, and no call has shown any"
         try:
             sizes = (n * world_size, k) if is_gather else (n, k * world_size)
-            epilogue = epilogue_of(_adds_vector(site), None)
+            epilogue = epilogue_of(("bias",) if _adds_vector(site) else (), None)
             problem = problem_type(rows, *sizes, world_size, b.dtype, epilogue)
         except ValueError as error:
             return str(error)

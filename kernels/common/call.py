@@ -227,9 +227,8 @@ class Call(Generic[P]):
     def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
-        return Tile(
-            config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles, self.ops
-        )
+        shape = config.block_m, config.block_n, config.block_k, config.group_m
+        return Tile(*shape, loads, config.epilogue_subtiles, self.ops, self.problem.narrowing)
 
     @property
     def ops(self) -> tuple[Any, ...]:
@@ -239,6 +238,16 @@ class Call(Generic[P]):
     def epilogue(self, first_row: int = 0) -> Epilogue:
         """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""
         return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
+
+    def multiply_with_torch(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, is_partial: bool = False
+    ) -> None:
+        """Make A @ B in C, which may have another dtype, and finish it unless it is a partial sum."""
+        is_product = c.dtype == a.dtype and (is_partial or self.problem.narrowing == 1)
+        product = torch.mm(a, b, out=c) if is_product else torch.mm(a, b).to(c.dtype)
+        epilogue = () if is_partial else self.problem.epilogue
+        if epilogue or not is_product:
+            c.copy_(finish_with_torch(product, epilogue, self.operands))
 
     def finish(self, c: torch.Tensor) -> None:
         """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it."""
@@ -251,7 +260,7 @@ class Call(Generic[P]):
         Descriptors read zeroes past B's columns; pointers would read what is there. No row is so much longer that it
         reaches into another tile, of which the narrowest have 16 columns.
         """
-        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.dtype)
+        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.out_dtype)
         return columns if is_long_enough else round_up(columns, LEAST_TILE)
 
     def needs_copy(self, name: str, matrix: torch.Tensor) -> bool:

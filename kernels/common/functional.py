@@ -6,6 +6,7 @@ An operator is found by all but the number of rows, and makes room for more wher
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,7 @@ def problem_for(
     config: GemmConfig | None = None,
     accumulation_dtype: torch.dtype = torch.float32,
     epilogue: tuple[str, ...] = (),
+    out_dtype: torch.dtype | None = None,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -72,7 +74,7 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
-        epilogue: the problem's; the same on all ranks.
+        epilogue, out_dtype: the problem's; the same on all ranks.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -92,7 +94,8 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        ctx.agree("the calls, and whether the ranks compare their operands", [family, variant, m is None, *epilogue])
+        asked = [family, variant, m is None, *epilogue, str(out_dtype)]
+        ctx.agree("the calls, and whether the ranks compare their operands", asked)
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
             get_variant(family, variant)
@@ -105,7 +108,14 @@ def problem_for(
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
     problem = product.problem
-    return replace(problem, m=m, epilogue=epilogue) if (m, epilogue) != (problem.m, ()) else problem
+    if (m, epilogue, out_dtype) == (problem.m, (), None):
+        return problem
+    return _finished(problem, m, epilogue, out_dtype or problem.dtype)
+
+
+@functools.lru_cache(_MOST_FOUND)
+def _finished(problem: Problem, m: int, epilogue: tuple[str, ...], out_dtype: torch.dtype) -> Problem:
+    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype)
 
 
 def operator_of(

@@ -96,12 +96,15 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def overlap(matrix: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether a row of a matrix, or a column where these lie further apart, has bytes among those of another tensor.
 
+    A vector is a matrix of one row.
+
     Of the other, all from its first element to its last count.
     """
     if not matrix.numel() or not other.numel():
         return False
     if matrix.data_ptr() >= _end_of_storage(other) or other.data_ptr() >= _end_of_storage(matrix):
         return False  # as in almost every call, where the rest would cost the host 2 us
+    matrix = torch.atleast_2d(matrix)
     size = matrix.element_size()
     (lines, apart), (length, step) = sorted(zip(matrix.shape, matrix.stride(), strict=True), key=lambda dim: -dim[1])
     line_bytes = ((length - 1) * step + 1) * size

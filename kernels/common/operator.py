@@ -127,7 +127,8 @@ class Operator(Generic[P]):
                 those that require one under ``torch.no_grad()``.
             m: rows of A over all ranks; needed where A is cut by rows and the rank has not as many as of the whole
                 problem.
-            operands: what the problem's epilogue reads, by name, of its dtype: `bias` has an element a column of B.
+            operands: what the problem's epilogue reads, by name, of its dtype and of any strides
+                (`Problem.operand_shapes`).
 
         Returns:
             This rank's output, complete when the stream gets there.

@@ -172,7 +172,7 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
     programs = num_programs(device.num_sms, device, has_barrier=False)
     found = Gathering(rows, columns, k, problem.world_size, itemsize, programs).fastest()
-    config = hopper.config_of(found.tiling, device)
+    config = hopper.wide_enough(problem, hopper.config_of(found.tiling, device))
     return replace(config, row_chunks=found.row_chunks, k_chunks=found.k_chunks, group_m=found.group)
 
 
@@ -228,4 +228,5 @@ VARIANT = variant_of(
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
+    former_name="warp_specialized_copies",
 )

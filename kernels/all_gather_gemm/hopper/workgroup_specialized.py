@@ -38,7 +38,6 @@ from ...common.device.tile_scheduler import WorkTile, num_tiles, tile_origin
 from ...common.hopper import host as hopper
 from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
-from ...common.hopper.host import STAGES
 from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
@@ -175,7 +174,7 @@ def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
 def sizes_of(call: GatherCall) -> Sizes:
     """Return the sizes of a shard's product."""
     problem = call.problem
-    return Sizes(problem.a_shape(0)[0], problem.c_shape(call.rank)[1], problem.k)
+    return Sizes(problem.a_shape(0)[0], problem.b_shape(call.rank)[1], problem.k)
 
 
 def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
@@ -194,10 +193,11 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     # Half the comm programs, and row chunks twice as large, take 109 us in place of 132 for 4096x4096x4096.
     k, n = problem.b_shape(0)
     config = hopper.plan(problem.m, n, k, device, peers=0, shards=problem.world_size)
+    config = hopper.wide_enough(problem, config)
     if problem.world_size == 1:
         return config
     if config.block_n == 256:
-        config = replace(config, block_n=128, num_stages=STAGES[128])
+        config = hopper.with_columns(config, 128)
     shard_bytes = problem.wire_bytes // (problem.world_size - 1)
     is_small = shard_bytes < _SMALL_SHARD_BYTES
     return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=_COMM_SMS)
@@ -282,4 +282,5 @@ VARIANT = variant_of(
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel; some programs send the shard by TMA; of the others a warp loads what has come (Hopper)",
+    former_name="warp_specialized",
 )

@@ -21,8 +21,6 @@ from iris_core import fence_before_descriptor_loads, gdc_wait, translate
 from iris_core.backends.base import round_up
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ...common.call import Device
-from ...common.config import GemmConfig
 from ...common.device.handshake import (
     COUNTS_OF_A_CALL,
     begin_own_call,
@@ -41,7 +39,6 @@ from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import GatherCall
-from ..problem import AllGatherGemmProblem
 from .shards import PUSHES_AND_MULTIPLIES, chunk_offsets, num_chunks_of
 
 COLS = 1024  # of a chunk of the shard: what a program of 128 threads loads at once from a row
@@ -143,12 +140,6 @@ def all_gather_gemm_fused_sequential_stream_k(
     end_own_call(own, epoch)
 
 
-def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
-    """Return what to start from for the largest block of columns."""
-    k, n = problem.b_shape(0)
-    return stream_k_host.plan(problem.m, n, k, device, problem.dtype)
-
-
 def _buffer_rows(call: GatherCall) -> int:
     """Return whole tiles: one that reaches past the end of A reads nothing that a peer one call later may store."""
     return round_up(call.problem.m, call.config.block_m)
@@ -190,7 +181,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 VARIANT = variant_of(
     host.implementation(
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         schedule=Schedule.STREAM_K,
@@ -201,4 +192,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel for small M; programs push chunks of the shard, then split tiles between them (stream-K)",
+    former_name="one_shot",
 )

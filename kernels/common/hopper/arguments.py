@@ -25,6 +25,7 @@ class WarpTile(NamedTuple):
     SPLITS: so many programs, or more, split each tile of the last wave along k (tile_scheduler.py).
     PINGPONG: two warp groups multiply a tile each, in turns.
     EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
+    NARROWING: how many columns they make one of: a finished tile has so many times fewer.
     SCHEDULER: the jit function that returns an index's work tile (../device/tile_scheduler.py).
     """
 
@@ -39,6 +40,7 @@ class WarpTile(NamedTuple):
     SPLITS: int
     PINGPONG: bool
     EPILOGUE: tuple[Any, ...]
+    NARROWING: int
     SCHEDULER: Any
 
     @property

@@ -59,8 +59,10 @@ def _apply_by_columns(acc, epilogue, row, col, TILE: gl.constexpr):
         left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
         left = _apply_by_columns(left, epilogue, row, col, TILE)
         right = _apply_by_columns(right, epilogue, row, col + COLS // 2, TILE)
-        acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
-        return gl.convert_layout(acc, LAYOUT)
+        acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS // TILE.NARROWING])
+        if TILE.NARROWING == 1:
+            acc = gl.convert_layout(acc, LAYOUT)
+        return acc
     else:
         rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
         cols = col + gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
@@ -205,7 +207,7 @@ def _send_subtile(
     """Make a tile's `number`-th store: a subtile to its owner, or to all ranks from the owner on; then the next."""
     rank = (pending.owner + number % DESTINATIONS) % WORLD_SIZE
     subtile = pending.subtile + number // DESTINATIONS
-    row, col = origin_of_subtile(pending.row, pending.col, subtile, TILE)
+    row, col = origin_of_subtile(pending.row, pending.col // TILE.NARROWING, subtile, TILE)
     tma.async_copy_shared_to_global(out, [rank, row, col], store.subtiles.index(subtile))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,16 +103,40 @@ def supports(
         return reason
     if problem.dtype not in DTYPES:
         return f"warp-specialised kernels multiply bfloat16 and float16, not {problem.dtype}"
+    if problem.out_dtype != problem.dtype:
+        return f"warp-specialised kernels store C in their operands' dtype, {problem.dtype}, not {problem.out_dtype}"
     if config and (
         reason := (
             valid_config(problem, config)
             or config_reason(config)
+            or _narrowing_reason(problem, config)
             or splits_reason(problem, config)
             or config_reason_of(problem, config)
         )
     ):
         return reason
     return sizes_reason_of(problem) or _empty_rows_reason(problem)
+
+
+def with_columns(config: GemmConfig, block_n: int) -> GemmConfig:
+    """Return a configuration with tiles of so many columns."""
+    return replace(config, block_n=block_n, num_stages=STAGES[block_n])
+
+
+def wide_enough(problem: Problem, config: GemmConfig) -> GemmConfig:
+    """Return a configuration whose tiles are whole subtiles once the epilogue has made them narrower."""
+    if problem.narrowing == 1:
+        return config
+    return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * SUBTILE_COLS.value))
+
+
+def _narrowing_reason(problem: Problem, config: GemmConfig) -> str | None:
+    """Return why tiles that the epilogue makes narrower cannot be stored, or None."""
+    least = problem.narrowing * SUBTILE_COLS.value
+    if problem.narrowing > 1 and (config.block_n < least or config.splits > 1):
+        has = f"block_n {config.block_n}, splits {config.splits}"
+        return f"with {problem.epilogue[-1]} tiles have {least} columns or more and are not split: {has}"
+    return None
 
 
 def no_splits_reason(problem: Problem, config: GemmConfig) -> str | None:
@@ -235,10 +259,11 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         loads,
         config.num_stages,
         config.comm_rows,
-        num_subtiles(config.block_n, config.comm_rows),
+        num_subtiles(config.block_n // call.problem.narrowing, config.comm_rows),
         config.splits,
         config.pingpong,
         EPILOGUE=call.ops,
+        NARROWING=call.problem.narrowing,
         SCHEDULER=scheduler,
     )
     return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}

@@ -12,6 +12,7 @@ from overlap_taxonomy.cost import LOW_ROWS
 from ..call import Call, Device
 from ..config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
 from ..device.handshake import OwnCalls
+from ..problem import Problem
 from ..workspace import Buffer, local_flags
 from .stream_k import StreamK
 from .stream_k_plan import (
@@ -85,9 +86,10 @@ def stages_within(room: int, stage: int) -> int:
     return max(2, min(6, room // stage))
 
 
-def plan(m: int, n: int, k: int, device: Device, dtype: torch.dtype) -> GemmConfig:
-    """Return what to start from for an (m, n) output over k of one rank's GEMM; as `default_stream_k_config`."""
-    return default_stream_k_config(device.arch, device.num_sms, m=m, n=n, k=k, dtype=dtype)
+def plan(problem: Problem, device: Device) -> GemmConfig:
+    """Return what to start from for the rank that has most to do."""
+    k, n = problem.b_shape(0)
+    return default_stream_k_config(device.arch, device.num_sms, m=problem.m, n=n, k=k, dtype=problem.dtype)
 
 
 def stream_k_plan(call: Call[Any]) -> StreamKPlan:

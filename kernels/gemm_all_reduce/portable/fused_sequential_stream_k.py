@@ -27,7 +27,6 @@ from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from ...gemm_reduce_scatter.host import ReduceCall
-from ...gemm_reduce_scatter.portable.fused_sequential_stream_k import plan
 from .. import host, prediction
 from ..host import FAMILY, ONE_SHOT
 
@@ -135,7 +134,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         host.outputs,
@@ -146,4 +145,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one sends it to every rank and adds all ranks'",
+    former_name="one_shot",
 )

@@ -22,6 +22,7 @@ from ...common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.implementation import Implementation
+from ...common.plans import default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
@@ -59,11 +60,11 @@ class RowChunk(NamedTuple):
 
 def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
     """Return the family's plan with as many chunks as are worth a copy each."""
-    config = host.plan(problem, device)
+    config = default_plan(problem, device)
     if device.arch == "cpu":
         return config
     m, n = problem.m, problem.b_shape(0)[1]
-    return replace(config, row_chunks=max(1, min(4, m * n * problem.dtype.itemsize // LEAST_CHUNK_BYTES)))
+    return replace(config, row_chunks=max(1, min(4, m * n * problem.out_dtype.itemsize // LEAST_CHUNK_BYTES)))
 
 
 def fit(problem: GemmAllScatterProblem, config: GemmConfig) -> GemmConfig:

@@ -14,8 +14,7 @@ import triton.language as tl
 from iris_core import gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ...common.call import Call, Device
-from ...common.config import GemmConfig
+from ...common.call import Call
 from ...common.device.handshake import (
     COUNTS_OF_A_CALL,
     begin_own_call,
@@ -80,12 +79,6 @@ def gemm_all_scatter_fused_sequential_stream_k(
     end_own_call(own, epoch)
 
 
-def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
-    """Return what to start from for the largest block of columns."""
-    k, n = problem.b_shape(0)
-    return stream_k_host.plan(problem.m, n, k, device, problem.dtype)
-
-
 def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     """Return the buffers of C and of split tiles."""
     return {**host.workspace(call), **stream_k_host.workspace(call)}
@@ -108,7 +101,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         host.outputs,
@@ -120,4 +113,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one of them stores it to every rank",
+    former_name="one_shot",
 )

@@ -20,8 +20,6 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, translate, wait_each
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ...common.call import Device
-from ...common.config import GemmConfig
 from ...common.device.arguments import Block
 from ...common.device.epilogue import finish_tile
 from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
@@ -35,7 +33,6 @@ from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall
-from ..problem import GemmReduceScatterProblem
 
 
 @triton.jit
@@ -199,11 +196,6 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     end_own_call(own, epoch)
 
 
-def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
-    """Return what to start from for the whole C."""
-    return stream_k_host.plan(problem.m, problem.n, problem.a_shape(0)[1], device, problem.dtype)
-
-
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
     """Return the buffers of partials and of flags, each in two halves, and those of C and of split tiles."""
     buffers = host.workspace(call, keeps_partials=False)
@@ -234,7 +226,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         KEPT.outputs,
@@ -245,4 +237,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one sends its rows to their owners and adds",
+    former_name="one_shot",
 )

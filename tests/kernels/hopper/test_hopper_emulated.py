@@ -169,8 +169,22 @@ def test_output_is_right_where_the_last_shard_comes_in_chunks(
     run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
 
 
+GATED = [  # of two or three columns of tiles a rank
+    Case(301, 1160, 160, "divides nothing, an uneven number of tiles a program", block_n=128),
+    Case(260, 1024, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
+    Case(300, 624, 336, "in turns", block_n=128, world_size=3, programs=2, pingpong=True),
+]
+
+
 @pytest.mark.parametrize("case", FINISHED, ids=lambda case: f"{case.why}-w{case.world_size}")
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_an_epilogue_is_applied_to_each_element_once(family: str, name: str, case: Case) -> None:
-    epilogues.register_marks()
+    epilogues.register_ops()
     run_case(family, name, case, 0, epilogue=("bias", "relu", "marks"))
+    run_case(family, name, case, 0, epilogue=("scale", "row_factors", "residual"))
+
+
+@pytest.mark.parametrize("case", GATED, ids=lambda case: f"{case.why}-w{case.world_size}")
+@pytest.mark.parametrize("name", [name for family, name in KERNELS if family == "all_gather_gemm"])
+def test_ups_are_multiplied_by_their_gates(name: str, case: Case) -> None:
+    run_case("all_gather_gemm", name, case, 0, epilogue=("bias", "swiglu"))

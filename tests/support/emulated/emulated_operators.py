@@ -18,7 +18,7 @@ import pytest
 import torch
 from checking import fault, make_data, poison
 from emulated_handshake import World
-from emulated_memory import Descriptor, Pointer
+from emulated_memory import Descriptor, Pointer, elements_from
 from families import make_problem, stem
 from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -88,10 +88,7 @@ class Context(compiling.StubContext):
 def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     """Make one call of one rank and wait for its end."""
     rank = operator.rank
-    operands = {
-        name: epilogues.own_vector(name, operator.family, operator.problem, rank)
-        for name in operator.problem.operand_shapes(rank)
-    }
+    operands = epilogues.own_operands(operator.family, operator.problem, rank)
     with compiling.recorded_launches() as launches:
         operator(data.a, data.b, **operands)
     named = {kernel.fn.__name__: (kernel, arguments) for kernel, arguments in launches}
@@ -112,8 +109,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         if isinstance(value, TensorDescriptor):
             arguments[name] = Descriptor(value)
     epilogue = arguments["epilogue"]
-    vectors = tuple(one and one._replace(ptr=Pointer(one.ptr)) for one in epilogue.operands)
-    arguments["epilogue"] = epilogue._replace(operands=vectors)
+    read = tuple(one and one._replace(ptr=Pointer(elements_from(one.ptr))) for one in epilogue.operands)
+    arguments["epilogue"] = epilogue._replace(operands=read)
     if "flags_ptr" in arguments:
         arguments["flags_ptr"] = 0
     if "shards" in arguments:
