@@ -38,7 +38,7 @@ from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait
 from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
-from ...common.hopper.tile_scheduler import make_waves
+from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import launch_metadata
 from ...common.variants import variant_of
 from ...common.workspace import Buffer

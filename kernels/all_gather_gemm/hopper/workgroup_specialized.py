@@ -41,7 +41,7 @@ from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait
 from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
-from ...common.hopper.tile_scheduler import make_waves
+from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import padded
 from ...common.variants import variant_of

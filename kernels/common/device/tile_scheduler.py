@@ -3,7 +3,7 @@
 A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`` that returns an index's work tile;
 `tiled` says what is cut into tiles. A program of the portable main loop takes the indices first, first + step, … in
 ascending order (../portable/tile_loop.py), all programs as many, or one more; a program of sm90 those of its waves
-(../hopper/tile_scheduler.py), of which several programs may split the last.
+(../hopper/waves.py), of which several programs may split the last.
 
 | scheduler | `tiled` | order |
 |---|---|---|

@@ -22,7 +22,7 @@ class WarpTile(NamedTuple):
 
     STAGES: of the operand pipeline.
     SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and `SUBTILE_COLS` columns.
-    SPLITS: so many programs, or more, split each tile of the last wave along k (tile_scheduler.py).
+    SPLITS: so many programs, or more, split each tile of the last wave along k (waves.py).
     PINGPONG: two warp groups multiply a tile each, in turns.
     EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
     NARROWING: how many columns they make one of: a finished tile has so many times fewer.

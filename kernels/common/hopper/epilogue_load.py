@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .arguments import EpilogueLoad
 from .barrier import thread_barrier
 from .pipeline import consumer_release, consumer_wait, make_pipeline, pipeline_state, producer_acquire, producer_commit
-from .tile_scheduler import SUBTILE_COLS
+from .waves import SUBTILE_COLS
 
 
 @gluon.jit

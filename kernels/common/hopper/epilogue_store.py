@@ -29,7 +29,7 @@ from .pipeline import (
     producer_acquire,
     producer_commit,
 )
-from .tile_scheduler import SUBTILE_COLS, trace_number
+from .waves import SUBTILE_COLS, trace_number
 
 
 @gluon.jit

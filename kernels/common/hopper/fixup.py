@@ -1,4 +1,4 @@
-"""The fix-up of split tiles: programs that split a tile along k exchange partial sums (tile_scheduler.py).
+"""The fix-up of split tiles: programs that split a tile along k exchange partial sums (waves.py).
 
 All programs end their last tiles at once, and what they send then is sent after the last multiplication: a quarter of
 the output for four tiles a program. Groups of programs end split tiles one after the other, and leave no program idle
@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from iris_core import signal, wait
 
 from .epilogue_store import commit_store, stage_subtile
-from .tile_scheduler import SUBTILE_COLS, kept_subtiles
+from .waves import SUBTILE_COLS, kept_subtiles
 
 _SPLITS_AT_ONCE = gl.constexpr(4)  # whose partials are on their way at once, for two subtiles
 

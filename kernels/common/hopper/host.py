@@ -34,7 +34,7 @@ from .plan import (
     whole_waves,
 )
 from .roles import GROUP_WARPS
-from .tile_scheduler import SUBTILE_COLS
+from .waves import SUBTILE_COLS
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 SHARED_BYTES = 227 << 10  # of an SM, for one program

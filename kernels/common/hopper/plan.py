@@ -8,7 +8,7 @@ from itertools import product
 
 from overlap_taxonomy.machines import H200X4
 
-from .tile_scheduler import SUBTILE_COLS
+from .waves import SUBTILE_COLS
 
 BLOCK_M = 128
 STEP_K = 64

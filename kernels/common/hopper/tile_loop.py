@@ -12,7 +12,7 @@ of what it reads:
 |---|---|
 | TILE.SCHEDULER | returns an index's work tile, as in ../device/tile_scheduler.py |
 | GATE | waits for the rows of a peer's A that a tile needs, or leaves that to the loads of its steps |
-| SEND | loads a tile's operands, and meanwhile sends the tile before, which is `pending` in the epilogue store |
+| SEND | produces a tile's loads, and meanwhile sends the tile before, which is `pending` in the epilogue store |
 
 They are called so:
 
@@ -23,8 +23,8 @@ They are called so:
 `number` is that of the program's next k step; `arrived` and `sent` are what GATE and SEND know of the tiles before.
 
 With PINGPONG each of the two warp groups multiplies every other tile: while one rounds its tile and stages it, the
-other multiplies. An ordered sequence barrier says which. A tile's last operands are loaded when the tile before the
-last one has left shared memory, so a group that waits for the last one to leave cannot take the one for the other.
+other multiplies. An ordered sequence barrier says which. The last operands of tile w are loaded only after tile w - 2
+has left shared memory: so a group that waits for w - 1 to leave is one phase behind at most, and the parity tells.
 
 A traced tile is written down when it is staged: before, a thread's registers are full of it. With PINGPONG there is no
 trace.
@@ -41,7 +41,7 @@ from .epilogue_load import add_partials, num_loads
 from .epilogue_store import acquire_store, apply_epilogue, load_and_send, load_prologue, stage_tile, wait_store
 from .fixup import exchange_partials, stage_reduced
 from .pipeline import consumer_wait, multiply_tile, pipeline_state, trace_first_step
-from .tile_scheduler import first_partial, kept_subtiles, tile_split, trace_number, whole_tile
+from .waves import first_partial, kept_subtiles, tile_split, trace_number, whole_tile
 
 
 @gluon.jit

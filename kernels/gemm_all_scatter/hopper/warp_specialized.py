@@ -33,7 +33,7 @@ from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait
 from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_second, multiply_tiles
-from ...common.hopper.tile_scheduler import make_waves, trace_number
+from ...common.hopper.waves import make_waves, trace_number
 from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import ROW_BYTES, padded

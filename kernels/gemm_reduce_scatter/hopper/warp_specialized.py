@@ -2,18 +2,18 @@
 
 | warps of a program | do | wait for |
 |---|---|---|
-| 8, two groups | multiply, add the peers' partials to own tiles, stage tiles in shared memory | operands; partials |
+| 8, two warp groups | multiply, add the peers' partials to own tiles, stage tiles | operands; partials; a free store |
 | 1 | loads operands, and meanwhile stores the tile before at its owner, by subtiles | empty stages; the staged tile |
 | 1 | signals what has been stored (../common/hopper/signal_pipeline.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; empty stages |
 
 Own tiles come among the peers', when their partials have had the time to arrive (tile_scheduler.py). So all the time
-there is as much to send as there is to multiply; with all own tiles last, the link would be too slow before and idle
-then. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are rounded once. The main
-loop paces the stores (../common/hopper/epilogue_store.py). A rank's own shard of the workspace, which no peer stores
-to, is its output: sums are stored there, like any other tile. In all-reduce they go to every rank's output. The kernel
-is launched early (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the
-reduction in the epilogue.
+there is as much to send as there is to multiply; with all own tiles last, the link would limit the first part of the
+call, and idle in the last. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are
+rounded once. The main loop paces the stores (../common/hopper/epilogue_store.py). A rank's own shard of the workspace,
+which no peer stores to, is its output: sums are stored there, like any other tile. In all-reduce they go to every
+rank's output. The kernel is launched early, by programmatic dependent launch (../common/hopper/roles.py). Pattern:
+arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the epilogue.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ...common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.signal_pipeline import commit_signal
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles
-from ...common.hopper.tile_scheduler import make_waves, trace_number, whole_tile
+from ...common.hopper.waves import make_waves, trace_number, whole_tile
 from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ...common.portable.gemm import DESCRIPTORS_B_NK
@@ -196,7 +196,7 @@ def send_partial_or_sum(
         signalled = _commit_if_owed(warp.signals, is_owed, signalled)
         is_owed = False
         is_held = False
-    elif wave == 0:  # a program whose first tile is an own one sends sums of what peers have sent in this call
+    elif wave == 0:  # with an own tile first, what is sent later are sums of partials of this call: all peers are ready
         began = trace_time(peers)
         wait_ready(peers, epoch, WORLD_SIZE)
         trace_span(peers, SEND_WAIT, trace_number(wave), began)
@@ -327,7 +327,7 @@ def queue(
         n: columns of the largest shard.
         shards: the order of the tiles.
         reduced: where sums are sent; None: into this rank's own place among the partials.
-        first_row: of this rank's C, that row 0 of A belongs to.
+        first_row: of this rank's C, that row 0 of A would be; negative where A has other ranks' rows before its own.
     """
     staging = call.memory["staging"]
     hopper.run(

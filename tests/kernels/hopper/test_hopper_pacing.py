@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from gluon_emulator import Machine, emulated
 
-from iris_kernels.common.hopper import epilogue_store, tile_scheduler
+from iris_kernels.common.hopper import epilogue_store, waves
 
 TILE = SimpleNamespace(PINGPONG=False, BLOCK_K=64, STAGES=5)
 
@@ -33,7 +33,7 @@ def test_subtiles_are_spread_over_the_steps_but_the_last_eighth(steps: int, subt
     warp = SimpleNamespace(pipeline=SimpleNamespace(barriers=None), store=None)
     pending = SimpleNamespace(num_subtiles=subtiles)
     first = 5
-    with emulated(Machine(0), [epilogue_store, tile_scheduler], **fakes):
+    with emulated(Machine(0), [epilogue_store, waves], **fakes):
         number = epilogue_store.load_and_send(
             None, warp, None, 100, first, first + steps, pending, 1, None, destinations, 8, TILE
         )

@@ -12,7 +12,7 @@ from gluon_emulator import Machine, emulated
 
 from iris_kernels.all_gather_gemm.hopper import workgroup_specialized
 from iris_kernels.common.device import tile_scheduler as device_schedulers
-from iris_kernels.common.hopper import tile_scheduler
+from iris_kernels.common.hopper import waves as program_waves
 from iris_kernels.common.hopper.arguments import Sizes
 from iris_kernels.common.hopper.plan import STEP_K, Tiling, split_waves
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter
@@ -25,20 +25,20 @@ def works(tiles: int, programs: int, splits: int, steps: int) -> dict[int, list[
     machine = Machine(0)
     tile = SimpleNamespace(SPLITS=splits, SUBTILES=SUBTILES)
     found: dict[int, list[Any]] = {}
-    with emulated(machine, [tile_scheduler]):
+    with emulated(machine, [program_waves]):
         for program in range(programs):
             machine.task = SimpleNamespace(program=program, num_programs=programs)  # type: ignore[assignment]
-            waves = tile_scheduler.make_waves(tiles, steps, tile)
+            waves = program_waves.make_waves(tiles, steps, tile)
             found[program] = [part_of_tile(wave, waves, tile) for wave in range(waves.whole + waves.split)]
     return found
 
 
 def part_of_tile(wave: int, waves: Any, tile: Any) -> Any:
     """Return what a program does in a wave, and of a split tile where the workspace has its group's partials."""
-    split = tile_scheduler.tile_split(wave, waves, tile)
-    subtile, num_subtiles = tile_scheduler.kept_subtiles(split, tile)
+    split = program_waves.tile_split(wave, waves, tile)
+    subtile, num_subtiles = program_waves.kept_subtiles(split, tile)
     is_split = wave >= waves.whole and tile.SPLITS > 1
-    partials = tile_scheduler.first_partial(wave, waves, split, tile) if is_split else None
+    partials = program_waves.first_partial(wave, waves, split, tile) if is_split else None
     return SimpleNamespace(**split._asdict(), subtile=subtile, num_subtiles=num_subtiles, first_partial=partials)
 
 

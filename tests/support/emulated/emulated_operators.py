@@ -38,7 +38,7 @@ from iris_kernels.common.hopper import (
     pipeline,
     signal_pipeline,
     tile_loop,
-    tile_scheduler,
+    waves,
 )
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter_schedule
@@ -226,7 +226,7 @@ def run_case(
             )
         modules = [
             tile_order,
-            tile_scheduler,
+            waves,
             pipeline,
             epilogue_store,
             epilogue_load,
