@@ -72,6 +72,20 @@ def test_variants_of_all_reduce(ranks: Callable[[int], Ranks], variant: str, wor
     ranks(world_size).call(run, [*cases, Case("all_reduce", 999, exact, in_place=True, options=config)])
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
+def test_copies_that_are_summed(ranks: Callable[[int], Ranks], name: str, world_size: int) -> None:
+    """Parts of no element, of one chunk, and of many: more than there are slots."""
+    options = (("config", Config(comm_sms=2, **{f"{name}_variant": "copy_engine"})),)
+    sizes = (1, 40, 9000, 300_000 if name == "all_reduce" else 150_000)
+    cases = [Case(name, size, symmetric=True, options=options) for size in (*sizes, 0)]
+    cases += [Case(name, 999, dtype, symmetric=True, options=options) for dtype in (torch.bfloat16, torch.int8)]
+    cases += [Case(name, 999, op="max", symmetric=True, in_place=True, options=options)]
+    if name == "reduce_scatter":  # any output
+        cases += [Case(name, 999, options=options), Case(name, 999, in_place=True, options=options)]
+    ranks(world_size).call(run, cases)
+
+
 @pytest.mark.parametrize("name", ["all_gather", "broadcast"])
 def test_copy_engines(ranks: Callable[[int], Ranks], name: str) -> None:
     config = (("config", Config(**{f"{name}_variant": "copy_engine"})),)
