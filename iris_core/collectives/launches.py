@@ -22,7 +22,7 @@ from .group import Channel, Group
 from .loaded_kernel import LoadedKernel, compiled_kernel
 from .operands import SHAPES, Call
 from .send_recv import ccl_recv, ccl_send
-from .summed_copies import SLOTS, ccl_combine_chunk, ccl_count_chunks, place_of
+from .summed_copies import SLOTS, Chunks, ccl_combine_chunk, ccl_count_chunks, place_of
 
 _VECTOR_BYTES = 16
 _LEAST_BLOCK_BYTES = 128 * _VECTOR_BYTES
@@ -158,57 +158,64 @@ class Launches:
 
     def _summed_copies(self, call: Call, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
         """Copy chunks to the members that combine them: see `summed_copies`."""
-        assert group.index is not None
-        output, given = call.output.detach().view(-1), call.input.detach().view(-1)
-        to_all, others = call.name == "all_reduce", group.size - 1
-        size = part = call.part(group.size)
-        if to_all:
-            part = _rounded(triton.cdiv(size, group.size))
-        staging = channel.slots.view(output.dtype).view(SLOTS, -1)
-        most = staging.shape[1] // others // _VECTOR_BYTES * _VECTOR_BYTES
-        slot = _rounded(triton.cdiv(part, triton.cdiv(part, most)))
-        slots = staging[:, : others * slot].view(SLOTS, others, slot)
-        chunks = triton.cdiv(part, slot)
-        count = functools.partial(self._count_chunks, group, channel)
+        part = call.part(group.size)
+        if call.name == "all_reduce":
+            part = _rounded(triton.cdiv(part, group.size))
+        staging = channel.slots.view(call.output.dtype).view(SLOTS, -1)
+        most = staging.shape[1] // (group.size - 1) // _VECTOR_BYTES * _VECTOR_BYTES
+        chunks = Chunks(call.input.numel(), part, _rounded(triton.cdiv(part, triton.cdiv(part, most))))
+        slots = staging[:, : (group.size - 1) * chunks.slot].view(SLOTS, group.size - 1, chunks.slot)
         arrived, combined = channel.chunk_flags[:SLOTS], channel.chunk_flags[SLOTS]
-        sides = self._side_streams_of(channel)
+        count = functools.partial(self._count_chunks, group, channel)
+        if channel not in self._side_streams:
+            self._side_streams[channel] = [self._ctx.make_stream() for _ in range(SLOTS)]
+        sides = self._side_streams[channel]
 
-        def chunk_of(owner: int, number: int) -> tuple[int, int]:
-            """Return where a chunk of a member's part lies in the whole."""
-            end = min((owner + 1) * part, size) if to_all else (owner + 1) * part
-            start = owner * part + number * slot
-            return min(start, end), min(start + slot, (owner + 1) * part, end)
-
-        def sending(number: int) -> list[Step]:
-            side, at = sides[number % SLOTS], number % SLOTS
+        def send(number: int) -> list[Step]:
+            slot, side = number % SLOTS, sides[number % SLOTS]
             steps = [] if number < SLOTS else [count(awaited=(combined, number - SLOTS + 1), stream=side)]
-            for step in range(1, group.size):
-                peer = (group.index + step) % group.size
-                start, end = chunk_of(peer, number)
-                if start < end:
-                    place = slots[at, place_of(group.index, peer, group.size), : end - start]
-                    there = self._ctx.heap.peer_view(place)[group.ranks[peer]]
-                    steps.append(_copying(side, there, given[start:end]))
-            return [*steps, count(signalled=(arrived[at], number + 1), stream=side)]
+            steps += self._copies_of_chunk(call, group, chunks, number, slots[slot], side)
+            return [*steps, count(signalled=(arrived[slot], number + 1), stream=side)]
 
-        def combining(number: int) -> list[Step]:
-            start, end = chunk_of(group.index, number)
-            if start == end:
-                return []
-            to = start if to_all else start - group.index * part
-            block = _SUMMED_BLOCK_BYTES // output.element_size()
-            arguments = {"out_ptr": output[to:], "in_ptr": given[start:], "staging_ptr": slots[number % SLOTS]}
-            arguments |= {"size": end - start, "slot": slot, "BLOCK": block, "TO_ALL": to_all, "OP": call.op}
-            programs = min(channel.programs, config.comm_sms or channel.programs, triton.cdiv(end - start, block))
-            return [self._launch(ccl_combine_chunk, programs, arguments, {"num_warps": _SUMMED_BLOCK_BYTES // (2 * self._warp_bytes())}, group)]
+        steps = [self._barrier(group, channel), *(side.wait_for_current for side in sides), *send(0)]
+        for number in range(chunks.count):
+            slot = number % SLOTS
+            steps.append(count(signalled=(combined, number), awaited=(arrived[slot], number + 1)))
+            if number + 1 < chunks.count:
+                steps += send(number + 1)
+            programs = min(channel.programs, config.comm_sms or channel.programs)
+            steps += self._combine_chunk(call, group, chunks, number, slots[slot], programs)
+        steps += [side.current_waits for side in sides]  # where a graph is captured, they end in it
+        return [*steps, count(signalled=(combined, chunks.count), awaited=(combined, chunks.count), done=chunks.count)]
 
-        steps = [self._barrier(group, channel), *(side.wait_for_current for side in sides), *sending(0)]
-        for number in range(chunks):
-            steps.append(count(signalled=(combined, number), awaited=(arrived[number % SLOTS], number + 1)))
-            steps += sending(number + 1) if number + 1 < chunks else []
-            steps += combining(number)
-        steps += [side.current_waits for side in sides]
-        return [*steps, count(signalled=(combined, chunks), awaited=(combined, chunks), done=chunks)]
+    def _copies_of_chunk(
+        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, side: Stream
+    ) -> list[Step]:
+        """Return what copies a chunk of each other member's part to it, to `slot`, (group size - 1, elements)."""
+        assert group.index is not None
+        steps = []
+        for peer in ((group.index + step) % group.size for step in range(1, group.size)):
+            chunk = call.input.detach().view(-1)[chunks.span(peer, number)]
+            if chunk.numel():
+                place = slot[place_of(group.index, peer, group.size), : chunk.numel()]
+                steps.append(_copying(side, self._ctx.heap.peer_view(place)[group.ranks[peer]], chunk))
+        return steps
+
+    def _combine_chunk(
+        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, programs: int
+    ) -> list[Step]:
+        """Return what combines a chunk of this member's part."""
+        assert group.index is not None
+        span = chunks.span(group.index, number)
+        size, block = span.stop - span.start, _SUMMED_BLOCK_BYTES // slot.element_size()
+        if not size:
+            return []
+        to_all = call.name == "all_reduce"
+        output = call.output.detach().view(-1)[span.start if to_all else number * chunks.slot :]
+        arguments = {"out_ptr": output, "in_ptr": call.input.detach().view(-1)[span], "staging_ptr": slot}
+        arguments |= {"size": size, "slot": chunks.slot, "BLOCK": block, "TO_ALL": to_all, "OP": call.op}
+        options = {"num_warps": _SUMMED_BLOCK_BYTES // (2 * self._warp_bytes())}
+        return [self._launch(ccl_combine_chunk, min(programs, triton.cdiv(size, block)), arguments, options, group)]
 
     def _count_chunks(
         self,
@@ -226,12 +233,6 @@ class Launches:
         arguments = {"count_ptr": channel.chunk_count, "signalled_ptr": signalled_ptr, "awaited_ptr": awaited_ptr}
         arguments |= {"signalled": signalled_count, "awaited": awaited_count, "done": done}
         return self._launch(ccl_count_chunks, 1, arguments, {"num_warps": 1}, group, stream)
-
-    def _side_streams_of(self, channel: Channel) -> list[Stream]:
-        """Return a channel's side streams; they are made once."""
-        if channel not in self._side_streams:
-            self._side_streams[channel] = [self._ctx.make_stream() for _ in range(SLOTS)]
-        return self._side_streams[channel]
 
     def _barrier(self, group: Group, channel: Channel) -> Step:
         """Return what queues a barrier; it is prepared once."""

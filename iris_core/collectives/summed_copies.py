@@ -23,6 +23,8 @@ wait that by this one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
@@ -118,6 +120,32 @@ def _load(in_ptr, staging_ptr, source, block, size, slot, index, GROUP_SIZE: tl.
     return tl.load(from_ptr + offsets, mask=offsets < size - start, other=0, cache_modifier=".cg")
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """How a tensor is cut into a part a member, and the parts into chunks; in elements.
+
+    Args:
+        size: of the tensor.
+        part: of a part; the last ones may be short or empty.
+        slot: of a chunk; the last one of a part may be short or empty.
+    """
+
+    size: int
+    part: int
+    slot: int
+
+    @property
+    def count(self) -> int:
+        """Chunks of a part."""
+        return triton.cdiv(self.part, self.slot)
+
+    def span(self, owner: int, number: int) -> slice:
+        """Return where a chunk of a member's part lies."""
+        end = min((owner + 1) * self.part, self.size)
+        start = owner * self.part + number * self.slot
+        return slice(min(start, end), min(start + self.slot, end))
+
+
 def place_of(source: int, owner: int, group_size: int) -> int:
-    """Return at which place of its slots a member has what another one sends."""
+    """Return at which place of a slot a member has what another one sends."""
     return (source - owner - 1) % group_size

@@ -13,17 +13,20 @@ from host_collectives import COLLECTIVES, Case, check_call
 
 import iris_core
 from iris_core.checker import check
-from iris_core.collectives import all_reduce, exchange, send_recv
+from iris_core.checker.device import CheckedStream
+from iris_core.collectives import all_reduce, exchange, launches, send_recv, summed_copies
 from iris_core.collectives.config import Config
 
 HEAP_BYTES = 4 << 20
-RING, TWO_SHOT, COPIES, COPIED_BROADCAST = (
+RING, TWO_SHOT, COPIES, COPIED_BROADCAST, SUMMED_COPIES, SCATTERED_COPIES = (
     (("config", Config(comm_sms=1, **{f"{name}_variant": variant})),)
     for name, variant in (
         ("all_reduce", "ring"),
         ("all_reduce", "two_shot"),
         ("all_gather", "copy_engine"),
         ("broadcast", "copy_engine"),
+        ("all_reduce", "copy_engine"),
+        ("reduce_scatter", "copy_engine"),
     )
 )
 ONE = (("config", Config(comm_sms=1)),)
@@ -33,10 +36,19 @@ CASES["ring"] = Case("all_reduce", 2000, torch.int32, options=RING)
 CASES["two_shot"] = Case("all_reduce", 2000, options=TWO_SHOT)
 CASES["copies"] = Case("all_gather", 50, symmetric=True, options=COPIES)
 CASES["copied broadcast"] = Case("broadcast", 50, symmetric=True, options=COPIED_BROADCAST)
+# Chunks of 512 bytes: more than there are slots.
+CASES["summed copies"] = Case("all_reduce", 900, symmetric=True, options=SUMMED_COPIES)
+CASES["summed copies in place"] = Case("all_reduce", 900, symmetric=True, in_place=True, options=SUMMED_COPIES)
+CASES["scattered copies"] = Case("reduce_scatter", 450, options=SCATTERED_COPIES)
+IN_CHUNKS = [name for name in CASES if name.endswith(("summed copies", "in place", "scattered copies"))]
 
 
 def run(rank: int, world_size: int, name: str) -> None:
     with iris_core.iris(HEAP_BYTES) as ctx:
+        if name in IN_CHUNKS:
+            ctx.ccl.prepare()
+            channel = ctx.ccl._world.channel
+            channel.slots = channel.slots.view(-1)[:1024]
         check_call(ctx, CASES[name], ctx.ccl, list(range(world_size)), None, calls=3)
         ctx.barrier()
 
@@ -85,9 +97,56 @@ def test_the_wait_is_needed(name: str) -> None:
     with (
         mock.patch.object(exchange, "wait_peers", no_wait_for_peers),
         mock.patch.object(all_reduce, "wait_peers", no_wait_for_peers),
+        mock.patch.object(summed_copies, "wait_peers", no_wait_for_peers),
     ):
         report = check(run, 2, args=(name,), schedules=2)
     assert report.races or report.errors  # a race, or already a wrong output
+
+
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_a_copy_waits_for_its_slot(name: str) -> None:
+    """Planted: the wait before a copy is for a chunk less."""
+    count_chunks = launches.Launches._count_chunks
+
+    def one_less(self: Any, group: Any, channel: Any, *, awaited: Any = None, stream: Any = None, **other: Any) -> Any:
+        if stream is not None and awaited is not None:
+            awaited = awaited[0], awaited[1] - 1
+        return count_chunks(self, group, channel, awaited=awaited, stream=stream, **other)
+
+    with mock.patch.object(launches.Launches, "_count_chunks", one_less):
+        report = check(run, 2, args=(name,), schedules=4)
+    assert report.races
+
+
+def alternate(rank: int, world_size: int) -> None:
+    """Kernels that exchange blocks and copies that are summed use the same slots, and each other's output."""
+    with iris_core.iris(HEAP_BYTES) as ctx:
+        ctx.ccl.prepare()
+        given, output = torch.full((1100,), rank + 1.0), torch.empty(550)
+        for _ in range(2):
+            ctx.ccl.all_reduce(given, config=Config(comm_sms=1))
+            ctx.ccl.reduce_scatter(output, given, config=SCATTERED_COPIES[0][1])
+        assert (given == 6).all()
+        assert (output == 12).all()
+        ctx.barrier()
+
+
+def test_copies_beside_kernels_do_not_race() -> None:
+    report = check(alternate, 2, schedules=4)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("what", ["barrier", "fork"])
+def test_copies_wait_for_kernels_before(what: str) -> None:
+    """Planted: copies do not wait for other members' kernels, or not for their own stream's."""
+    planted = (
+        mock.patch.object(launches.Launches, "_barrier", lambda *_: lambda: None)
+        if what == "barrier"
+        else mock.patch.object(CheckedStream, "wait_for_current", lambda self: None)
+    )
+    with planted:
+        report = check(alternate, 2, schedules=8)
+    assert report.races
 
 
 def test_messages_need_their_waits() -> None:
