@@ -193,7 +193,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     cells = _ADDED | dict(zip(header, row, strict=True))
     if "shape_set" in cells:
         cells["shape_set"] = OLD_NAMES.get(cells["shape_set"], cells["shape_set"])
-    if "variant" in cells:
+    if "family" in cells and "variant" in cells:
         cells["variant"] = current_name(cells["family"], cells["variant"])
     try:
         record = kind(**{column.name: _PARSERS[str(column.type)](cells[column.name]) for column in columns})

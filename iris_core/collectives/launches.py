@@ -212,7 +212,11 @@ class Launches:
             return []
         to_all = call.name == "all_reduce"
         output = call.output.detach().view(-1)[span.start if to_all else number * chunks.slot :]
-        arguments = {"out_ptr": output, "in_ptr": call.input.detach().view(-1)[span], "staging_ptr": slot}
+        arguments: dict[str, Any] = {
+            "out_ptr": output,
+            "in_ptr": call.input.detach().view(-1)[span],
+            "staging_ptr": slot,
+        }
         arguments |= {"size": size, "slot": chunks.slot, "BLOCK": block, "TO_ALL": to_all, "OP": call.op}
         options = {"num_warps": _SUMMED_BLOCK_BYTES // (2 * self._warp_bytes())}
         return [self._launch(ccl_combine_chunk, min(programs, triton.cdiv(size, block)), arguments, options, group)]
@@ -230,7 +234,11 @@ class Launches:
         """Return what signals a number of chunks by some flags, and waits for one."""
         nothing = (channel.chunk_count, -1)
         (signalled_ptr, signalled_count), (awaited_ptr, awaited_count) = signalled or nothing, awaited or nothing
-        arguments = {"count_ptr": channel.chunk_count, "signalled_ptr": signalled_ptr, "awaited_ptr": awaited_ptr}
+        arguments: dict[str, Any] = {
+            "count_ptr": channel.chunk_count,
+            "signalled_ptr": signalled_ptr,
+            "awaited_ptr": awaited_ptr,
+        }
         arguments |= {"signalled": signalled_count, "awaited": awaited_count, "done": done}
         return self._launch(ccl_count_chunks, 1, arguments, {"num_warps": 1}, group, stream)
 

@@ -17,8 +17,8 @@ member's, which it alone writes: one for each slot, and one for what it has comb
 kernel that combines, before the kernel behind it that signals. Chunks are counted over all calls on the device, so a
 captured graph can be replayed and no flag is reset.
 
-The staging memory is the slots of `ccl_exchange`. A barrier before the first copy ends the use by calls before, the last
-wait that by this one.
+The staging memory is the slots of `ccl_exchange`. A barrier before the first copy ends the use by calls before, the
+last wait that by this one.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 A round measures every subject twice: a burst of calls back to back (`time_us`), and one call alone (`latency_us`), each
 after a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
 sleeps, before the barrier, so that times are the device's; the host's own time to queue a call is reported beside them.
-How long it sleeps goes by what the host took of late; what a call takes that is held until the device is there, as some
-replayed graphs are, does not count, or each sleep would be longer than the last. Where the host was late all the same, on any rank, the round is left
-out; where it was in most of them, that is said. A rank's time is the median over rounds, the result the slowest rank's.
+How long it sleeps goes by what the host took of late. What a call takes that the device holds until it is awake, as it
+does replays of some graphs, does not count, or each sleep would be longer than the last. Where the host was late all
+the same, on any rank, the round is left out; where it was in most of them, that is said. A rank's time is the median
+over rounds, the result the slowest rank's.
 
 Operands rotate through several sets, so that a call does not find in the cache what the last one read. The order of the
 subjects changes so that each comes equally often after each other: whoever follows a subject that keeps the multipliers

@@ -64,7 +64,9 @@ def test_blocks_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str)
 def test_chunks_are_combined_16_bytes_at_a_time(target: str) -> None:
     kernel = compiled("combine_chunk", target)
     assert set(kernel.stores_by_file()["exchange.py"]) == {16}
-    loads = re.findall(r"\bld\.global\.cg\.(\S+)" if TARGETS[target].is_nvidia else r"_load_(\S+) .*\bnt\b", kernel.code)
+    loads = re.findall(
+        r"\bld\.global\.cg\.(\S+)" if TARGETS[target].is_nvidia else r"_load_(\S+) .*\bnt\b", kernel.code
+    )
     assert set(loads) == {"v4.b32" if TARGETS[target].is_nvidia else "dwordx4"}
     assert kernel.scratch_bytes == 0
 

@@ -139,12 +139,11 @@ def test_copies_beside_kernels_do_not_race() -> None:
 @pytest.mark.parametrize("what", ["barrier", "fork"])
 def test_copies_wait_for_kernels_before(what: str) -> None:
     """Planted: copies do not wait for other members' kernels, or not for their own stream's."""
-    planted = (
-        mock.patch.object(launches.Launches, "_barrier", lambda *_: lambda: None)
-        if what == "barrier"
-        else mock.patch.object(CheckedStream, "wait_for_current", lambda self: None)
-    )
-    with planted:
+    planted = {
+        "barrier": mock.patch.object(launches.Launches, "_barrier", return_value=lambda: None),
+        "fork": mock.patch.object(CheckedStream, "wait_for_current", return_value=None),
+    }
+    with planted[what]:
         report = check(alternate, 2, schedules=8)
     assert report.races
 
