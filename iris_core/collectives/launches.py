@@ -112,10 +112,10 @@ class Launches:
         if call.name in ("all_reduce", "all_gather", "broadcast"):
             is_symmetric = self._ctx.heap.contains(call.output)
             if chosen == "copy_engine" and not is_symmetric:
-                *others, last = (repr(one) for one in VARIANTS[call.name] if one not in (AUTO, "copy_engine"))
+                others = [repr(one) for one in VARIANTS[call.name] if one not in (AUTO, "copy_engine")]
                 raise ValueError(
                     f'{call.name}: the variant "copy_engine" takes an output on the heap, as ctx.empty makes it; '
-                    f"{', '.join(others)}{' and ' if others else ''}{last} take any"
+                    f"{', '.join(others)} {'take' if others[1:] else 'takes'} any"
                 )
         else:
             is_symmetric = True  # no peer writes the output
