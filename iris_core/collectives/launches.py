@@ -22,7 +22,7 @@ from .group import Channel, Group
 from .loaded_kernel import LoadedKernel, compiled_kernel
 from .operands import SHAPES, Call
 from .send_recv import ccl_recv, ccl_send
-from .summed_copies import SLOTS, Chunks, ccl_combine_chunk, ccl_count_chunks, place_of
+from .summed_copies import LANES, Chunks, ccl_combine_chunk, place_of
 
 _VECTOR_BYTES = 16
 _LEAST_BLOCK_BYTES = 128 * _VECTOR_BYTES
@@ -30,8 +30,8 @@ _MOST_WARPS = 16
 _MOST_CALLS = 1024  # that are kept
 ONE_SHOT_BYTES = 512 << 10  # of an all-reduce, times the inputs that one shot sends more than two shots: W - 2
 COPY_BYTES = 8 << 20  # of a part from which on a copy engine is worth two barriers; not measured yet
-# That a rank sends, from which on copies in chunks are worth what comes before the first and after the last. Predicted,
-# for two H200s, of what was measured there: 40 µs and 365 GB/s, for 5 µs and 230 GB/s of the kernels; equal at 25 MB.
+# That a rank sends, from which on copies are worth their barriers. Predicted, not measured: for two H200s 27 µs and
+# 365 GB/s, for 5 µs and 230 GB/s of the kernels; equal at 14 MB.
 SUMMED_COPY_BYTES = 32 << 20
 _SUMMED_BLOCK_BYTES = 16 << 10
 
@@ -47,8 +47,8 @@ class Launches:
         self._ctx = ctx
         self._calls: dict[Any, Sequence[Step]] = {}
         self._kernels: dict[Any, LoadedKernel] = {}
-        self._barriers: dict[Channel, Step] = {}
-        self._side_streams: dict[Channel, list[Stream]] = {}
+        self._barriers: dict[tuple[Channel, int], Step] = {}
+        self._lanes: dict[Channel, list[Stream]] = {}
         self._stream: Stream | None = None  # of copies beside others
 
     def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
@@ -161,35 +161,28 @@ class Launches:
         part = call.part(group.size)
         if call.name == "all_reduce":
             part = _rounded(triton.cdiv(part, group.size))
-        staging = channel.slots.view(call.output.dtype).view(SLOTS, -1)
+        staging = channel.slots.view(call.output.dtype).view(LANES, -1)
         most = staging.shape[1] // (group.size - 1) // _VECTOR_BYTES * _VECTOR_BYTES
-        chunks = Chunks(call.input.numel(), part, _rounded(triton.cdiv(part, triton.cdiv(part, most))))
-        slots = staging[:, : (group.size - 1) * chunks.slot].view(SLOTS, group.size - 1, chunks.slot)
-        arrived, combined = channel.chunk_flags[:SLOTS], channel.chunk_flags[SLOTS]
-        count = functools.partial(self._count_chunks, group, channel)
-        if channel not in self._side_streams:
-            self._side_streams[channel] = [self._ctx.make_stream() for _ in range(SLOTS)]
-        sides = self._side_streams[channel]
-
-        def send(number: int) -> list[Step]:
-            slot, side = number % SLOTS, sides[number % SLOTS]
-            steps = [] if number < SLOTS else [count(awaited=(combined, number - SLOTS + 1), stream=side)]
-            steps += self._copies_of_chunk(call, group, chunks, number, slots[slot], side)
-            return [*steps, count(signalled=(arrived[slot], number + 1), stream=side)]
-
-        steps = [self._barrier(group, channel), *(side.wait_for_current for side in sides), *send(0)]
+        number_of_chunks = max(LANES, triton.cdiv(part, most))
+        chunks = Chunks(call.input.numel(), part, _rounded(triton.cdiv(part, number_of_chunks)))
+        slots = staging[:, : (group.size - 1) * chunks.chunk].view(LANES, group.size - 1, chunks.chunk)
+        if channel not in self._lanes:
+            self._lanes[channel] = [self._ctx.make_stream() for _ in range(LANES)]
+        lanes = self._lanes[channel]
+        programs = min(channel.programs, config.comm_sms or channel.programs)
+        steps = [self._barrier(group, channel), lanes[0].wait_for_current]
         for number in range(chunks.count):
-            slot = number % SLOTS
-            steps.append(count(signalled=(combined, number), awaited=(arrived[slot], number + 1)))
-            if number + 1 < chunks.count:
-                steps += send(number + 1)
-            programs = min(channel.programs, config.comm_sms or channel.programs)
-            steps += self._combine_chunk(call, group, chunks, number, slots[slot], programs)
-        steps += [side.current_waits for side in sides]  # where a graph is captured, they end in it
-        return [*steps, count(signalled=(combined, chunks.count), awaited=(combined, chunks.count), done=chunks.count)]
+            lane = number % LANES
+            steps += self._copies_of_chunk(call, group, chunks, number, slots[lane], lanes[lane])
+            if number + 1 < min(LANES, chunks.count):
+                steps.append(functools.partial(_queue_on, lanes[lane], lanes[lane + 1].wait_for_current))
+            steps.append(self._barrier(group, channel, lane))
+            steps += self._combine_chunk(call, group, chunks, number, slots[lane], lanes[lane], programs)
+            steps.append(self._barrier(group, channel, lane))
+        return [*steps, *(lane.current_waits for lane in lanes[: chunks.count])]
 
     def _copies_of_chunk(
-        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, side: Stream
+        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, lane: Stream
     ) -> list[Step]:
         """Return what copies a chunk of each other member's part to it, to `slot`, (group size - 1, elements)."""
         assert group.index is not None
@@ -198,11 +191,11 @@ class Launches:
             chunk = call.input.detach().view(-1)[chunks.span(peer, number)]
             if chunk.numel():
                 place = slot[place_of(group.index, peer, group.size), : chunk.numel()]
-                steps.append(_copying(side, self._ctx.heap.peer_view(place)[group.ranks[peer]], chunk))
+                steps.append(_copying(lane, self._ctx.heap.peer_view(place)[group.ranks[peer]], chunk))
         return steps
 
     def _combine_chunk(
-        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, programs: int
+        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, lane: Stream, programs: int
     ) -> list[Step]:
         """Return what combines a chunk of this member's part."""
         assert group.index is not None
@@ -211,44 +204,22 @@ class Launches:
         if not size:
             return []
         to_all = call.name == "all_reduce"
-        output = call.output.detach().view(-1)[span.start if to_all else number * chunks.slot :]
-        arguments: dict[str, Any] = {
-            "out_ptr": output,
-            "in_ptr": call.input.detach().view(-1)[span],
-            "staging_ptr": slot,
-        }
-        arguments |= {"size": size, "slot": chunks.slot, "BLOCK": block, "TO_ALL": to_all, "OP": call.op}
+        output = call.output.detach().view(-1)[span.start if to_all else number * chunks.chunk :]
+        arguments: dict[str, Any] = {"out_ptr": output, "in_ptr": call.input.detach().view(-1)[span]}
+        arguments |= {"staging_ptr": slot, "size": size, "chunk": chunks.chunk}
+        arguments |= {"BLOCK": block, "TO_ALL": to_all, "OP": call.op}
         options = {"num_warps": _SUMMED_BLOCK_BYTES // (2 * self._warp_bytes())}
-        return [self._launch(ccl_combine_chunk, min(programs, triton.cdiv(size, block)), arguments, options, group)]
+        programs = min(programs, triton.cdiv(size, block))
+        return [self._launch(ccl_combine_chunk, programs, arguments, options, group, lane)]
 
-    def _count_chunks(
-        self,
-        group: Group,
-        channel: Channel,
-        *,
-        signalled: tuple[torch.Tensor, int] | None = None,
-        awaited: tuple[torch.Tensor, int] | None = None,
-        done: int = 0,
-        stream: Stream | None = None,
-    ) -> Step:
-        """Return what signals a number of chunks by some flags, and waits for one."""
-        nothing = (channel.chunk_count, -1)
-        (signalled_ptr, signalled_count), (awaited_ptr, awaited_count) = signalled or nothing, awaited or nothing
-        arguments: dict[str, Any] = {
-            "count_ptr": channel.chunk_count,
-            "signalled_ptr": signalled_ptr,
-            "awaited_ptr": awaited_ptr,
-        }
-        arguments |= {"signalled": signalled_count, "awaited": awaited_count, "done": done}
-        return self._launch(ccl_count_chunks, 1, arguments, {"num_warps": 1}, group, stream)
-
-    def _barrier(self, group: Group, channel: Channel) -> Step:
-        """Return what queues a barrier; it is prepared once."""
-        if channel not in self._barriers:
-            self._barriers[channel] = self._launch(
-                ccl_barrier, 1, {"state_ptr": channel.barrier_state}, {"num_warps": 1}, group
-            )
-        return self._barriers[channel]
+    def _barrier(self, group: Group, channel: Channel, lane: int | None = None) -> Step:
+        """Return what queues a barrier on the current stream, or on a lane; it is prepared once."""
+        row = 0 if lane is None else 1 + lane
+        if (channel, row) not in self._barriers:
+            stream = None if lane is None else self._lanes[channel][lane]
+            arguments = {"state_ptr": channel.barriers[row]}
+            self._barriers[channel, row] = self._launch(ccl_barrier, 1, arguments, {"num_warps": 1}, group, stream)
+        return self._barriers[channel, row]
 
     def _step(
         self,

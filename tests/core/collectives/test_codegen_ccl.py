@@ -17,7 +17,7 @@ from iris_core.collectives.exchange import ccl_barrier, ccl_exchange
 from iris_core.collectives.group import MOST_PROGRAMS, Group
 from iris_core.collectives.operands import Call
 from iris_core.collectives.send_recv import ccl_recv, ccl_send
-from iris_core.collectives.summed_copies import ccl_combine_chunk, ccl_count_chunks
+from iris_core.collectives.summed_copies import ccl_combine_chunk
 
 pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -29,18 +29,13 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "send": (ccl_send, {}),
     "recv": (ccl_recv, {}),
 }
-WORDS = ("flags_ptr", "words_ptr", "count_ptr", "signalled_ptr", "awaited_ptr")
-# Kernels without blocks that are sent, or without flags.
-UNLIKE: dict[str, tuple[Any, dict[str, Any]]] = {
-    "count_chunks": (ccl_count_chunks, {"signalled": 3, "awaited": 2, "done": 0}),
-    "combine_chunk": (ccl_combine_chunk, {"OP": "sum", "slot": 1 << 18, "BLOCK": 8192, "TO_ALL": True}),
-}
+COMBINE_CHUNK = (ccl_combine_chunk, {"OP": "sum", "chunk": 1 << 18, "BLOCK": 8192, "TO_ALL": True})
 
 
 def compiled(name: str, target: str) -> Compiled:
     ctx = StubContext(Case("none", target))
-    kernel, own = (KERNELS | UNLIKE).get(name, (ccl_barrier, {}))
-    known: dict[str, Any] = {pointer: ctx.zeros(1 << 20, dtype=torch.int64) for pointer in WORDS}
+    kernel, own = (KERNELS | {"combine_chunk": COMBINE_CHUNK}).get(name, (ccl_barrier, {}))
+    known: dict[str, Any] = {pointer: ctx.zeros(1 << 20, dtype=torch.int64) for pointer in ("flags_ptr", "words_ptr")}
     known |= {pointer: ctx.zeros(1 << 22, dtype=torch.bfloat16) for pointer in ("out_ptr", "in_ptr", "staging_ptr")}
     known |= {"state_ptr": known["flags_ptr"], "size": 1 << 20, "part": 1 << 18, "rank": 2, "index": 2, "peer": 1}
     known |= {"sender": -1, "receiver": -1, "members_ptr": None, "GROUP_SIZE": 4, "BLOCK": 4096, "SLOT": 16384}
@@ -71,7 +66,7 @@ def test_chunks_are_combined_16_bytes_at_a_time(target: str) -> None:
     assert kernel.scratch_bytes == 0
 
 
-@pytest.mark.parametrize("name", [*KERNELS, "barrier", "count_chunks"])
+@pytest.mark.parametrize("name", [*KERNELS, "barrier"])
 def test_edges_are_over_the_system(target: str, name: str) -> None:
     check_system_edges(compiled(name, target), target)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from typing import Any
 from unittest import mock
 
@@ -14,7 +16,7 @@ from host_collectives import COLLECTIVES, Case, check_call
 import iris_core
 from iris_core.checker import check
 from iris_core.checker.device import CheckedStream
-from iris_core.collectives import all_reduce, exchange, launches, send_recv, summed_copies
+from iris_core.collectives import all_reduce, exchange, launches, send_recv
 from iris_core.collectives.config import Config
 
 HEAP_BYTES = 4 << 20
@@ -36,7 +38,7 @@ CASES["ring"] = Case("all_reduce", 2000, torch.int32, options=RING)
 CASES["two_shot"] = Case("all_reduce", 2000, options=TWO_SHOT)
 CASES["copies"] = Case("all_gather", 50, symmetric=True, options=COPIES)
 CASES["copied broadcast"] = Case("broadcast", 50, symmetric=True, options=COPIED_BROADCAST)
-# Chunks of 512 bytes: more than there are slots.
+# Chunks of 512 bytes: several a lane.
 CASES["summed copies"] = Case("all_reduce", 900, symmetric=True, options=SUMMED_COPIES)
 CASES["summed copies in place"] = Case("all_reduce", 900, symmetric=True, in_place=True, options=SUMMED_COPIES)
 CASES["scattered copies"] = Case("reduce_scatter", 450, options=SCATTERED_COPIES)
@@ -97,25 +99,25 @@ def test_the_wait_is_needed(name: str) -> None:
     with (
         mock.patch.object(exchange, "wait_peers", no_wait_for_peers),
         mock.patch.object(all_reduce, "wait_peers", no_wait_for_peers),
-        mock.patch.object(summed_copies, "wait_peers", no_wait_for_peers),
     ):
         report = check(run, 2, args=(name,), schedules=2)
     assert report.races or report.errors  # a race, or already a wrong output
 
 
+@pytest.mark.parametrize("left_out", [0, 1])
 @pytest.mark.parametrize("name", IN_CHUNKS)
-def test_a_copy_waits_for_its_slot(name: str) -> None:
-    """Planted: the wait before a copy is for a chunk less."""
-    count_chunks = launches.Launches._count_chunks
+def test_a_lane_needs_both_barriers(name: str, left_out: int) -> None:
+    """Planted: none behind the copies of a chunk, or none behind its sums."""
+    barrier = launches.Launches._barrier
+    numbers: defaultdict[Any, itertools.count[int]] = defaultdict(itertools.count)
 
-    def one_less(self: Any, group: Any, channel: Any, *, awaited: Any = None, stream: Any = None, **other: Any) -> Any:
-        if stream is not None and awaited is not None:
-            awaited = awaited[0], awaited[1] - 1
-        return count_chunks(self, group, channel, awaited=awaited, stream=stream, **other)
+    def other_barriers(self: Any, group: Any, channel: Any, lane: int | None = None) -> Any:
+        is_left_out = lane is not None and next(numbers[self, lane]) % 2 == left_out
+        return (lambda: None) if is_left_out else barrier(self, group, channel, lane)
 
-    with mock.patch.object(launches.Launches, "_count_chunks", one_less):
+    with mock.patch.object(launches.Launches, "_barrier", other_barriers):
         report = check(run, 2, args=(name,), schedules=4)
-    assert report.races
+    assert report.races or report.errors  # a race, or already a wrong output
 
 
 def alternate(rank: int, world_size: int) -> None:
@@ -139,8 +141,13 @@ def test_copies_beside_kernels_do_not_race() -> None:
 @pytest.mark.parametrize("what", ["barrier", "fork"])
 def test_copies_wait_for_kernels_before(what: str) -> None:
     """Planted: copies do not wait for other members' kernels, or not for their own stream's."""
+    barrier = launches.Launches._barrier
+
+    def barriers_of_lanes(self: Any, group: Any, channel: Any, lane: int | None = None) -> Any:
+        return (lambda: None) if lane is None else barrier(self, group, channel, lane)
+
     planted = {
-        "barrier": mock.patch.object(launches.Launches, "_barrier", return_value=lambda: None),
+        "barrier": mock.patch.object(launches.Launches, "_barrier", barriers_of_lanes),
         "fork": mock.patch.object(CheckedStream, "wait_for_current", return_value=None),
     }
     with planted[what]:
