@@ -23,7 +23,7 @@ from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
 from .rendezvous.process_group import ProcessGroup
 from .utils import settings
-from .utils.profiler_ranges import profiler_ranges
+from .utils.profiler_ranges import profiler_range
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
 from .utils.settings import is_whole, switch_in
 from .utils.torch_modes import plain_tensors
@@ -113,12 +113,12 @@ class Context(TensorFactories):
         collectives: what the hosts of all ranks start together.
         ccl: collectives on whole tensors.
         tracing: events that kernels record by their context object.
-        operators: operators made for this context, by whoever made them; they end with it.
+        operators: operators made for this context, by key; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         reserve_sms: SMs that its kernels leave free.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
-        profiler_ranges: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
+        profiler_range: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
         debug_mode: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
@@ -165,7 +165,7 @@ class Context(TensorFactories):
                     f"reserve_sms is {self.reserve_sms!r}; it takes 0 to {most} of the {most + LEAST_SMS} SMs here: "
                     f"kernels need {LEAST_SMS}"
                 )
-        self.profiler_ranges = profiler_ranges(on_gpu=not self.is_interpreted())
+        self.profiler_range = profiler_range(on_gpu=not self.is_interpreted())
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
         asked = {
             "heap_size": heap_size,
@@ -295,14 +295,14 @@ class Context(TensorFactories):
         self.check()
         return self.heap.allocate(shape, dtype)
 
-    # Collectives and recovery ------------------------------------------------------------------------------------
+    # Collectives and recovery ----------------------------------------------------------------------------------
 
     def barrier(self, stream: Any = None, group: Any = None) -> None:
         """Wait for this rank's device, then for all ranks.
 
         Args:
             stream: of torch's; wait for that one alone, not for all of the device.
-            group: of ``ccl.new_group``: its ranks alone meet, by a kernel, and compare no allocations.
+            group: of ``ccl.new_group``: a barrier of its ranks alone, by a kernel, which compares no allocations.
 
         Raises:
             ValueError: this rank is not in the group.
@@ -370,44 +370,8 @@ class Context(TensorFactories):
         """
         self.recovery.agree(what, value)
 
-    def device_barrier(self, group: Any = None) -> None:
-        """Queue a barrier of all ranks, or of a group's, on the current stream; the host does not wait.
-
-        Args:
-            group: of ``ccl.new_group``; None for all ranks.
-
-        Raises:
-            ValueError: this rank is not in the group.
-            TimeoutError, PeerError: see `check`.
-        """
-        if group is None:
-            self.collectives.device_barrier()
-        else:
-            self.ccl.device_barrier(group)
-
-    # Log records -----------------------------------------------------------------------------------------------
-
-    def debug(self, message: str) -> None:
-        """Log a message with this rank's number at the level DEBUG; see `set_logger_level`."""
-        self._log(DEBUG, message)
-
-    def info(self, message: str) -> None:
-        """Log a message with this rank's number at the level INFO."""
-        self._log(INFO, message)
-
-    def warning(self, message: str) -> None:
-        """Log a message with this rank's number at the level WARNING."""
-        self._log(WARNING, message)
-
-    def error(self, message: str) -> None:
-        """Log a message with this rank's number at the level ERROR."""
-        self._log(ERROR, message)
-
-    def _log(self, level: int, message: str) -> None:
-        log(level, message, self.get_rank(), self.get_num_ranks())
-
     def note_call(self, what: object, digest: int, rows: int) -> None:
-        """Note a call that all ranks must make alike; see `Recovery.note_call`. No rank is waited for."""
+        """As `check`, and note a call that all ranks must make alike, waiting for none; see `Recovery.note_call`."""
         self.recovery.note_call(what, digest, rows)
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
@@ -428,6 +392,23 @@ class Context(TensorFactories):
         """
         return self.collectives.broadcast(value, src)
 
+    def device_barrier(self, group: Any = None) -> None:
+        """Queue a barrier of all ranks, or of a group's, on the current stream; the host does not wait.
+
+        Args:
+            group: of ``ccl.new_group``; None for all ranks.
+
+        Raises:
+            ValueError: this rank is not in the group.
+            TimeoutError, PeerError: see `check`.
+        """
+        if group is None:
+            self.collectives.device_barrier()
+        else:
+            self.ccl.device_barrier(group)
+
+    # Streams, torch's process group, operators -----------------------------------------------------------------
+
     def make_stream(self) -> Stream:
         """Return a queue of work beside the current stream, of high priority."""
         self.recovery.check_open()
@@ -439,7 +420,7 @@ class Context(TensorFactories):
         It is the one that the context was made of, or torch's default one, if its backend for the context's device is
         right; else a new one, which ends with the context. A new one's collectives wait for a rank as long as the host
         does, twice `timeout_s`.
-        Where torch.distributed is not initialised this does it: whoever wants to do so himself must come first.
+        Where torch.distributed is not initialised, this initialises it; to initialise it otherwise, do so before.
 
         Raises:
             RuntimeError: ranks share a GPU, which NCCL and RCCL do not take; or one process, under the race checker.
@@ -467,6 +448,29 @@ class Context(TensorFactories):
         self.check()
         while self.operators:
             self.operators.popitem()[1].close()
+
+    # Log records -----------------------------------------------------------------------------------------------
+
+    def debug(self, message: str) -> None:
+        """Log a message with this rank's number at the level DEBUG; see `set_logger_level`."""
+        self._log(DEBUG, message)
+
+    def info(self, message: str) -> None:
+        """Log a message with this rank's number at the level INFO."""
+        self._log(INFO, message)
+
+    def warning(self, message: str) -> None:
+        """Log a message with this rank's number at the level WARNING."""
+        self._log(WARNING, message)
+
+    def error(self, message: str) -> None:
+        """Log a message with this rank's number at the level ERROR."""
+        self._log(ERROR, message)
+
+    def _log(self, level: int, message: str) -> None:
+        log(level, message, self.get_rank(), self.get_num_ranks())
+
+    # Closing ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self

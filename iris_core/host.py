@@ -61,6 +61,10 @@ class Host(Protocol):
 class ProcessHost(Host):
     """A rank is this process."""
 
+    rank_info = staticmethod(find_rank_info)
+    timeout_s = staticmethod(settings.timeout_s)
+    process_group = staticmethod(make_process_group)
+
     def __init__(self) -> None:
         self._contexts: list[OpenContext] = []
 
@@ -73,23 +77,12 @@ class ProcessHost(Host):
                 "group of its ranks, group=..."
             )
 
-    def rank_info(self, group: dist.ProcessGroup | None) -> RankInfo:
-        return find_rank_info(group)
-
-    def timeout_s(self, asked: float | None) -> float:
-        return settings.timeout_s(asked)
-
     def connect(self, rank_info: RankInfo, timeout_s: float) -> ControlPlane:
         # The host waits twice as long: where a peer's kernel times out, the fault comes first.
         return ControlPlane.connect(rank_info.rank, rank_info.world_size, rank_info.address, timeout_s=2 * timeout_s)
 
     def backend(self, rank_info: RankInfo, device: str) -> Backend:
         return select_backend(device, rank_info.local_rank)
-
-    def process_group(
-        self, control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None
-    ) -> ProcessGroup:
-        return make_process_group(control_plane, device, given)
 
     def occupy(self, context: OpenContext) -> Callable[[], None]:
         self._contexts.append(context)

@@ -12,8 +12,8 @@ from .registry import (
     known_names,
     list_families,
     list_variants,
+    module_of,
     register,
-    register_former_names,
     variants_named,
 )
 from .variant import Choice, Variant, full_name
@@ -41,9 +41,9 @@ __all__ = [
     "list_families",
     "list_variants",
     "machine_for",
+    "module_of",
     "predict_ideal_us",
     "predict_us",
     "register",
-    "register_former_names",
     "variants_named",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
 from importlib import metadata
+from types import ModuleType
 
+from .axes import Mainloop, Schedule
 from .choice import choice_of
 from .variant import Variant
 
@@ -15,7 +16,7 @@ ENTRY_POINT_GROUP = "iris_overlap.families"
 _OWN_DISTRIBUTION = "iris-overlap"
 
 _variants: dict[tuple[str, str], Variant] = {}
-_former_names: dict[tuple[str, str], str] = {}
+_modules: dict[str, ModuleType] = {}  # of families, by their entry points
 
 
 class _NameClash(ValueError):
@@ -34,17 +35,6 @@ def register(variant: Variant) -> Variant:
     return variant
 
 
-def register_former_names(family: str, names: Mapping[str, str]) -> None:
-    """Add what a family's variants were called: in programs, results, tables and caches that are older.
-
-    Args:
-        family: the family.
-        names: the full names, by the former ones. A pattern's name by itself may be one, too: where a name was written
-            down, it stood for one implementation.
-    """
-    _former_names.update({(family, former): name for former, name in names.items()})
-
-
 @functools.cache
 def _discover() -> None:
     """Load the families. One of another distribution that cannot be loaded is left out, with a warning.
@@ -54,16 +44,14 @@ def _discover() -> None:
         ImportError: one of this distribution cannot be loaded.
     """
     for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        before, former_before = dict(_variants), dict(_former_names)
+        before = dict(_variants)
         distribution = entry_point.dist.name if entry_point.dist else "an unknown distribution"
         what = f"the entry point {entry_point.name!r} = {entry_point.value!r} of {distribution}"
         try:
-            entry_point.load()
+            _modules[entry_point.name] = entry_point.load()
         except Exception as error:  # whatever a module raises that is imported
             _variants.clear()  # nothing is left of a half
-            _former_names.clear()
             _variants.update(before)
-            _former_names.update(former_before)
             if isinstance(error, _NameClash):
                 raise ValueError(f"{what}: {error}; of the two distributions that have it, uninstall one") from error
             said = f"{what} cannot be loaded: {type(error).__name__}: {error}"
@@ -80,6 +68,12 @@ def list_families() -> list[str]:
     """
     _discover()
     return sorted({family for family, _ in _variants})
+
+
+def module_of(family: str) -> ModuleType | None:
+    """Return the module that the entry point of a family's name names, which has its `Problem`; None for none."""
+    _discover()
+    return _modules.get(family)
 
 
 def list_variants(family: str | None = None) -> list[Variant]:
@@ -111,11 +105,10 @@ def variants_named(family: str, name: str) -> list[Variant]:
     known = list_variants(family)
     if found := [one for one in known if one.name == name] or [one for one in known if one.pattern == name]:
         return found
-    present = _former_names.get((family, name))
-    if present is None:
-        return []
-    _warn_of_former_name(family, name, present)
-    return [_variants[family, present]]
+    found = [one for one in known if name and one.former_name == name]
+    for one in found:
+        _warn_of_former_name(family, name, one.name)
+    return found
 
 
 def get_variant(family: str, name: str) -> Variant:
@@ -143,9 +136,18 @@ def known_names(*families: str) -> str:
 
 
 def current_name(family: str, name: str) -> str:
-    """Return the full name of a variant that was written down under a name of any version; an unknown one stays."""
+    """Return the full name of a variant that was written down under a name of any version; an unknown one stays.
+
+    A pattern by itself stood for one implementation: of a tile a program, and the portable one where there is one.
+    """
     _discover()
-    return _former_names.get((family, name), name)
+    if (family, name) in _variants:
+        return name
+    known = [one for one in _variants.values() if one.family == family]
+    of_tiles = [one for one in known if one.pattern == name and one.schedule is Schedule.DATA_PARALLEL]
+    portable = [one for one in of_tiles if one.mainloop is Mainloop.PORTABLE]
+    found = [one for one in known if one.former_name == name] or portable or of_tiles
+    return found[0].name if name and found else name
 
 
 @functools.cache

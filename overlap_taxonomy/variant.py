@@ -47,6 +47,7 @@ class Variant:
         predict: ``predict(machine, work)`` returns the predicted time of a call, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
         reads_pointers: whether it reads operands as they are where descriptors cannot name them: nothing is copied.
+        former_name: what it was called in programs, results, tables and caches of older versions; "" for its pattern.
     """
 
     family: str
@@ -64,6 +65,7 @@ class Variant:
     choose: Callable[..., Choice] | None = field(default=None, repr=False, compare=False)
     predict: Callable[[Machine, Work], float] | None = field(default=None, repr=False, compare=False)
     reads_pointers: bool = False
+    former_name: str = ""
 
     @property
     def delegates(self) -> bool:

@@ -115,7 +115,7 @@ class FuseCollectives(CustomGraphPass):
             m, n, k = a.shape[0] * world_size, b.shape[1] * world_size, a.shape[1]
             product = Product(m, n, k, name, keep_gathered=keep_gathered)
             in_epilogue = bias if adds_vector else ()
-            outputs = op_of("all_gather_gemm")(a, [b], *product.arguments(), *in_epilogue)
+            outputs = op_of("all_gather_gemm")(a, [b], *product, *in_epilogue)
             c, *gathered = (one.view(-1, *behind, one.shape[1]).movedim(0, dim).contiguous() for one in outputs)
             c = c.view(m, b.shape[1])
             return [c + bias[0] if bias and not in_epilogue else c, *gathered]
@@ -132,7 +132,7 @@ class FuseCollectives(CustomGraphPass):
             moved = a.reshape(*sizes[:-1], k).movedim(dim, 0) if sizes else a
             rows = moved.reshape(-1, k)
             product = Product(rows.shape[0], n, k * world_size, name)
-            (c,) = op_of(family)(rows, [b], *product.arguments())
+            (c,) = op_of(family)(rows, [b], *product)
             return [c.view(-1, *moved.shape[1:-1], n).movedim(0, dim).contiguous()]
 
         return fused
@@ -161,7 +161,7 @@ class FuseCollectives(CustomGraphPass):
             return "its sizes are symbolic, and no call has shown any"
         try:
             sizes = (n * world_size, k) if is_gather else (n, k * world_size)
-            epilogue = epilogue_of(_adds_vector(site), None)
+            epilogue = epilogue_of(("bias",) if _adds_vector(site) else (), None)
             problem = problem_type(rows, *sizes, world_size, b.dtype, epilogue)
         except ValueError as error:
             return str(error)

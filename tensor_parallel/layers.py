@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from typing_extensions import Self
 
 from iris_core import Context
@@ -196,5 +196,15 @@ def class_of_cut(layer: Any, whole: Any) -> Any:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or of a DTensor this rank's shard, with gradients."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """Return a tensor, or of a DTensor this rank's shard, with gradients; summed over ranks that have the same shard.
+
+    These are replicas along a second dimension of the mesh; see `styles.ColwiseParallel`. What is replicated on all
+    ranks is used alike by all, and its gradient is the same.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if tensor.device_mesh.ndim == 1:
+        return tensor.to_local()
+    placements = tensor.placements
+    summed = tensor.redistribute(placements=placements)  # backwards, from parts of sums to these
+    return summed.to_local(grad_placements=[Partial() if one == Replicate() else one for one in placements])

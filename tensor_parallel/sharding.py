@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from iris_core import Context
-from iris_kernels.common.device.epilogue import finish_with_torch
+from iris_kernels.common.device.epilogue import ACTIVATIONS, finish_with_torch
 from iris_kernels.common.problem import doublings, shard_bounds
 from iris_kernels.common.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 
@@ -69,7 +69,7 @@ class Sharding(ABC):
         for name in ("in_features", "out_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
-        epilogue_of(False, self.activation)
+        epilogue_of((), self.activation, ACTIVATIONS)
         whole = torch.empty(self.out_features, self.in_features, device="meta")
         # No cached properties: the compiler cannot trace their lock. Merged layers' parts have the shape of one
         # layer's, and to join parts here would import the compiler, which takes seconds.
@@ -212,7 +212,7 @@ class Sharding(ABC):
         for step, adds_bias in made:
             for m in doublings(max_tokens):  # fewer tokens may take another variant, each with memory of its own
                 if step is not None:
-                    operator_for(step.family, dtype, self._product(step, m), has_bias=adds_bias)
+                    operator_for(step.family, dtype, self._product(step, m), reads=("bias",) if adds_bias else ())
 
     def multiply(self, step: Step, a: torch.Tensor, b: Tensors, m: int, bias: torch.Tensor | None = None) -> Any:
         """Make a product for `m` tokens of all ranks, plus bias; return its outputs, which are the caller's.
@@ -227,7 +227,7 @@ class Sharding(ABC):
         """
         product = self._product(step, m)
         if in_graph():
-            return op_of(step.family)(a, list(b), *product.arguments(), bias)
+            return op_of(step.family)(a, list(b), *product, bias)
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(
@@ -235,7 +235,7 @@ class Sharding(ABC):
                     "say how many all have together, tokens=..."
                 )
         try:
-            return multiply(step.family, a, b, product, bias)
+            return multiply(step.family, a, b, product, {} if bias is None else {"bias": bias})
         except ValueError as error:
             advice = self.advice if self.sequence_parallel else ""
             raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error

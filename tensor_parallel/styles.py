@@ -11,12 +11,13 @@ it is by torch's; each style says which are fused::
 from __future__ import annotations
 
 import copy
+import weakref
 from abc import abstractmethod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import get_process_group_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
@@ -40,11 +41,32 @@ def mesh_of(ctx: Context) -> DeviceMesh:
     return DeviceMesh.from_group(ctx.process_group(), ctx.get_device().type, mesh_dim_names=("tp",))
 
 
+_meshes: weakref.WeakKeyDictionary[Context, dict[int, DeviceMesh]] = weakref.WeakKeyDictionary()  # by replicas
+
+
+def _mesh_of_replicas(ctx: Context, mesh: DeviceMesh, replicas: int) -> DeviceMesh:
+    """Return a mesh's ranks as (shards, replicas), `replicas` neighbours with one shard; collective the first time."""
+    meshes = _meshes.setdefault(ctx, {})
+    if replicas not in meshes:
+        grid = mesh.mesh.view(-1, replicas)
+        shard, replica = divmod(ctx.get_rank(), replicas)
+        lines = grid[:, replica].tolist(), grid[shard].tolist()
+        groups = [dist.new_group(line, use_local_synchronization=True) for line in lines]
+        names = ("shard", "replica")
+        meshes[replicas] = DeviceMesh.from_group(groups, mesh.device_type, mesh=grid, mesh_dim_names=names)
+    return meshes[replicas]
+
+
 class FusedStyle(ParallelStyle):
-    """A layer of ours in the place of a `torch.nn.Linear`: what both styles are."""
+    """A layer of ours in the place of a `torch.nn.Linear`: what both styles are.
+
+    Attributes:
+        replicas: neighbouring ranks that have the same shard.
+    """
 
     layer: type[ParallelLinear]
     defaults: tuple[Placement, Placement]  # of input and output
+    replicas = 1
 
     def __init__(
         self,
@@ -88,17 +110,20 @@ class FusedStyle(ParallelStyle):
             raise ValueError(f"{self!r}: {error}") from None
         if self.ctx is None:
             raise ValueError(f"{self!r} has no context; give it one, or use iris_tensor_parallel.parallelize")
-        ranks = get_process_group_ranks(self.ctx.process_group())
+        ranks = dist.get_process_group_ranks(self.ctx.process_group())
         if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks:
             raise ValueError(
                 f"{self!r} takes a mesh of the context's ranks, {ranks}, as mesh_of(ctx); this is {device_mesh}"
             )
         sharding = self._sharding(self.ctx, whole_layer)
         placements = {"weight": Shard(sharding.weight_dim), "bias": Shard(0) if sharding.shards_bias else Replicate()}
+        mesh, replicated = device_mesh, []
+        if self.replicas > 1:
+            mesh, replicated = _mesh_of_replicas(self.ctx, device_mesh, self.replicas), [Replicate()]
         for name, placement in placements.items():
             whole = getattr(module, name)
             if whole is not None:
-                part = distribute_tensor(whole, device_mesh, [placement], src_data_rank=self.src_data_rank)
+                part = distribute_tensor(whole, mesh, [placement, *replicated], src_data_rank=self.src_data_rank)
                 module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
         # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
         layer: Any = module
@@ -136,7 +161,7 @@ class FusedStyle(ParallelStyle):
         def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             # Of the whole, which torch would take to be as many times this rank's shard as there are ranks.
             all_tokens = (inputs[0] if isinstance(module, RowParallelLinear) else output).shape[:-1]
-            shape = torch.Size([*all_tokens, module.out_features])
+            shape = torch.Size([*all_tokens, module.sharding.out_features])
             stride = torch.empty(shape, device="meta").stride()
             whole = DTensor.from_local(output, mesh, given, run_check=False, shape=shape, stride=stride)
             whole = whole.redistribute(mesh, self.output_layouts)
@@ -161,11 +186,26 @@ class ColwiseParallel(FusedStyle):
         output_layouts: how the output lies. To ``Replicate()`` GEMM and all-scatter are fused, as for the head of a
             model; what is neither that nor ``Shard(-1)`` is redistributed from ``Shard(-1)``.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
+        replicas: how many neighbouring ranks have the same output features, such as keys and values of fewer heads than
+            there are ranks. The layer's output is that of `replicas` times as many features; its parameters are
+            DTensors of a mesh (shards, replicas), whose gradients are summed over replicas.
         options: variant, backward_variant; see `ColumnSharding`.
+
+    Raises:
+        ValueError: replicas below one, or with all features on every rank.
     """
 
     layer = ColumnParallelLinear
     defaults = (Replicate(), Shard(-1))
+
+    def __init__(self, ctx: Context | None = None, *, replicas: int = 1, **others: Any) -> None:
+        super().__init__(ctx, **others)
+        self.replicas = replicas
+        if replicas < 1 or (replicas > 1 and self.fused_layouts[1] == Replicate()):
+            raise ValueError(
+                f"replicas is {replicas}; it takes a positive number, and 1 with output_layouts=Replicate(), which has "
+                "each feature once"
+            )
 
     def _fused(self, into: Placement, out_of: Placement) -> tuple[Placement, Placement]:
         if out_of == Replicate():
@@ -181,10 +221,16 @@ class ColwiseParallel(FusedStyle):
 
     def _sharding(self, ctx: Context, linear: nn.Linear) -> ColumnSharding:
         into, out_of = self.fused_layouts
+        features, world_size = linear.out_features * self.replicas, ctx.get_num_ranks()
+        if self.replicas > 1 and (world_size % self.replicas or features % world_size):
+            raise ValueError(
+                f"{self!r}: replicas is {self.replicas}; it must divide the {world_size} ranks, and what is left of "
+                f"them the {linear.out_features} output features"
+            )
         return ColumnSharding(
             ctx,
             linear.in_features,
-            linear.out_features,
+            features,
             sequence_parallel=isinstance(into, Shard),
             sequence_dim=into.dim if isinstance(into, Shard) else 0,
             gather_output=out_of == Replicate(),

@@ -35,6 +35,29 @@ class SumGradients(ParallelStyle):
         return module
 
 
+class DivideGroups(ParallelStyle):
+    """Of an attention whose keys and values are replicated: fewer of a rank's queries share each.
+
+    Args:
+        replicas: ranks that have the same keys and values.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self._replicas = replicas
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        groups: Any = getattr(module, "num_key_value_groups", None)
+        if groups is None or groups % self._replicas:
+            raise ValueError(
+                f"{type(module).__name__}.num_key_value_groups is {groups}; where keys and values have "
+                f"{self._replicas} replicas, it must be a multiple of them"
+            )
+        attention: Any = module
+        attention.num_key_value_groups = groups // self._replicas
+        return module
+
+
 # By transformers' names; the later of two for the same are those of its older versions.
 _STYLES: dict[str, Callable[[Context | None], ParallelStyle]] = {
     "colwise": lambda ctx: ColwiseParallel(ctx),
@@ -54,8 +77,10 @@ def plan_of(
 ) -> dict[str, ParallelStyle]:
     """Return what torch's ``parallelize_module`` takes, of the `tp_plan` that a transformers model has.
 
-    Linear layers get styles of this package, embeddings torch's. Weights that the model ties are parameters of their
-    own once they are cut: ``model.tie_weights()`` ties them again.
+    Linear layers get styles of this package, embeddings torch's. Where there are fewer heads of keys and values than
+    ranks, each rank has the one that its queries need, and its neighbours have the same (`ColwiseParallel`'s
+    `replicas`). Weights that the model ties are parameters of their own once they are cut: ``model.tie_weights()`` ties
+    them again.
 
     Args:
         model: a ``PreTrainedModel``, or what has its `tp_plan` and `config`.
@@ -64,7 +89,8 @@ def plan_of(
         others: styles for what there is none for here, by the names that the plan has for them.
 
     Raises:
-        ValueError: the model has no plan, or one with names that have no style here; or its heads cannot be cut.
+        ValueError: the model has no plan, or one with names that have no style here; or its heads cannot be cut, or
+            replicated.
     """
     named = getattr(model, "tp_plan", None)
     if not named:
@@ -75,21 +101,48 @@ def plan_of(
             f"the tp_plan of {type(model).__name__} has styles that have none here: {unknown}; give some, "
             f"others={{name: style}}. Known are {', '.join(_STYLES)}"
         )
-    _check_heads(model.config, world_size)
-    return {path: known[name] for path, name in named.items()}
+    plan = {path: known[name] for path, name in named.items()}
+    replicas = _replicas_of_heads(model.config, world_size)
+    return plan if replicas == 1 else plan | _replicated(plan, replicas, ctx)
 
 
-def _check_heads(config: Any, world_size: int) -> None:
+def _replicas_of_heads(config: Any, world_size: int) -> int:
+    """Return how many ranks have the same keys and values.
+
+    Raises:
+        ValueError: heads cannot be cut for so many ranks.
+    """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(text, name, None)
-        if heads is not None and heads % world_size:
-            repeated = (
-                ", or repeat each of them before: k_proj.weight.unflatten(0, (heads, -1)).repeat_interleave(times, 0)"
-                ".flatten(0, 1), v_proj's likewise, with the attention's num_key_value_groups divided by times"
-            )
-            fewer = world_size % heads == 0 and name == "num_key_value_heads"
-            raise ValueError(
-                f"{name} is {heads}, which cannot be cut for {world_size} ranks; use a number of ranks that divides it"
-                f"{repeated if fewer else ''}"
-            )
+    queries, keys = (getattr(text, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    if queries is not None and queries % world_size:
+        raise ValueError(
+            f"num_attention_heads is {queries}, which cannot be cut for {world_size} ranks; use a number of ranks that "
+            "divides it"
+        )
+    if keys is None or keys % world_size == 0:
+        return 1
+    if world_size % keys:
+        raise ValueError(
+            f"num_key_value_heads is {keys}, which can be neither cut nor replicated for {world_size} ranks; use a "
+            "number of ranks that divides it, or a multiple of it"
+        )
+    return world_size // keys
+
+
+def _replicated(plan: Mapping[str, ParallelStyle], replicas: int, ctx: Context | None) -> dict[str, ParallelStyle]:
+    """Return what to change in a plan of fewer heads of keys and values than ranks.
+
+    Raises:
+        ValueError: the plan does not cut keys and values as layers of their own.
+    """
+    changed: dict[str, ParallelStyle] = {}
+    for path, style in plan.items():
+        parent, _, name = path.rpartition(".")
+        if name in ("k_proj", "v_proj") and isinstance(style, ColwiseParallel):
+            changed |= {path: ColwiseParallel(ctx, replicas=replicas), parent: DivideGroups(replicas)}
+    if not changed:
+        raise ValueError(
+            f"there are {replicas} ranks for each head of keys and values, and the tp_plan has no k_proj and v_proj by "
+            "columns that could be replicated; use as many ranks as there are such heads, or fewer"
+        )
+    return changed

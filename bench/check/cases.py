@@ -151,7 +151,7 @@ def _call_and_compare(ctx: Context, case: Case, options: dict[str, Any], calls: 
     for call, (output, *auxiliary) in enumerate(outputs):
         draw = Draw(seed, problem, call, ctx.get_device())
         blocks = family.blocks(problem, rank, draw)
-        expectation = Expectation(blocks, shape=family.output_shape(problem, rank), dtype=problem.dtype)
+        expectation = Expectation(blocks, shape=problem.c_shape(rank), dtype=problem.dtype)
         verdict = expectation.judge(output)
         assert verdict.correct, f"{operator}, call {call + 1}, rank {rank}: {verdict.reason}"
         for one, expected in zip(auxiliary, family.auxiliary(problem, draw) if options else (), strict=True):

@@ -1,15 +1,14 @@
 """What the harness must know about each family: its operands, what the output must be, its communication alone.
 
-To add a family, subclass `Family` and name it in `FAMILIES`. The family's package is ``iris_kernels.<name>`` and has a
-`Problem`; it is imported when it is first asked for.
+The `Problem` in the module that a family's entry point names says all of it (`_Described`). Of the families here a rank
+draws no more of A and B than it needs, and their communication is that of the library's variant.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from iris_core import Context
 from iris_kernels.common.device.epilogue import epilogue_ops, finish_with_torch
 from iris_kernels.common.library import all_gather_single, reduce_scatter_single
-from overlap_taxonomy import Agent, Schedule, get_variant
+from overlap_taxonomy import Agent, Schedule, get_variant, list_families, module_of
 
 from .inputs import Draw
 
@@ -51,32 +50,36 @@ class Family(ABC):
 
     name: str
     collective: str  # "all_gather" or "reduce_scatter": whose shapes it takes
-    shards_columns = True  # whether a rank's B has columns of its own
+    shards_columns: bool = True  # whether a rank's B has columns of its own
 
     def problem(
         self, *, m: int, n: int, k: int, world_size: int, dtype: torch.dtype, epilogue: tuple[str, ...] = ()
     ) -> Any:
         """Return the problem of these sizes; ValueError where they make none."""
-        return importlib.import_module(f"iris_kernels.{self.name}").Problem(m, n, k, world_size, dtype, epilogue)
+        module: Any = module_of(self.name)
+        problem = module.Problem(m, n, k, world_size, dtype, epilogue)
+        if problem.narrowing > 1:
+            raise ValueError(f"{epilogue[-1]} makes C narrower than A @ B; that is not measured")
+        return problem
 
     def operands(self, problem: Any, rank: int, draw: Draw) -> Operands:
         """Return a rank's A and B. B is the transpose of a contiguous matrix, as the weight of an ``nn.Linear`` is."""
         return self._a(problem, rank, draw), self._b(problem, rank, draw)
 
-    def vectors(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
+    def read_by_epilogue(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
         """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
         shapes, whose = problem.operand_shapes(rank), rank if self.shards_columns else ""
-        return {name: draw.normal(f"{name}{whose}", (1, size)).flatten() for name, (size,) in shapes.items()}
+        return {name: draw.normal(f"{name}{whose}", shape) for name, shape in shapes.items()}
 
     def _block(self, problem: Any, rank: int, draw: Draw, rows: slice, columns: slice, terms: list[Operands]) -> Block:
         """Return a part of an output that this rank finishes."""
-        ops = epilogue_ops(problem.epilogue)
-        vectors = self.vectors(problem, rank, draw)
+        ops, read = epilogue_ops(problem.epilogue), self.read_by_epilogue(problem, rank, draw)
+        own = {op.operand: read[op.operand][slice(None) if op.per == "column" else rows] for op in ops if op.operand}
 
         def finish(c: torch.Tensor) -> torch.Tensor:
-            return finish_with_torch(c, problem.epilogue, vectors)
+            return finish_with_torch(c, problem.epilogue, own)
 
-        return Block(rows, columns, terms, finish, math.prod(op.slope for op in ops))
+        return Block(rows, columns, terms, finish, math.prod(op.slope_with(own.get(op.operand)) for op in ops))
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return an A as large as what a rank multiplies: its own, or a gathered one."""
@@ -85,10 +88,6 @@ class Family(ABC):
     @abstractmethod
     def heap_bytes(self, problem: Any) -> int:
         """Return what one fused operator holds of a rank's heap, at most."""
-
-    @abstractmethod
-    def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
-        """Return the shape of a rank's output."""
 
     @abstractmethod
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
@@ -121,9 +120,6 @@ class _GemmAllScatter(Family):
     def heap_bytes(self, problem: Any) -> int:
         return problem.m * problem.n * problem.dtype.itemsize
 
-    def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
-        return problem.m, problem.n
-
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         a = self._a(problem, rank, draw)
         for peer in range(problem.world_size):
@@ -155,9 +151,6 @@ class _AllGatherGemm(Family):
     def auxiliary(self, problem: Any, draw: Draw) -> tuple[torch.Tensor, ...]:
         return (torch.cat([self._a(problem, peer, draw) for peer in range(problem.world_size)]),)
 
-    def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
-        return problem.m, problem.b_shape(rank)[1]
-
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         b = self._b(problem, rank, draw)
         for peer in range(problem.world_size):
@@ -177,10 +170,6 @@ class _GemmReduceScatter(Family):
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
         return 2 * (elements * problem.dtype.itemsize + elements // 128)  # twice a shard a rank, and flags
 
-    def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
-        start, stop = problem.rows(rank)
-        return stop - start, problem.n
-
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         rows = slice(*problem.rows(rank))
         ranks = range(problem.world_size)
@@ -188,10 +177,7 @@ class _GemmReduceScatter(Family):
         yield self._block(problem, rank, draw, slice(None), slice(None), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
-        group, rows = ctx.process_group(), -(-problem.m // problem.world_size)
-        shard = torch.zeros(rows, problem.n, dtype=problem.dtype, device=ctx.get_device())
-        partial = shard.new_zeros(problem.world_size * rows, problem.n)
-        return lambda: reduce_scatter_single(shard, partial, group=group)
+        return _reduce_scatter(ctx, (-(-problem.m // problem.world_size), problem.n), problem.dtype)
 
 
 class _GemmAllReduce(_GemmReduceScatter):
@@ -201,9 +187,6 @@ class _GemmAllReduce(_GemmReduceScatter):
         elements = problem.m * problem.n
         workspace = 2 * problem.world_size * (elements + problem.n)  # one-shot: twice a whole C a rank
         return (workspace + elements) * problem.dtype.itemsize + workspace // 128  # the output, and flags
-
-    def output_shape(self, problem: Any, rank: int) -> tuple[int, int]:
-        return problem.m, problem.n
 
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         ranks = range(problem.world_size)
@@ -224,6 +207,78 @@ def _all_gather(ctx: Context, shard: tuple[int, int], dtype: torch.dtype) -> Cal
     return lambda: all_gather_single(gathered, own, group=group)
 
 
-FAMILIES: dict[str, Family] = {
+def _reduce_scatter(ctx: Context, shard: tuple[int, int], dtype: torch.dtype) -> Callable[[], object]:
+    """The collective that leaves shards of this shape, the largest rank's."""
+    group = ctx.process_group()
+    own = torch.zeros(shard, dtype=dtype, device=ctx.get_device())
+    partial = own.new_zeros(ctx.get_num_ranks() * shard[0], shard[1])
+    return lambda: reduce_scatter_single(own, partial, group=group)
+
+
+class _Described(Family):
+    """A family of another distribution, as its problem describes it. Every rank draws all of A and B."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        size = 64
+        example = self.problem(m=size, n=size, k=size, world_size=2, dtype=torch.bfloat16)
+        self._shards_k = example.a_shape(0)[1] < size
+        self.collective = "reduce_scatter" if self._shards_k else "all_gather"
+
+    def problem(self, *, epilogue: tuple[str, ...] = (), **sizes: Any) -> Any:
+        problem = super().problem(epilogue=epilogue, **sizes)
+        if operands := problem.operand_shapes(0):
+            raise ValueError(f"{self.name}: an epilogue that reads {', '.join(operands)} is measured of other families")
+        return problem
+
+    def operands(self, problem: Any, rank: int, draw: Draw) -> Operands:
+        a, b = problem.shards(rank, self._a(problem, rank, draw), self._b(problem, rank, draw))
+        return a, b
+
+    def heap_bytes(self, problem: Any) -> int:
+        m, n, k = problem.m, problem.n, problem.k
+        return 2 * problem.world_size * (m * k + k * n + m * n) * problem.dtype.itemsize
+
+    def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
+        a, b = self._a(problem, rank, draw), self._b(problem, rank, draw)
+        rows, columns = (slice(*bounds) for bounds in problem.c_bounds(rank))
+        ranks = range(problem.world_size)
+        terms = [problem.shards(peer, a, b) for peer in ranks] if self._shards_k else [(a, b)]
+        terms = [(one[rows], other[:, columns]) for one, other in terms]
+        yield self._block(problem, rank, draw, slice(None), slice(None), terms)
+
+    def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
+        elements = problem.wire_bytes // problem.dtype.itemsize // max(1, problem.world_size - 1)
+        queue = _reduce_scatter if self._shards_k else _all_gather
+        return queue(ctx, (1, elements), problem.dtype)
+
+    def _a(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
+        return draw.normal("A", (problem.m, problem.k))
+
+    def _b(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
+        return draw.normal("B", (problem.n, problem.k)).t()
+
+
+_OWN: dict[str, Family] = {
     family.name: family for family in (_GemmAllScatter(), _AllGatherGemm(), _GemmReduceScatter(), _GemmAllReduce())
 }
+
+
+class _Families(Mapping[str, Family]):
+    """All families, by name; of other distributions, those that have a module with a `Problem`."""
+
+    def __getitem__(self, name: str) -> Family:
+        if name in _OWN:
+            return _OWN[name]
+        if name not in list(self):
+            raise KeyError(name)
+        return _Described(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in list_families() if hasattr(module_of(name), "Problem"))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+FAMILIES = _Families()

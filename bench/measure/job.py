@@ -183,18 +183,18 @@ class _Run:
         draw = self._draw(call)
         prepared, error = attempt(self.ctx, self._prepare, draw)
         if prepared is not None and call == 0:
-            operands, vectors, _ = prepared
-            for _ in compile_ahead(self.ctx, [(operator, *operands) for _, operator in self._right()], vectors):
+            operands, read, _ = prepared
+            for _ in compile_ahead(self.ctx, [(operator, *operands) for _, operator in self._right()], read):
                 pass
         for name, operator in self._right():
             outcome = self.outcomes[name]
             if prepared is None:
                 outcome.failed("error", error)
                 continue
-            operands, vectors, expectation = prepared
+            operands, read, expectation = prepared
             self._poison(name, operator)
             self.ctx.barrier()  # no peer pushes before the poison is in
-            output, error = attempt(self.ctx, self._call, name, operator, operands, vectors)
+            output, error = attempt(self.ctx, self._call, name, operator, operands, read)
             if output is None:
                 outcome.failed("error", error)
                 continue
@@ -232,9 +232,9 @@ class _Run:
     def _prepare(self, draw: Draw) -> tuple[timing.Operands, dict[str, torch.Tensor], Expectation]:
         operands = self.family.operands(self.problem, self.rank, draw)
         blocks = self.family.blocks(self.problem, self.rank, draw)
-        shape = self.family.output_shape(self.problem, self.rank)
-        vectors = self.family.vectors(self.problem, self.rank, draw)
-        return operands, vectors, Expectation(blocks, shape=shape, dtype=self.problem.dtype)
+        shape = self.problem.c_shape(self.rank)
+        read = self.family.read_by_epilogue(self.problem, self.rank, draw)
+        return operands, read, Expectation(blocks, shape=shape, dtype=self.problem.dtype)
 
     def _poison(self, name: str, operator: Operator[Any]) -> None:
         buffer = self._buffers.get(name, getattr(operator, "output", None))
@@ -242,10 +242,10 @@ class _Run:
             buffer.fill_(math.nan)
 
     def _call(
-        self, name: str, operator: Operator[Any], operands: timing.Operands, vectors: dict[str, torch.Tensor]
+        self, name: str, operator: Operator[Any], operands: timing.Operands, read: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         """Return a copy of the output, made in stream order and without a barrier: it must be complete by itself."""
-        self._buffers[name] = operator(*operands, **vectors)
+        self._buffers[name] = operator(*operands, **read)
         return operator.as_matrix(self._buffers[name]).clone()
 
     def _agree_on(self, outcome: Outcome, error: float, reason: str, call: int) -> None:
@@ -267,12 +267,12 @@ class _Run:
         multiplied = [family.gemm_a(problem, a, draw) for (a, _), draw in zip(sets, draws, strict=True)]
         product = torch.mm(multiplied[0], sets[0][1])
         rotating = itertools.cycle(multiplied)
-        vectors = family.vectors(problem, rank, draws[0])
+        read = family.read_by_epilogue(problem, rank, draws[0])
         communicate = family.communication(self.ctx, problem)
         subjects = [
             timing.Subject(GEMM_ALONE, lambda a, b: torch.mm(next(rotating), b, out=product)),
             timing.Subject(COMMUNICATION_ALONE, lambda a, b: communicate()),
-            *(timing.Subject(name, functools.partial(operator, **vectors)) for name, operator in self._right()),
+            *(timing.Subject(name, functools.partial(operator, **read)) for name, operator in self._right()),
         ]
         return subjects, sets
 

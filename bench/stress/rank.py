@@ -210,7 +210,7 @@ class _Run:
         family, problem, rank = FAMILIES[subject.family], subject.problem(), self.ctx.get_rank()
         draw = Draw(self._seed, problem, self._num_drawn, self.ctx.get_device())
         self._num_drawn += 1
-        shape = family.output_shape(problem, rank)
+        shape = problem.c_shape(rank)
         expectation = Expectation(family.blocks(problem, rank, draw), shape=shape, dtype=problem.dtype)
         output = expectation.elements()
         exact = [one.to(output[0].dtype) for one in family.auxiliary(problem, draw)]

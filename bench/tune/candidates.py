@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from iris_core import Context
-from iris_kernels.all_gather_gemm.schedule import k_chunks_of
+from iris_kernels.all_gather_gemm.gather_plan import k_chunks_of
 from iris_kernels.common.config import GemmConfig, warps_of
 from iris_kernels.common.hopper.host import STAGES
 from iris_kernels.common.portable.stream_k_host import LEAST_STAGES, stages_within

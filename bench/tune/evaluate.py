@@ -6,6 +6,7 @@ were measured there, as on a machine that has them all.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -94,11 +95,17 @@ def judge(
 
     evidence, hides = evidence_of(known, machine_of), HIDDEN[hidden]
     for gpu, table in asked.items():
-        for key, measured in table.items():
+        # By the machine and what is known of it: what is fitted to that is fitted once.
+        asked_with: dict[tuple[int, tuple[bool, ...]], list[Key]] = {}
+        for key in table:
             if key.dtype in _DTYPES:
-                left = [one for one in evidence if not hides(one, gpu, key)]
-                here = Knowledge.of_evidence(gpu, left, machine_of(gpu, key.world_size))
-                yield from _judge(gpu, key, measured, here, hidden)
+                known_here = tuple(not hides(one, gpu, key) for one in evidence)
+                asked_with.setdefault((key.world_size, known_here), []).append(key)
+        for (world_size, is_known), keys in asked_with.items():
+            left = list(itertools.compress(evidence, is_known))
+            here = Knowledge.of_evidence(gpu, left, machine_of(gpu, world_size))
+            for key in keys:
+                yield from _judge(gpu, key, table[key], here, hidden)
 
 
 def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str) -> Iterator[Judged]:

@@ -125,7 +125,7 @@ class Backend(ABC):
         """Wait for all work queued on the device."""
 
     def is_capturing(self) -> bool:
-        """Return whether somebody captures the current stream in a graph."""
+        """Return whether the current stream is being captured in a graph."""
         return False
 
     @abstractmethod

@@ -29,6 +29,7 @@ class CudaBackend(VmmBackend):
     """A GPU's memory through CUDA's virtual-memory calls."""
 
     name = "cuda"
+    _host_calls = "MemHost"
 
     def __init__(self, device_index: int) -> None:
         if cu is None:
@@ -42,53 +43,23 @@ class CudaBackend(VmmBackend):
         self._properties.location.id = device_index
         self._fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._properties.requestedHandleTypes = self._fd_type
+        self._granularity_kind = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         self._capturing = torch.cuda.ExternalStream(self._create_stream(), self.device)
 
     def arch(self) -> str:
         major, minor = torch.cuda.get_device_capability(self.device)
         return f"sm_{major}{minor}"
 
-    def _granularity(self) -> int:
-        flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        return _check(cu.cuMemGetAllocationGranularity(self._properties, flag))
+    def _get(self, name: str, *arguments: Any) -> Any:
+        return _check(getattr(cu, f"cu{name}")(*arguments))
 
-    def _create(self, size: int) -> Any:
-        return _check(cu.cuMemCreate(size, self._properties, 0))
-
-    def _export(self, handle: Any) -> int:
-        return int(_check(cu.cuMemExportToShareableHandle(handle, self._fd_type, 0)))
-
-    def _import(self, fd: int) -> Any:
-        return _check(cu.cuMemImportFromShareableHandle(fd, self._fd_type))
-
-    def _reserve(self, size: int, alignment: int) -> int:
-        return int(_check(cu.cuMemAddressReserve(size, alignment, 0, 0)))
-
-    def _map(self, address: int, size: int, handle: Any) -> None:
-        _check(cu.cuMemMap(address, size, 0, handle, 0))
+    _call = _get
 
     def _open_access(self, address: int, size: int) -> None:
         access = cu.CUmemAccessDesc()
         access.location = self._properties.location
         access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         _check(cu.cuMemSetAccess(address, size, [access], 1))
-
-    def _unmap(self, address: int, size: int) -> None:
-        _check(cu.cuMemUnmap(address, size))
-
-    def _release(self, handle: Any) -> None:
-        _check(cu.cuMemRelease(handle))
-
-    def _free_range(self, address: int, size: int) -> None:
-        _check(cu.cuMemAddressFree(address, size))
-
-    def _register(self, address: int, size: int) -> int:
-        flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
-        _check(cu.cuMemHostRegister(address, size, flags))
-        return int(_check(cu.cuMemHostGetDevicePointer(address, 0)))
-
-    def _unregister(self, address: int) -> None:
-        _check(cu.cuMemHostUnregister(address))
 
     def _create_stream(self) -> int:
         return int(_check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
@@ -143,12 +114,6 @@ class CudaBackend(VmmBackend):
             return CudaGraph(_check(cu.cuGraphInstantiate(graph, flags)))
         finally:
             _check(cu.cuGraphDestroy(graph))
-
-    def record_event(self, event: int, stream: int) -> None:
-        _check(cu.cuEventRecord(event, stream))
-
-    def wait_event(self, stream: int, event: int) -> None:
-        _check(cu.cuStreamWaitEvent(stream, event, 0))
 
 
 class CudaGraph:

@@ -54,7 +54,7 @@ class ShmBackend(Backend):
         return "cpu"
 
     def share_with_kernels(self, memory: torch.Tensor) -> int:
-        self._shared.append(share(memory, "the reports"))
+        self._shared.append(share(memory, "the fault board"))
         return memory.data_ptr()
 
     def write_words(self, words: torch.Tensor, value: int) -> None:

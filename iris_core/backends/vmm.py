@@ -19,9 +19,17 @@ import torch
 from ..rendezvous.control_plane import ControlPlane
 from .base import STRIDE_ALIGNMENT, Backend, PreparedStream, Step, round_up
 
+_REGISTER_PORTABLE_AND_MAPPED = 1 | 2  # the same numbers in CUDA and HIP
+
 
 class VmmBackend(Backend):
-    """A GPU's memory through virtual-memory calls; a subclass names the calls."""
+    """A GPU's memory through virtual-memory calls; a subclass makes the calls."""
+
+    # What a subclass sets: the driver's description of a rank's memory, and numbers of its own for some arguments.
+    _properties: Any
+    _fd_type: Any
+    _granularity_kind: Any
+    _host_calls: str  # what its calls on host memory begin with
 
     smallest_window = 0  # bytes of addresses, of which only the heaps have memory behind them
 
@@ -45,27 +53,28 @@ class VmmBackend(Backend):
         self._window_size = 0
 
     def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
-        granularity = max(self._granularity(), STRIDE_ALIGNMENT)
+        granularity = self._get("MemGetAllocationGranularity", self._properties, self._granularity_kind)
+        granularity = max(granularity, STRIDE_ALIGNMENT)
         stride = round_up(heap_size, granularity)
         self._stride = stride
         with contextlib.ExitStack() as descriptors:
             with control_plane.collective_section(f"reserve a heap of {stride:,} bytes on its device"):
-                own = self._create(stride)
+                own = self._get("MemCreate", stride, self._properties, 0)
                 self._handles.append(own)
-                exported = self._export(own)
+                exported = int(self._get("MemExportToShareableHandle", own, self._fd_type, 0))
                 descriptors.callback(os.close, exported)
             fds = control_plane.exchange_fds(exported)
             for fd in fds:
                 descriptors.callback(os.close, fd)
             with control_plane.collective_section("map the peers' heaps"):
                 self._window_size = max(stride * control_plane.world_size, self.smallest_window)
-                self._base = self._reserve(self._window_size, granularity)
+                self._base = int(self._get("MemAddressReserve", self._window_size, granularity, 0, 0))
                 for peer, fd in enumerate(fds):
                     handle = own
                     if peer != control_plane.rank:
-                        handle = self._import(fd)
+                        handle = self._get("MemImportFromShareableHandle", fd, self._fd_type)
                         self._handles.append(handle)
-                    self._map(self._base + peer * stride, stride, handle)
+                    self._call("MemMap", self._base + peer * stride, stride, 0, handle, 0)
                     self._mapped.append(self._base + peer * stride)
                 self._open_access(self._base, stride * control_plane.world_size)
         window = torch.as_tensor(_Exported(self._base, self._window_size), device=self.device)
@@ -74,14 +83,14 @@ class VmmBackend(Backend):
     def close_window(self) -> None:
         self.synchronize()
         while self._mapped:
-            self._unmap(self._mapped.pop(), self._stride)
+            self._call("MemUnmap", self._mapped.pop(), self._stride)
         while self._handles:
-            self._release(self._handles.pop())
+            self._call("MemRelease", self._handles.pop())
         if self._base:
-            self._free_range(self._base, self._window_size)
+            self._call("MemAddressFree", self._base, self._window_size)
         self._base = 0
         while self._shared:
-            self._unregister(self._shared.pop().data_ptr())
+            self._call(f"{self._host_calls}Unregister", self._shared.pop().data_ptr())
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -101,7 +110,9 @@ class VmmBackend(Backend):
 
     def share_with_kernels(self, memory: torch.Tensor) -> int:
         self._shared.append(memory)
-        return self._register(memory.data_ptr(), memory.nbytes)
+        address = memory.data_ptr()
+        self._call(f"{self._host_calls}Register", address, memory.nbytes, _REGISTER_PORTABLE_AND_MAPPED)
+        return int(self._get(f"{self._host_calls}GetDevicePointer", address, 0))
 
     def write_words(self, words: torch.Tensor, value: int) -> None:
         self._written.fill_(value)
@@ -116,41 +127,15 @@ class VmmBackend(Backend):
     # The driver's calls; each raises RuntimeError with the driver's own words.
 
     @abstractmethod
-    def _granularity(self) -> int: ...
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Make a call, by its name without the driver's prefix: "MemMap" is cuMemMap, or hipMemMap."""
 
     @abstractmethod
-    def _create(self, size: int) -> Any: ...
-
-    @abstractmethod
-    def _export(self, handle: Any) -> int: ...
-
-    @abstractmethod
-    def _import(self, fd: int) -> Any: ...
-
-    @abstractmethod
-    def _reserve(self, size: int, alignment: int) -> int: ...
-
-    @abstractmethod
-    def _map(self, address: int, size: int, handle: Any) -> None: ...
+    def _get(self, name: str, *arguments: Any) -> Any:
+        """Make a call that gives something, and return that."""
 
     @abstractmethod
     def _open_access(self, address: int, size: int) -> None: ...
-
-    @abstractmethod
-    def _unmap(self, address: int, size: int) -> None: ...
-
-    @abstractmethod
-    def _release(self, handle: Any) -> None: ...
-
-    @abstractmethod
-    def _free_range(self, address: int, size: int) -> None: ...
-
-    @abstractmethod
-    def _register(self, address: int, size: int) -> int:
-        """Pin host memory and map it for kernels; return its address there."""
-
-    @abstractmethod
-    def _unregister(self, address: int) -> None: ...
 
     @abstractmethod
     def _create_stream(self) -> int: ...
@@ -169,13 +154,10 @@ class VmmBackend(Backend):
     ) -> Step:
         """Prepare a copy of `height` rows by a copy engine."""
 
-    @abstractmethod
-    def record_event(self, event: int, stream: int) -> None:
-        """Let an event stand for all work now in a stream."""
-
-    @abstractmethod
-    def wait_event(self, stream: int, event: int) -> None:
-        """Hold a stream until what the event stands for now is done."""
+    def order_streams(self, first: int, event: int, then: int) -> None:
+        """Hold the stream `then` until all work now in the stream `first` is done, by an event of the driver's."""
+        self._call("EventRecord", event, first)
+        self._call("StreamWaitEvent", then, event, 0)
 
 
 class GpuStream(PreparedStream):
@@ -221,12 +203,10 @@ class GpuStream(PreparedStream):
         )
 
     def _fork(self) -> None:
-        self._backend.record_event(self._event.cuda_event, self._backend.current_stream())
-        self._backend.wait_event(self.handle, self._event.cuda_event)
+        self._backend.order_streams(self._backend.current_stream(), self._event.cuda_event, self.handle)
 
     def _join(self) -> None:
-        self._backend.record_event(self._event.cuda_event, self.handle)
-        self._backend.wait_event(self._backend.current_stream(), self._event.cuda_event)
+        self._backend.order_streams(self.handle, self._event.cuda_event, self._backend.current_stream())
 
 
 class _Exported:

@@ -78,7 +78,7 @@ class Detector:
         self._frames: list[tuple[Frame, ...]] = []
         self._ours: dict[str, bool] = {}
         self._unused: dict[int, bool] = {}
-        self.vain_acquires: dict[int, Agent] = {}  # by site, who first
+        self.vain_acquires: dict[int, Agent] = {}  # by site, the first agent
         self.conflicts: dict[tuple[int, int], tuple[str, Conflict]] = {}  # by both sites, with what lies there
 
     def access(

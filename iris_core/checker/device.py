@@ -155,7 +155,7 @@ class Streams:
             simulation.detector.clocks.join(simulation.hosts[rank], simulation.detector.clocks.snapshot(queue.agent))
 
     def next_in_stream(self) -> Agent:
-        """Return who touches memory for a torch operation: the rank's stream, when it gets there."""
+        """Return the agent that touches memory for a torch operation: the rank's stream, when it gets there."""
         simulation, task = self.simulation, self.simulation.scheduler.current
         assert task is not None
         if task.agent is not simulation.hosts[task.agent.rank]:

@@ -37,7 +37,7 @@ class Report:
 
     Attributes:
         races: pairs of accesses that nothing orders, each once.
-        deadlocks: who waits for what where no rank can go on, by schedule.
+        deadlocks: what each rank waits for where none can go on, by schedule.
         errors: what ranks raised, and where, and acquires that compiled code has not, each once.
         schedules: how many were run.
         accesses: memory operations followed, over all of them.
@@ -116,7 +116,7 @@ def _run(
     report: Report,
     raised: dict[tuple[str, str], list[tuple[str, str]]],
 ) -> set[tuple[str, str]]:
-    """Run one schedule; what a rank raises goes into `raised`, with who did and the schedule's name.
+    """Run one schedule; what a rank raises goes into `raised`, with the task's name and the schedule's.
 
     Returns:
         Looks that missed a write; see `Detector.missed_looks`.
@@ -166,7 +166,7 @@ def _run(
 
 
 def _mistake(simulation: Simulation, error: Exception) -> tuple[str, str]:
-    """Return the user's line that an error comes from, and what it says; the same whoever raises it."""
+    """Return the user's line that an error comes from, and what it says; the same for every rank that raises it."""
     said = f"{type(error).__name__}: {error}" if str(error) else _without_words(error)
     where = simulation.detector.describe_raise_site(error)
     lines = user_lines(error)
@@ -192,7 +192,7 @@ def _listed(names: list[str]) -> str:
 
 def _describe_deadlock(simulation: Simulation, schedule: Schedule) -> str:
     waiting = [text for task in simulation.scheduler.tasks if (text := _describe_wait(simulation, task))]
-    return "\n  ".join([f"deadlock, schedule {schedule.name}: nobody can go on", *waiting])
+    return "\n  ".join([f"deadlock, schedule {schedule.name}: no task can go on", *waiting])
 
 
 def _describe_wait(simulation: Simulation, task: Task) -> str | None:

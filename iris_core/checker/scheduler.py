@@ -1,15 +1,17 @@
-"""Who goes on next: tasks that take turns as greenlets, in an order that a seed decides and can repeat."""
+"""The scheduler: tasks that take turns as greenlets, in an order that a seed decides and can repeat."""
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..interpreter.greenlets import import_greenlet
 from ..interpreter.polling import POLLS, Polling
-from ..utils.torch_modes import in_modes, torch_modes
 from .clocks import Agent
 
 _POLLS_IN_VAIN = 100  # of a word, by every task, since anything last changed: then nothing ever will
@@ -65,7 +67,7 @@ class Task:
         self.polling = Polling()
         self.polls_since = -1
         self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag
-        self.modes = torch_modes()
+        self.modes = _torch_modes()
 
     def polls_one_of(self, words: Sequence[int]) -> bool:
         """Return whether it has looked at one of these words last, and done nothing new since."""
@@ -116,7 +118,7 @@ class Scheduler:
         """Give turns until `until()`.
 
         Raises:
-            Stuck: nobody can go on.
+            Stuck: no task can go on.
             Whatever a task raised.
         """
         while not until():
@@ -128,9 +130,9 @@ class Scheduler:
             self.current = task
             if task.enter is not None:
                 task.enter()
-            with in_modes(task.modes):
+            with _in_modes(task.modes):
                 task.greenlet.switch()
-                task.modes = torch_modes()
+                task.modes = _torch_modes()
             self.current = None
             if task.greenlet.dead:
                 self.tasks.remove(task)
@@ -142,7 +144,7 @@ class Scheduler:
         """End all tasks, wherever they are."""
         self._ended = True
         for task in self.tasks:
-            with in_modes(task.modes):
+            with _in_modes(task.modes):
                 task.greenlet.throw(self._greenlets.GreenletExit)
         self.tasks.clear()
 
@@ -220,3 +222,17 @@ class Scheduler:
         if self._ended:
             raise self._greenlets.GreenletExit
         self._main.switch()
+
+
+def _torch_modes() -> tuple[Any, ...]:
+    """Return the modes of torch that this thread is in now, for `_in_modes`."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch.is_grad_enabled(), included, excluded
+
+
+@contextlib.contextmanager
+def _in_modes(modes: tuple[Any, ...]) -> Iterator[None]:
+    """Within the block, this thread is in these modes, and then in those that it was in, whatever is done meanwhile."""
+    is_grad_enabled, included, excluded = modes
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.set_grad_enabled(is_grad_enabled):
+        yield

@@ -324,8 +324,8 @@ class CCL:
 
     def _in_profile(self, call: Call, group: Group) -> AbstractContextManager[None]:
         """Name a call in a profiler's timeline, if that was asked for."""
-        ranges = self._ctx.profiler_ranges
-        return _unnamed if ranges is None else ranges.range(f"ccl.{call.describe(group.size)}")
+        profiler_range = self._ctx.profiler_range
+        return _unnamed if profiler_range is None else profiler_range(f"ccl.{call.describe(group.size)}")
 
     def _run(self, call: Call, group: Group, async_op: bool, config: Config | None) -> Work | None:
         with self._in_profile(call, group):

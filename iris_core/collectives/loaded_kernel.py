@@ -119,6 +119,8 @@ def _kernel(compiled: Any) -> tuple[Any, ...]:
 
 def _numbers(argument: Any) -> Any:
     """Return an argument with addresses in place of tensors, so that it keeps no memory and needs no look-up."""
+    if argument is None or type(argument) is int:  # most are
+        return argument
     if isinstance(argument, (tuple, list)):
-        return tuple(_numbers(one) for one in argument)
+        return tuple([_numbers(one) for one in argument])
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument

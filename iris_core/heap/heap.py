@@ -67,7 +67,8 @@ class SymmetricHeap:
             storage, start = window[start : start + size], 0
         storage.allocation = self.allocator.at(offset)
         buffer = torch.empty(0, dtype=dtype, device=self.window.device)
-        return buffer.set_(storage, start // dtype.itemsize, tuple(shape), _contiguous(shape))
+        strides = torch.empty(tuple(shape), device="meta").stride()
+        return buffer.set_(storage, start // dtype.itemsize, tuple(shape), strides)
 
     def free(self, buffer: torch.Tensor) -> int:
         """Give a buffer back; every rank must make the same call. Returns how many bytes that are.
@@ -127,10 +128,3 @@ class SymmetricHeap:
 def address_of(tensor: torch.Tensor) -> int:
     """Where a tensor starts; unlike data_ptr() also for one without elements."""
     return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides)) if shape else ()

@@ -33,7 +33,7 @@ _language: list[tuple[Any, str, Any]] = []
 
 
 def init_block_type(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
-    """Stand in for ``block_type.__init__``: types of one name share a shape, which nobody changes."""
+    """Stand in for ``block_type.__init__``: types of one name share a shape, which is never changed."""
     key = element_ty.name, tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
     if key not in _blocks:
         _init_block_type(self, element_ty, shape)  # raises if there is no such block
@@ -43,7 +43,7 @@ def init_block_type(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> No
 
 
 def init_tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
-    """Stand in for ``tensor.__init__``: blocks of one size share a shape, which nobody changes."""
+    """Stand in for ``tensor.__init__``: blocks of one size share a shape, which is never changed."""
     self.handle = handle
     self.type = type
     if type.is_block():

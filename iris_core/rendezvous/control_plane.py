@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import AllocationMismatch, HeapExhausted, PeerError
 from ..utils.owner import Owner
-from .exchange import Exchange, SocketExchange, close_fds
-from .unix_socket import MESSAGE_LIMIT_BYTES
+from .exchange import Exchange, SocketExchange
+from .unix_socket import MESSAGE_LIMIT_BYTES, close_fds
 
 _UNSENT = "<refused>"  # instead of the call: its value cannot be sent; of what type the error is, and why
 _FDS = "<share file descriptors>"  # its value says how many come with it

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import PeerError
-from .unix_socket import MalformedMessage, MessageSocket, accept_all, connect
+from .unix_socket import LONGER, MalformedMessage, MessageSocket, accept_all, close_fds, connect
 
-# How much longer a rank other than 0 waits: rank 0 knows who is missing, and should be the one to report it.
-LONGER = 1.25
 # What a message is, where not the name of a collective call.
 ANSWER = "<answer>"
 FAILED = "<failed>"  # instead of an answer: what went wrong, and whether that is final
@@ -114,7 +112,7 @@ class SocketExchange(Exchange):
     def _round(self, epoch: int, what: str, value: Any, fds: Sequence[int]) -> tuple[list[list[Any]], list[int]]:
         """Exchange values. Whatever ends this, an interrupt too, fails on the other ranks and in later calls.
 
-        An answer that nobody waits for would be taken for that of the next call.
+        An answer that no rank waits for would be taken for that of the next call.
         """
         try:
             if self._rank == 0:
@@ -246,9 +244,3 @@ def ranks_named(numbers: Iterable[int]) -> str:
     """Return "rank 1", or "ranks 1, 2"."""
     listed = sorted(numbers)
     return f"rank{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"
-
-
-def close_fds(fds: Iterable[int]) -> None:
-    """Close file descriptors."""
-    for fd in fds:
-        os.close(fd)

@@ -23,7 +23,7 @@ class ProcessGroup(NamedTuple):
 
     Args:
         group: torch's.
-        leave: gives it back, if it was made here; told whether an error is on its way, it warns of what goes wrong.
+        leave: ends it, if it was made here. Its argument says whether an error is on its way; then it only warns.
     """
 
     group: dist.ProcessGroup

@@ -1,4 +1,4 @@
-"""Rank info: which rank this process is, and where the ranks meet, as whatever started it says."""
+"""Rank info: which rank this process is, and the address of the ranks, as what started the process says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RankInfo:
     Args:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
-        address: the name under which the ranks meet.
+        address: the name of rank 0's socket.
         started_by: where this is from, for error messages.
         group: torch's process group of these ranks, where the caller gave one.
     """
@@ -80,17 +80,16 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
         PeerError: rank 0 did not come, or has gone with torch's store.
     """
     if group is not None:
-        return _from_group(group)
+        return replace(_from_group(group), group=group)
     if _launched is not None:
         rank_info, owner = _launched
         owner.check("is a rank that iris_core.launch started")
         return rank_info
     if dist.is_available() and dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-        return _from_store(store, dist.get_rank(), dist.get_world_size(), "torch.distributed")
+        return _from_group(dist.group.WORLD)
     if rank_of_torchrun() is not None:
         store, rank, world_size = next(iter(dist.rendezvous("env://")))
-        return _from_store(store, rank, world_size, "torchrun")
+        return _from_store(store, rank, world_size, "torchrun", "all", rank)
     if any(name in os.environ for name in _MPI_SIZE_VARIABLES):
         return _from_mpi()
     if multiprocessing.parent_process() is not None:
@@ -106,21 +105,18 @@ _stores: list[dist.Store] = []  # a store closes with its last reference, and to
 _contexts_made: Counter[str] = Counter()  # by what their ranks are
 
 
-def _from_group(group: dist.ProcessGroup) -> RankInfo:
+def _from_group(group: dist.ProcessGroup | None) -> RankInfo:
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("this process is none of the given group's; each process gives the group that it is in")
     ranks = dist.get_process_group_ranks(group)
     store = dist.distributed_c10d._get_default_store()
-    rank_info = _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
-    return replace(rank_info, group=group)
+    return _from_store(store, rank, len(ranks), "torch.distributed", f"ranks {ranks}", dist.get_rank())
 
 
-def _from_store(
-    store: dist.Store, rank: int, world_size: int, started_by: str, whose: str = "all", number: int | None = None
-) -> RankInfo:
-    """Agree on an address through a store; `whose` tells groups apart, `number` is the process's on its host."""
-    local_rank = _local_rank(rank if number is None else number)
+def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, whose: str, number: int) -> RankInfo:
+    """Agree on an address through a store; `whose` identifies the group, `number` is the process's on its host."""
+    local_rank = _local_rank(number)
     # A process that makes a second context later needs a second name.
     key = f"iris_core/address/{whose}/{_contexts_made[whose]}"
     _contexts_made[whose] += 1
@@ -150,7 +146,7 @@ def _from_mpi() -> RankInfo:
 
 
 def _host() -> str:
-    """Return what tells a host, and a network of its own on it, from others: abstract sockets reach no further."""
+    """Return what identifies a host and its network namespace: abstract sockets reach no further."""
     with contextlib.suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
     return ""

@@ -1,18 +1,18 @@
 """Unix sockets between the ranks of one host: how they connect, and the messages between two of them.
 
-Every rank connects to rank 0, by a Unix socket whose name is abstract (no file to leave behind) and random. The other
+Every rank connects to rank 0, by a Unix socket whose name is abstract (no file to leave behind) and random. Its own end
+has a name, too, which says which rank it is: rank 0 knows as it accepts, and waits for no newcomer to say so. The other
 end's user is checked. A message is JSON, so nothing received is executed, and its size is bounded; file descriptors
 travel with it. docs/reliability.md says what is trusted.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
+import re
 import secrets
-import selectors
 import socket
 import struct
 import time
@@ -24,12 +24,10 @@ from ..utils.owner import Owner
 
 CONNECT_TIMEOUT_S = 180.0  # a rank imports torch before it connects, several at a time on few cores
 MESSAGE_LIMIT_BYTES = 64 << 20  # of one rank; an answer holds every rank's
-_LONGER = 1.25  # how much longer a rank waits to be accepted: rank 0 knows who is missing, and reports it
+LONGER = 1.25  # how much longer a rank other than 0 waits: rank 0 knows who is missing, and should report it
 _HEADER = struct.Struct("!QQ")  # bytes, file descriptors
-_HELLO = struct.Struct("!QQ")  # rank, number of ranks
 _WELCOME = "welcome"
 _RECEIVE_BYTES = 1 << 20
-_FD_BYTES = array.array("i").itemsize
 
 
 class MalformedMessage(Exception):
@@ -37,7 +35,7 @@ class MalformedMessage(Exception):
 
 
 def random_address() -> str:
-    """Return a fresh name under which ranks can meet, to be given to all of them."""
+    """Return a fresh name for rank 0's socket, to be given to all ranks."""
     return f"iris-{secrets.token_hex(16)}"
 
 
@@ -80,10 +78,9 @@ class MessageSocket:
         """
         data = json.dumps(message).encode()
         whole = memoryview(_HEADER.pack(len(data), len(fds)) + data)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self._socket.settimeout(self._timeout_s or None)
         try:
-            sent = self._socket.sendmsg([whole], rights)
+            sent = socket.send_fds(self._socket, [whole], fds)
             if rest := whole[sent:]:  # to send nothing fails too where the other end, having all, has gone
                 self._socket.sendall(rest)
         except BaseException:  # an interrupt too: the other end is to wait for the rest of it no longer
@@ -105,7 +102,7 @@ class MessageSocket:
         if deadline is None and self._timeout_s:
             deadline = time.monotonic() + self._timeout_s
         if not self._received:
-            self._close_fds()
+            close_fds(self.take_fds())
         self._fill(_HEADER.size, deadline)
         size, count = _HEADER.unpack_from(self._received)
         if size > self._limit_bytes:
@@ -114,7 +111,7 @@ class MessageSocket:
         data = bytes(self._received[_HEADER.size :])
         self._received.clear()
         if not (came := len(self._fds)) == count <= self._limit_fds:
-            self._close_fds()
+            close_fds(self.take_fds())
             raise MalformedMessage(f"sent {came} file descriptors instead of {count}; the limit is {self._limit_fds}")
         try:
             return json.loads(data)
@@ -128,67 +125,75 @@ class MessageSocket:
 
     def close(self) -> None:
         """Close the socket at both ends, though a child of this process may hold a copy of it."""
-        self._close_fds()
+        close_fds(self.take_fds())
         if self._owner.is_this_process:  # not in such a child
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _close_fds(self) -> None:
-        for fd in self.take_fds():
-            os.close(fd)
-
     def _fill(self, size: int, deadline: float | None) -> None:
         """Receive until there are `size` bytes, and never more: what follows may carry descriptors."""
-        room = socket.CMSG_LEN((self._limit_fds + 1) * _FD_BYTES)  # one too many is seen
-        while len(self._received) < size:
+        while (missing := size - len(self._received)) > 0:
             self._socket.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
             try:
-                received, ancillary, _, _ = self._socket.recvmsg(min(size - len(self._received), _RECEIVE_BYTES), room)
+                received, fds, _, _ = socket.recv_fds(
+                    self._socket,
+                    min(missing, _RECEIVE_BYTES),
+                    self._limit_fds + 1,  # one too many is seen
+                )
             except TimeoutError:
                 raise
             except OSError:
-                received, ancillary = b"", []
-            for _, _, rights in ancillary:
-                self._fds += array.array("i", rights[: len(rights) // _FD_BYTES * _FD_BYTES])
+                received, fds = b"", []
+            self._fds += fds
             if not received:
                 raise EOFError
             self._received += received
 
 
+def close_fds(fds: Iterable[int]) -> None:
+    """Close file descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
 def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, MessageSocket]:
     """Wait, as rank 0, until all other ranks have connected; return a socket to each, by rank.
 
-    A connection that does not send its rank delays no other. Processes of other users are refused, and so is one that
-    claims a rank that does not exist or is taken.
+    Processes of other users are refused, and so is one that is of no rank, or of one that does not exist or is taken.
 
     Raises:
         PeerError: a rank did not connect in time, or another process has the address.
     """
     sockets: dict[int, MessageSocket] = {}
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    with contextlib.ExitStack() as strangers, selectors.DefaultSelector() as selector:
-        listener = strangers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind("\0" + address)
         except OSError:
             raise PeerError(f"the ranks' address is held by another process: {address}") from None
         listener.listen(world_size)
-        selector.register(listener, selectors.EVENT_READ)
         while len(sockets) < world_size - 1:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready and time.monotonic() >= deadline:
+            listener.settimeout(max(1e-3, deadline - time.monotonic()))
+            try:
+                connection, name = listener.accept()
+            except ConnectionAbortedError:
+                continue
+            except TimeoutError:
                 missing = sorted(set(range(1, world_size)) - set(sockets))
                 why = f"rank(s) {missing} did not start on this host within {CONNECT_TIMEOUT_S:.0f} s"
-                _send_to(sockets.values(), why)
-                for message_socket in sockets.values():
-                    message_socket.close()
-                raise PeerError(why)
-            for key, _ in ready:
-                if key.fileobj is listener:
-                    _accept(listener, selector, strangers)
-                else:
-                    _receive_hello(key, selector, world_size, sockets, timeout_s)
+                _refuse(sockets.values(), why)
+                raise PeerError(why) from None
+            place = re.fullmatch(re.escape("\0" + address) + r"/(\d+)/(\d+)/\w+", os.fsdecode(name))
+            if place is None or not _same_user(connection):
+                connection.close()
+                continue
+            rank, its_world_size = map(int, place.groups())
+            message_socket = MessageSocket(connection, timeout_s=timeout_s)
+            if refusal := _refusal(rank, its_world_size, world_size, sockets):
+                _refuse([message_socket], refusal)
+            else:
+                sockets[rank] = message_socket
         _send_to(sockets.values(), _WELCOME)
     return dict(sorted(sockets.items()))
 
@@ -199,96 +204,61 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Me
     Raises:
         PeerError: a rank did not start in time, or rank 0 belongs to another user, or refused this rank.
     """
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(max(1e-3, deadline - time.monotonic()))
-        try:
-            connection.connect("\0" + address)
-            break
-        except (ConnectionRefusedError, BlockingIOError, TimeoutError):  # rank 0 is not there yet, or busy
-            connection.close()
-            if time.monotonic() > deadline:
-                raise PeerError(f"rank 0 did not start on this host within {CONNECT_TIMEOUT_S:.0f} s") from None
-            time.sleep(0.02)
-    if not _same_user(connection):
-        connection.close()
-        raise PeerError("the ranks' address is held by another user")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     limits = {"limit_bytes": 2 * MESSAGE_LIMIT_BYTES * world_size, "limit_fds": world_size}
     message_socket = MessageSocket(connection, timeout_s=timeout_s, **limits)
-    limit_s = CONNECT_TIMEOUT_S * _LONGER
     try:
-        connection.sendall(_HELLO.pack(rank, world_size))
-        answer = message_socket.receive(time.monotonic() + limit_s)
-        refusal = None if answer == _WELCOME else f"rank 0 refused rank {rank}: {answer}"
-    except TimeoutError:
-        refusal = f"rank 0 did not welcome rank {rank} within {limit_s:.0f} s"
-    except (OSError, EOFError, MalformedMessage):  # it is not rank 0, or has gone
-        refusal = "rank 0 left while connecting"
-    if refusal:
+        # Random at its end: another user, who can see rank 0's name, cannot take it.
+        connection.bind(f"\0{address}/{rank}/{world_size}/{secrets.token_hex(16)}")
+        _connect(connection, address)
+        if not _same_user(connection):
+            raise PeerError("the ranks' address is held by another user")
+        limit_s = CONNECT_TIMEOUT_S * LONGER
+        try:
+            answer = message_socket.receive(time.monotonic() + limit_s)
+        except TimeoutError:
+            raise PeerError(f"rank 0 did not welcome rank {rank} within {limit_s:.0f} s") from None
+        except (EOFError, MalformedMessage):  # it is not rank 0, or has gone
+            raise PeerError("rank 0 left while connecting") from None
+        if answer != _WELCOME:
+            raise PeerError(f"rank 0 refused rank {rank}: {answer}")
+    except BaseException:
         message_socket.close()
-        raise PeerError(refusal)
+        raise
     return message_socket
 
 
-def _accept(listener: socket.socket, selector: selectors.BaseSelector, strangers: contextlib.ExitStack) -> None:
-    """Accept a connection, of which nothing is known but the user."""
-    stranger, _ = listener.accept()
-    if not _same_user(stranger):
-        stranger.close()
-        return
-    strangers.callback(stranger.close)
-    selector.register(stranger, selectors.EVENT_READ, bytearray())
+def _connect(connection: socket.socket, address: str) -> None:
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        connection.settimeout(max(1e-3, deadline - time.monotonic()))
+        try:
+            return connection.connect("\0" + address)
+        except (ConnectionRefusedError, BlockingIOError, TimeoutError):  # rank 0 is not there yet, or busy
+            if time.monotonic() > deadline:
+                raise PeerError(f"rank 0 did not start on this host within {CONNECT_TIMEOUT_S:.0f} s") from None
+            time.sleep(0.02)
 
 
-def _receive_hello(
-    key: selectors.SelectorKey,
-    selector: selectors.BaseSelector,
-    world_size: int,
-    sockets: dict[int, MessageSocket],
-    timeout_s: float,
-) -> None:
-    """Receive what has come of a stranger's hello; once it is whole, keep its socket by rank, or refuse it."""
-    stranger, hello = key.fileobj, key.data
-    assert isinstance(stranger, socket.socket)
-    received = _received_now(stranger, _HELLO.size - len(hello))
-    hello += received
-    if received and len(hello) < _HELLO.size:
-        return
-    selector.unregister(stranger)
-    if not received:
-        return
-    rank, refusal = _rank_of(hello, world_size, sockets)
-    # A copy of the descriptor, as the stranger's own is closed with all strangers'.
-    message_socket = MessageSocket(stranger.dup(), timeout_s=timeout_s)
-    if refusal:
-        _send_to([message_socket], refusal)
+def _refusal(rank: int, its_world_size: int, world_size: int, sockets: dict[int, MessageSocket]) -> str | None:
+    """Return why a newcomer is refused, or None."""
+    if its_world_size != world_size:
+        return f"it counts {its_world_size} ranks, rank 0 counts {world_size}"
+    if not 0 < rank < world_size:
+        return f"there is no rank {rank} to join; the others are 1 to {world_size - 1}"
+    return f"rank {rank} has connected already" if rank in sockets else None
+
+
+def _refuse(sockets: Iterable[MessageSocket], why: str) -> None:
+    _send_to(sockets, why)
+    for message_socket in sockets:
         message_socket.close()
-    else:
-        sockets[rank] = message_socket
 
 
 def _send_to(sockets: Iterable[MessageSocket], message: str) -> None:
     for message_socket in sockets:
         with contextlib.suppress(OSError):  # one that has gone is found at the first message
             message_socket.send(message)
-
-
-def _rank_of(hello: bytearray, world_size: int, sockets: dict[int, MessageSocket]) -> tuple[int, str | None]:
-    """Return which rank a newcomer claims to be, and why it is refused, or None."""
-    rank, its_world_size = _HELLO.unpack(hello)
-    if its_world_size != world_size:
-        return rank, f"it counts {its_world_size} ranks, rank 0 counts {world_size}"
-    if not 0 < rank < world_size:
-        return rank, f"there is no rank {rank} to join; the others are 1 to {world_size - 1}"
-    return rank, f"rank {rank} has connected already" if rank in sockets else None
-
-
-def _received_now(connection: socket.socket, size: int) -> bytes:
-    try:
-        return connection.recv(size, socket.MSG_DONTWAIT)
-    except OSError:
-        return b""
 
 
 def _same_user(connection: socket.socket) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -9,25 +10,15 @@ import torch
 from .settings import switch_in
 
 
-class ProfilerRanges:
-    """Names stretches of the host's time.
+def profiler_range(*, on_gpu: bool) -> Callable[[str], AbstractContextManager[None]] | None:
+    """Return what names the time within a block, if ``IRIS_PROFILER_RANGES`` asks for that; else None.
 
     Args:
         on_gpu: whether the profiler is a GPU's, such as Nsight Systems or rocprofv3.
-    """
-
-    def __init__(self, on_gpu: bool) -> None:
-        self._on_gpu = on_gpu
-
-    def range(self, text: str) -> AbstractContextManager[None]:
-        """Name what is done within the block."""
-        return torch.cuda.nvtx.range(text) if self._on_gpu else torch.profiler.record_function(text)
-
-
-def profiler_ranges(on_gpu: bool) -> ProfilerRanges | None:
-    """Return what ``IRIS_PROFILER_RANGES`` asks for; None, if for nothing.
 
     Raises:
         ValueError: the variable holds no switch.
     """
-    return ProfilerRanges(on_gpu) if switch_in("IRIS_PROFILER_RANGES") else None
+    if not switch_in("IRIS_PROFILER_RANGES"):
+        return None
+    return torch.cuda.nvtx.range if on_gpu else torch.profiler.record_function

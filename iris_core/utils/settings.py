@@ -62,7 +62,7 @@ def timeout_s(asked: float | None = None) -> float:
 
 
 def advice_to_share(ranks: int) -> str:
-    """Return what to tell who starts more ranks than there are GPUs: so many on one."""
+    """Return what to do to start more ranks than there are GPUs, for an error message: so many on one."""
     return f"use device='cpu', or set IRIS_RANKS_PER_GPU={ranks}, which lets ranks take turns on a GPU, slowly"
 
 

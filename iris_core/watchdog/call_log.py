@@ -1,4 +1,4 @@
-"""What each rank's host has called, in host memory that all share: ranks that differ are told, none is waited for.
+"""The call log: what each rank's host has called, in shared host memory. Calls are compared; no rank is waited for.
 
 | words of a rank | meaning |
 |---|---|

@@ -12,9 +12,9 @@ A load shows the failure of any rank, also of one that has died since.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..backends.base import Backend
@@ -35,7 +35,7 @@ class Fault(NamedTuple):
     Args:
         reason: EXPIRED or ABORTED.
         time_ns: on the clock of the device that waited.
-        rank, program: who waited; `program` is -1 for a stream.
+        rank, program: the program that waited; -1 for a stream.
         address: of the flag, as `rank` sees it.
         expected, seen: its value.
     """
@@ -62,13 +62,15 @@ class FaultBoard:
     """
 
     def __init__(self, control_plane: ControlPlane, backend: Backend, heap_base: int) -> None:
-        self._rank = control_plane.rank
-        self._world_size = control_plane.world_size
-        self._words = share_words(control_plane, 1 + control_plane.world_size * _RANK_WORDS, "iris_faults")
+        self._rank, world_size = control_plane.rank, control_plane.world_size
+        self._words = share_words(control_plane, 1 + world_size * _RANK_WORDS, "iris_faults")
         with control_plane.collective_section("share the fault board with kernels"):
             self.notice_address = backend.share_with_kernels(torch.frombuffer(self._words, dtype=torch.int64))
-        self.rows_address = self.notice_address + _WORD_BYTES * (self._start(self._rank) + 1)
-        self._words[self._start(self._rank)] = heap_base
+        self.rows_address = self.notice_address + _WORD_BYTES * (1 + self._rank * _RANK_WORDS + 1)
+        of_ranks = np.asarray(self._words)[1 : 1 + world_size * _RANK_WORDS].reshape(world_size, _RANK_WORDS)
+        self._heap_bases = of_ranks[:, 0]
+        self._rows = [words[1:].reshape(_ROWS, _ROW_WORDS) for words in of_ranks]  # of each rank
+        self._heap_bases[self._rank] = heap_base
 
     @property
     def has_failed(self) -> bool:
@@ -77,40 +79,33 @@ class FaultBoard:
 
     def heap_base(self, rank: int) -> int:
         """Return the address at which a rank sees its own heap."""
-        return self._words[self._start(rank)]
+        return int(self._heap_bases[rank])
 
     def faults(self) -> list[Fault]:
         """Return what has been recorded, in order of interest; wait a little if nothing has arrived yet."""
         deadline = time.monotonic() + _ARRIVAL_S
         while True:
-            found = sorted(fault for rank in range(self._world_size) for fault in self._of(rank))
+            found = sorted(fault for rank in range(len(self._rows)) for fault in self._of(rank))
             if found or time.monotonic() > deadline:
                 return found
             time.sleep(1e-3)
 
     def add(self, fault: Fault) -> None:
         """Record a wait of this rank that is no program's."""
-        row = self._start(self._rank) + 1
-        if self._words[row] == 0:
-            values = (fault.address, fault.expected, fault.seen, fault.program, fault.time_ns)
-            for word, value in enumerate(values, start=1):
-                self._words[row + word] = value
-            self._words[row] = fault.reason
+        row = self._rows[self._rank][0]
+        if row[0] == 0:
+            row[1:] = fault.address, fault.expected, fault.seen, fault.program, fault.time_ns
+            row[0] = fault.reason
         self._words[0] = 1
 
     def clear(self) -> None:
         """Forget this rank's faults, and the notice; no kernel of any rank may run."""
-        start = self._start(self._rank) + 1
-        for word in range(start, start + _ROWS * _ROW_WORDS):
-            self._words[word] = 0
+        self._rows[self._rank][:] = 0
         self._words[0] = 0
 
-    def _start(self, rank: int) -> int:
-        return 1 + rank * _RANK_WORDS
-
-    def _of(self, rank: int) -> Iterator[Fault]:
-        start = self._start(rank) + 1
-        for row in range(start, start + _ROWS * _ROW_WORDS, _ROW_WORDS):
-            reason, address, expected, seen, program, time_ns = self._words[row : row + _ROW_WORDS]
-            if reason:
-                yield Fault(reason, time_ns, rank, program, address, expected, seen)
+    def _of(self, rank: int) -> list[Fault]:
+        rows = self._rows[rank]
+        return [
+            Fault(reason, time_ns, rank, program, address, expected, seen)
+            for reason, address, expected, seen, program, time_ns in rows[rows[:, 0] != 0].tolist()
+        ]

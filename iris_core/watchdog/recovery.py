@@ -119,7 +119,7 @@ class Recovery:
             raise
 
     def note_call(self, what: object, digest: int, rows: int) -> None:
-        """Note a call that all ranks make alike; raise, here and then on the others, if a peer made another.
+        """As `check`, and note a call that all ranks make alike; raise, here and then there, if a peer made another.
 
         Args:
             what: is called; its text is made where there is an error to raise.
@@ -129,7 +129,7 @@ class Recovery:
         Raises:
             ValueError: a peer's call of this number, or an earlier one, was another.
         """
-        self.check_open()
+        self.check()
         if difference := self._calls.note(digest, rows):
             peer, call, own, others = difference
             if own[0] == others[0]:

@@ -169,12 +169,9 @@ class Watchdog:
             f"expected at least {fault.expected}, saw {fault.seen}"
         )
 
-    def find(self, address: int, expected: int | None = None) -> str | None:
-        """Return what the word of this rank's at an address stands for, if it is watched; see `Watched.name`."""
-        return self._find(address, self._rank, expected)
-
-    def _find(self, address: int, rank: int, expected: int | None) -> str | None:
-        names = (one.name(address, rank, expected) for one in self.watched)
+    def find(self, address: int, rank: int | None = None, expected: int | None = None) -> str | None:
+        """Return what a rank's word, this one's without `rank`, stands for, if it is watched; see `Watched.name`."""
+        names = (one.name(address, self._rank if rank is None else rank, expected) for one in self.watched)
         return next((name for name in names if name), None)
 
     def _describe_flag(self, fault: Fault) -> str:
@@ -185,7 +182,7 @@ class Watchdog:
             address = self._heap.base + offset
         elif fault.rank != self._rank:
             return f"a flag of rank {fault.rank}'s own"
-        return self._find(address, fault.rank, fault.expected) or f"the flag at address {fault.address:#x}"
+        return self.find(address, fault.rank, fault.expected) or f"the flag at address {fault.address:#x}"
 
 
 def _refuse_what_cannot_be_watched(flags: torch.Tensor, device: torch.device) -> None:

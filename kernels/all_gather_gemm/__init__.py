@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register, register_former_names
+from overlap_taxonomy import register
 
+from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.reference import reference
 from ..common.torch_op import call, define_op
-from . import auto, library
-from .former_names import FORMER_NAMES
+from . import library
 from .gradients import gradients
 from .hopper import copy_engine as hopper_copy_engine
 from .hopper import workgroup_specialized as hopper_workgroup_specialized
@@ -26,11 +28,16 @@ from .portable import (
     workgroup_specialized,
 )
 from .problem import AllGatherGemmProblem
-from .reference import reference
 
 Problem = AllGatherGemmProblem
 
 define_op(FAMILY, Problem, gradients, dim=1, gathers=True)
+
+
+def _gather_nothing(options: Mapping[str, Any]) -> Collection[str]:
+    """Return the variants that leave no gathered A, where it is asked for."""
+    return (fused_sequential.VARIANT.name,) if options.get("keep_gathered") else ()
+
 
 for _variant in (
     library.VARIANT,
@@ -42,10 +49,9 @@ for _variant in (
     hopper_workgroup_specialized.VARIANT,
     hopper_copy_engine.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto.VARIANT,
+    auto_variant(FAMILY, left_out=_gather_nothing),
 ):
     register(_variant)
-register_former_names(FAMILY, FORMER_NAMES)
 
 
 def all_gather_gemm(
@@ -53,8 +59,11 @@ def all_gather_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     m: int | None = None,
@@ -73,9 +82,13 @@ def all_gather_gemm(
         a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (k, this rank's columns), likewise cut by columns.
-        bias: added to C: (this rank's columns,), of a's dtype; None for none.
-        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
-            required torch applies it, in a pass of its own.
+        scale: multiplies the product: a number (), or (this rank's columns,), one a column. Has no gradient.
+        bias: added then: (this rank's columns,).
+        residual: added then: (m, this rank's columns); of any strides.
+        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu"; or "swiglu", silu(gate) · up, of gates
+            in the even and ups in the odd columns of b, for half as many columns of C. Where a gradient is required
+            torch applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -84,8 +97,8 @@ def all_gather_gemm(
         return_gathered: return all of A too, as training needs.
 
     Returns:
-        C (m, this rank's columns), of a's dtype; with `return_gathered` the pair of C and A (m, k). Their rows may lie
-        further apart than they are long.
+        C (m, this rank's columns), of `out_dtype`; with `return_gathered` the pair of C and A (m, k). Their rows may
+        lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
@@ -99,8 +112,11 @@ def all_gather_gemm(
         family=FAMILY,
         problem_type=AllGatherGemmProblem,
         sizes={"m": m, "n": n},
+        scale=scale,
         bias=bias,
+        residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
         options={"keep_gathered": return_gathered},

@@ -31,8 +31,8 @@ from ..common.device.handshake import begin_call, wait_ready
 from ..common.portable.operands import rows_lie_apart
 from ..common.workspace import Buffer, flags_by_source
 from . import host
+from .gather_plan import k_chunks_of, row_chunks_of
 from .host import GatherCall
-from .schedule import k_chunks_of, row_chunks_of
 
 
 @triton.jit

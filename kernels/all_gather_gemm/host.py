@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..common.call import Call, Device
-from ..common.config import GemmConfig, default_config
+from ..common.config import GemmConfig
 from ..common.device.arguments import Block, Gemm
 from ..common.implementation import Implementation, Outputs
 from ..common.portable.operands import padded
@@ -24,12 +24,6 @@ from .problem import AllGatherGemmProblem
 FAMILY = "all_gather_gemm"
 OPTIONS = {"keep_gathered": False}
 GatherCall = Call[AllGatherGemmProblem]
-
-
-def plan(problem: AllGatherGemmProblem, device: Device, comm_share: float = 0.0) -> GemmConfig:
-    """Return what to start from for the largest block of columns."""
-    m, n = problem.m, problem.b_shape(0)[1]
-    return default_config(device.arch, device.num_sms, m=m, n=n, dtype=problem.dtype, comm_share=comm_share)
 
 
 def keeps_gathered(call: GatherCall) -> bool:
@@ -52,7 +46,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 def output_buffer(call: GatherCall) -> dict[str, Buffer]:
     """Return the buffer of C; a rank without columns computes nothing, into room for one."""
     m, n = call.problem.c_shape(call.rank)
-    return {"output": Buffer((m, max(n, 1)), call.problem.dtype)}
+    return {"output": Buffer((m, max(n, 1)), call.problem.out_dtype)}
 
 
 def gathered(call: GatherCall) -> torch.Tensor:
@@ -76,9 +70,9 @@ def with_gathered(call: GatherCall, output: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def block_of(call: GatherCall) -> Block:
-    """Return where C is stored."""
-    room, (m, n) = call.memory["output"], call.problem.c_shape(call.rank)
-    return Block(room, m, n, room.stride(0), call.epilogue())
+    """Return where C is stored; its columns are those of the product."""
+    room = call.memory["output"]
+    return Block(room, call.problem.m, call.problem.b_shape(call.rank)[1], room.stride(0), call.epilogue())
 
 
 def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

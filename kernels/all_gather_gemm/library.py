@@ -20,7 +20,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     return {
         "shard": Buffer((rows, problem.k), dtype),
         "gathered": Buffer((problem.world_size * rows, problem.k), dtype),
-        "output": Buffer(problem.c_shape(call.rank), dtype),
+        "output": Buffer(problem.c_shape(call.rank), problem.out_dtype),
     }
 
 
@@ -32,8 +32,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         a = shard
     all_gather_single(call.memory["gathered"], a, group=call.channel.opened)
     # Shards but the last ones are full, so padding comes last.
-    torch.mm(host.gathered(call), b, out=output)
-    call.finish(output)
+    call.multiply_with_torch(host.gathered(call), b, output)
     return outputs(call)
 
 

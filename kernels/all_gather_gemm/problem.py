@@ -16,6 +16,16 @@ class AllGatherGemmProblem(Problem):
     A rank gathers all of A and computes its block of columns of C.
     """
 
+    allows_narrowing = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.narrowing > 1 and (self.n % self.narrowing or self.b_shape(0)[1] % self.narrowing):
+            raise ValueError(
+                f"{self.epilogue[-1]} makes one column of {self.narrowing}; n is {self.n}, of which rank 0 has "
+                f"{self.b_shape(0)[1]}: both must be multiples of {self.narrowing}"
+            )
+
     @classmethod
     def from_shapes(cls, a_shapes: Shapes, b_shapes: Shapes, dtype: torch.dtype) -> AllGatherGemmProblem:
         """See `Problem.from_shapes`: A's shards of rows add up, and B's blocks of columns."""
@@ -31,7 +41,7 @@ class AllGatherGemmProblem(Problem):
         return shard_bounds(self.m, self.world_size, rank)
 
     def columns(self, rank: int) -> tuple[int, int]:
-        """Return which columns of C, from and without, a rank computes."""
+        """Return which columns of A @ B, from and without, a rank computes."""
         return shard_bounds(self.n, self.world_size, rank)
 
     def a_shape(self, rank: int) -> tuple[int, int]:
@@ -44,9 +54,10 @@ class AllGatherGemmProblem(Problem):
         start, stop = self.columns(rank)
         return self.k, stop - start
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(m, the rank's columns)."""
-        return self.m, self.b_shape(rank)[1]
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """All rows, and what the epilogue makes of the rank's columns."""
+        start, stop = self.columns(rank)
+        return (0, self.m), (start // self.narrowing, stop // self.narrowing)
 
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Problem.shards`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -71,7 +72,7 @@ class Channel:
     ) -> None:
         self.ctx = ctx
         self.opened = opened
-        self.calls = Calls(ctx.backend)
+        self.calls = Calls(ctx.backend, are_ours=state is not None)
         self.operand_copies = OperandCopies(name, can_describe)
         self.trace: torch.Tensor | None = None
         self._state = state
@@ -147,10 +148,37 @@ class Call(Generic[P]):
         """Give it what it takes to be launched."""
         self.channel, self.asked, self.memory, self.half_size = channel, asked, memory, half_size
 
-    @property
-    def output_address(self) -> int:
-        """Where the output lies, if each call has new memory for it; else 0."""
-        return 0 if self.output_room is None else self.memory["output"].data_ptr()
+    def new_output(self) -> torch.Tensor | None:
+        """Return new memory for the output; None where it has a place in the operator's."""
+        return None if self.output_room is None else torch.empty_like(self.kept("like output", self._like_output))
+
+    def _like_output(self) -> torch.Tensor:
+        """Return a tensor without memory, of which torch makes others in half the time that it takes by a shape."""
+        assert self.output_room is not None
+        like = self.output_room.new(self.channel.ctx.get_device())
+        like.untyped_storage().resize_(0)
+        return like
+
+    @contextlib.contextmanager
+    def reading(self, operands: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Within the block, its epilogue reads from these."""
+        self.operands = operands
+        try:
+            yield
+        finally:
+            self.operands = {}
+
+    @contextlib.contextmanager
+    def writing(self, output: torch.Tensor | None) -> Iterator[None]:
+        """Within the block, this is its output, where it has no place for that in the operator's memory."""
+        if output is None:
+            yield
+            return
+        self.memory["output"] = output
+        try:
+            yield
+        finally:
+            del self.memory["output"]
 
     @property
     def world_size(self) -> int:
@@ -199,9 +227,8 @@ class Call(Generic[P]):
     def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
-        return Tile(
-            config.block_m, config.block_n, config.block_k, config.group_m, loads, config.epilogue_subtiles, self.ops
-        )
+        shape = config.block_m, config.block_n, config.block_k, config.group_m
+        return Tile(*shape, loads, config.epilogue_subtiles, self.ops, self.problem.narrowing)
 
     @property
     def ops(self) -> tuple[Any, ...]:
@@ -211,6 +238,16 @@ class Call(Generic[P]):
     def epilogue(self, first_row: int = 0) -> Epilogue:
         """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""
         return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
+
+    def multiply_with_torch(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, is_partial: bool = False
+    ) -> None:
+        """Make A @ B in C, which may have another dtype, and finish it unless it is a partial sum."""
+        is_product = c.dtype == a.dtype and (is_partial or self.problem.narrowing == 1)
+        product = torch.mm(a, b, out=c) if is_product else torch.mm(a, b).to(c.dtype)
+        epilogue = () if is_partial else self.problem.epilogue
+        if epilogue or not is_product:
+            c.copy_(finish_with_torch(product, epilogue, self.operands))
 
     def finish(self, c: torch.Tensor) -> None:
         """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it."""
@@ -223,7 +260,7 @@ class Call(Generic[P]):
         Descriptors read zeroes past B's columns; pointers would read what is there. No row is so much longer that it
         reaches into another tile, of which the narrowest have 16 columns.
         """
-        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.dtype)
+        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.out_dtype)
         return columns if is_long_enough else round_up(columns, LEAST_TILE)
 
     def needs_copy(self, name: str, matrix: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ An operator is found by all but the number of rows, and makes room for more wher
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from overlap_taxonomy import get_variant
 from .config import GemmConfig
 from .operator import Operator
 from .problem import Problem
+from .workspace import with_room_to_grow
 
 _MOST_FOUND = 4096  # problems whose operator is looked up once
 
@@ -61,6 +63,7 @@ def problem_for(
     config: GemmConfig | None = None,
     accumulation_dtype: torch.dtype = torch.float32,
     epilogue: tuple[str, ...] = (),
+    out_dtype: torch.dtype | None = None,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -71,7 +74,7 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
-        epilogue: the problem's; the same on all ranks.
+        epilogue, out_dtype: the problem's; the same on all ranks.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -91,7 +94,8 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        ctx.agree("the calls, and whether the ranks compare their operands", [family, variant, m is None, *epilogue])
+        asked = [family, variant, m is None, *epilogue, str(out_dtype)]
+        ctx.agree("the calls, and whether the ranks compare their operands", asked)
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
             get_variant(family, variant)
@@ -104,7 +108,14 @@ def problem_for(
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
     problem = product.problem
-    return replace(problem, m=m, epilogue=epilogue) if (m, epilogue) != (problem.m, ()) else problem
+    if (m, epilogue, out_dtype) == (problem.m, (), None):
+        return problem
+    return _finished(problem, m, epilogue, out_dtype or problem.dtype)
+
+
+@functools.lru_cache(_MOST_FOUND)
+def _finished(problem: Problem, m: int, epilogue: tuple[str, ...], out_dtype: torch.dtype) -> Problem:
+    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype)
 
 
 def operator_of(
@@ -171,11 +182,11 @@ def _find_or_make(
 
 
 def _make_room(operator: Operator[Any], m: int) -> None:
-    """Make an operator one of `m` rows, or of twice as many as before, if there is room for these."""
-    twice = 2 * operator.problem.m
-    if m < twice:
+    """Make an operator one of `m` rows, or of some more than it had, if there is room for these."""
+    more = with_room_to_grow(operator.problem.m)
+    if m < more:
         try:
-            operator.reserve(twice)
+            operator.reserve(more)
         except (HeapExhausted, ValueError):  # no room, or more than the variant can do: the same on all ranks
             pass
         else:

@@ -9,7 +9,8 @@ import torch
 
 from .call import Call
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)  # what nearly all calls are given
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # what nearly all calls are given
+_STRIDED = torch.strided
 
 
 def check_kinds(operator: object, operands: Mapping[str, torch.Tensor], expected: Collection[str]) -> None:
@@ -28,22 +29,29 @@ def check_kinds(operator: object, operands: Mapping[str, torch.Tensor], expected
             f"{operator}: the operands are {', '.join(operands)}; it takes {', '.join(expected)}, what its problem's "
             "epilogue reads among them"
         )
+    are_recorded = torch.is_grad_enabled()
     for name, tensor in operands.items():
-        is_plain = type(tensor) in _PLAIN
-        if not is_plain and not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{operator}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor")
-        if tensor.layout is not torch.strided or (not is_plain and hasattr(tensor, "__tensor_flatten__")):
-            raise ValueError(
-                f"{operator}: {name} is a {type(tensor).__name__} of layout {tensor.layout}; it must be dense, of a "
-                "DTensor the to_local()"
-            )
-        if tensor.is_neg():
-            raise ValueError(f"{operator}: {name} is a negated view of its memory; give it as resolve_neg()")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{operator}: {name} requires a gradient, which an operator does not compute; call it under "
-                "torch.no_grad(), in a torch.autograd.Function, or with detach(), or call the family's function"
-            )
+        is_plain = type(tensor) in PLAIN and tensor.layout is _STRIDED and not tensor.is_neg()
+        if not is_plain or (are_recorded and tensor.requires_grad):
+            _check_kind(operator, name, tensor)
+
+
+def _check_kind(operator: object, name: str, tensor: torch.Tensor) -> None:
+    is_plain = type(tensor) in PLAIN
+    if not is_plain and not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{operator}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    if tensor.layout is not _STRIDED or (not is_plain and hasattr(tensor, "__tensor_flatten__")):
+        raise ValueError(
+            f"{operator}: {name} is a {type(tensor).__name__} of layout {tensor.layout}; it must be dense, of a "
+            "DTensor the to_local()"
+        )
+    if tensor.is_neg():
+        raise ValueError(f"{operator}: {name} is a negated view of its memory; give it as resolve_neg()")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{operator}: {name} requires a gradient, which an operator does not compute; call it under "
+            "torch.no_grad(), in a torch.autograd.Function, or with detach(), or call the family's function"
+        )
 
 
 def check_operands(
@@ -80,8 +88,15 @@ def check_operands(
             raise ValueError(f"{operator}: {name} is on {tensor.device}; it must be on {device}")
 
 
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors of one dtype have the same elements in the same order."""
+    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
+
+
 def overlap(matrix: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether a row of a matrix, or a column where these lie further apart, has bytes among those of another tensor.
+
+    A vector is a matrix of one row.
 
     Of the other, all from its first element to its last count.
     """
@@ -89,6 +104,7 @@ def overlap(matrix: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if matrix.data_ptr() >= _end_of_storage(other) or other.data_ptr() >= _end_of_storage(matrix):
         return False  # as in almost every call, where the rest would cost the host 2 us
+    matrix = torch.atleast_2d(matrix)
     size = matrix.element_size()
     (lines, apart), (length, step) = sorted(zip(matrix.shape, matrix.stride(), strict=True), key=lambda dim: -dim[1])
     line_bytes = ((length - 1) * step + 1) * size

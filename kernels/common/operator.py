@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
@@ -19,8 +19,8 @@ from .call import Call, Channel, Device
 from .config import GemmConfig
 from .device.handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
-from .launch.launching import place_of
-from .operand_checks import check_kinds, check_operands, lies_within, overlap
+from .launch.launching import PreparedCall, place_of
+from .operand_checks import check_kinds, check_operands, is_same, lies_within, overlap
 from .plans import Plans
 from .problem import Problem, doublings
 from .workspace import Buffer, Workspace
@@ -127,7 +127,8 @@ class Operator(Generic[P]):
                 those that require one under ``torch.no_grad()``.
             m: rows of A over all ranks; needed where A is cut by rows and the rank has not as many as of the whole
                 problem.
-            operands: what the problem's epilogue reads, by name, of its dtype: `bias` has an element a column of B.
+            operands: what the problem's epilogue reads, by name, of its dtype and of any strides
+                (`Problem.operand_shapes`).
 
         Returns:
             This rank's output, complete when the stream gets there.
@@ -184,18 +185,20 @@ class Operator(Generic[P]):
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
     def _queue(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
-        self._check_open()
-        if self.ctx.debug_mode:
+        if self.is_closed or self.ctx.debug_mode:
             return self._queue_compared(operands, m)
         check_kinds(self, operands, self._expected)
-        call = self._call_of(self._rows_of(operands["A"], m))
-        if self.ctx.profiler_ranges is None:
-            return self._with_output(call, self._queue_call, operands)
-        with self.ctx.profiler_ranges.range(self._sized):
-            return self._with_output(call, self._queue_call, operands)
+        call = None if m is None else self._calls.get(m)  # an A of other rows is found nowhere, and checked
+        if call is None or call is not self._last:
+            call = self._call_of(self._rows_of(operands["A"], m))
+        if self.ctx.profiler_range is None:
+            return self._queue_call(call, operands)
+        with self.ctx.profiler_range(self._sized):
+            return self._queue_call(call, operands)
 
     def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
         """As `_queue`, but that the ranks first compare what they call."""
+        self._check_open()
         self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
         with self.ctx.collective_section(f"call {self}"):
             check_kinds(self, operands, self._expected)
@@ -205,49 +208,58 @@ class Operator(Generic[P]):
             call = self._call_of(m)
             self._check(call, operands)
         self._note(call)
-        return self._with_output(call, self._launch, operands)
+        return self._launch(call, operands, call.new_output())
 
     def _queue_call(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
-        if not self._is_prepared:
+        calls, output = self._channel.calls, call.new_output()
+        if not calls.are_prepared:
             self._check(call, operands)
             self._note(call)
-            return self._launch(call, operands)
-        calls = self._channel.calls
-        place = place_of(operands, call.problem.m, call.output_address)
+            return self._launch(call, operands, output)
+        place = place_of(operands, call.problem.m, 0 if output is None else output.data_ptr())
         prepared = calls.find(place)
         if prepared is None:
-            self._check(call, operands)
-            with calls.preparing(place, call.problem.m) as prepared:
-                self._launch(call, operands)
-            prepared.config, prepared.copied = self.ran_config, call.copied
-        self._note(call)
+            prepared = self._prepare(place, call, operands, output)
+        is_captured = self._note(call)
         self.ran_config, call.copied = prepared.config, prepared.copied
-        calls.queue(prepared, operands["A"])
-        return self._outputs_of(call)
+        calls.queue(prepared, operands["A"], is_captured=is_captured)
+        return (output,) if output is not None and prepared.gives_output else self._outputs_of(call, output)
 
-    def _note(self, call: Call[P]) -> None:
-        """Have ranks whose calls differ be told; not where a call is captured: the host has no part in its replays."""
+    def _prepare(
+        self, place: Hashable, call: Call[P], operands: _Operands, output: torch.Tensor | None
+    ) -> PreparedCall:
+        self._check(call, operands)
+        with self._channel.calls.preparing(place, call.problem.m) as prepared:
+            outputs = self._launch(call, operands, output)
+        prepared.config, prepared.copied = self.ran_config, call.copied
+        prepared.gives_output = len(outputs) == 1 and output is not None and is_same(outputs[0], output)
+        return prepared
+
+    def _note(self, call: Call[P]) -> bool:
+        """Raise if the context cannot be used, or ranks' calls differ; return whether the call is captured.
+
+        What is captured is not compared: the host has no part in its replays.
+        """
         if self.ctx.backend.is_capturing():
+            self.ctx.check()
             self._was_captured = True
-        else:
-            self._note_call(self, self._digest, call.problem.m)
+            return True
+        self._note_call(self, self._digest, call.problem.m)
+        return False
 
-    def _outputs_of(self, call: Call[P]) -> tuple[torch.Tensor, ...]:
+    def _outputs_of(self, call: Call[P], output: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """Return what a call gives; `output`: the memory that it had for that, if it was new."""
         assert self._implementation.outputs is not None
         outputs = self._implementation.outputs
-        return call.kept("outputs", lambda: outputs(call)) if self.keeps_outputs else outputs(call)
+        if output is None:
+            return call.kept("outputs", lambda: outputs(call))
+        with call.writing(output):
+            return outputs(call)
 
-    @property
-    def _is_prepared(self) -> bool:
-        return self._implementation.is_ours and self._channel.calls.are_prepared
-
-    def _launch(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
+    def _launch(self, call: Call[P], operands: _Operands, output: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         call.ran_config, call.copied = call.config, ()
-        a, b, call.operands = operands["A"], operands["B"], operands
-        try:
-            outputs = self._implementation.launch(call, a, b)
-        finally:
-            call.operands = {}
+        with call.reading(operands), call.writing(output):
+            outputs = self._implementation.launch(call, operands["A"], operands["B"])
         self.ran_config = call.ran_config
         return outputs
 
@@ -327,18 +339,6 @@ class Operator(Generic[P]):
             call.output_room = asked.pop(_OUTPUT)
         return asked
 
-    def _with_output(
-        self, call: Call[P], queue: Callable[[Call[P], _Operands], tuple[torch.Tensor, ...]], operands: _Operands
-    ) -> tuple[torch.Tensor, ...]:
-        """Return what `queue` does; meanwhile a call whose output is not the operator's has memory for it."""
-        if call.output_room is None:
-            return queue(call, operands)
-        call.memory[_OUTPUT] = call.output_room.new(self.ctx.get_device())
-        try:
-            return queue(call, operands)
-        finally:
-            del call.memory[_OUTPUT]
-
     def _call_of(self, m: int) -> Call[P]:
         """Return the call of so many rows, with memory; the one that reports of waits describe."""
         call = self._calls.get(m)
@@ -370,7 +370,7 @@ class Operator(Generic[P]):
             is_collective = self._workspace.grows_on_heap(asked)
             section = self.ctx.collective_allocation(f"make room for {self}")
             with section if is_collective else contextlib.nullcontext(), plain_tensors():
-                self._workspace.grow(asked, keep=self._was_captured)
+                self._workspace.grow(asked, keep=self._was_captured, is_foreseen=False)
             if is_collective:
                 self.ctx.barrier()  # as in `reserve`
             self._forget_calls()
@@ -405,12 +405,12 @@ class Operator(Generic[P]):
 
         Nothing is compiled where calls are not prepared.
         """
-        if self._is_prepared:
+        if self._channel.calls.are_prepared:
             operands = {"A": a, "B": b, **others}
             call = self._call_of(self._rows_of(a, None))
             self._check(call, operands)
             with self._channel.calls.compiling():
-                self._with_output(call, self._launch, operands)
+                self._launch(call, operands, call.new_output())
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         """Have later calls write down what their programs do (device/trace.py), or no longer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from typing_extensions import Self
@@ -22,7 +23,9 @@ class Problem(ABC):
     """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
 
     Args:
+        dtype: the operands'.
         epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
+        out_dtype: to which C is rounded then, and partial sums on their way to other ranks; None for the operands'.
 
     Raises:
         ValueError: a size below one, a dtype that is not supported, or an op that there is not.
@@ -34,15 +37,31 @@ class Problem(ABC):
     world_size: int
     dtype: torch.dtype
     epilogue: tuple[str, ...] = ()
+    out_dtype: torch.dtype = None  # type: ignore[assignment]  # `__post_init__` puts the operands' there
+
+    allows_narrowing: ClassVar[bool] = False  # whether an epilogue may make C narrower than the product
 
     def __post_init__(self) -> None:
+        if self.out_dtype is None:
+            object.__setattr__(self, "out_dtype", self.dtype)
         for name in ("m", "n", "k", "world_size"):
             value = getattr(self, name)
             if not (is_whole(value) or isinstance(value, torch.SymInt)):
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
-        epilogue_ops(self.epilogue)
+        for name in ("dtype", "out_dtype"):
+            if (dtype := getattr(self, name)) not in DTYPES:
+                raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+        if self.narrowing > 1 and not self.allows_narrowing:
+            raise ValueError(
+                f"{self.epilogue[-1]} makes C narrower than A @ B; all-gather + GEMM can do that, a "
+                f"{type(self).__name__} cannot"
+            )
+
+    @property
+    def narrowing(self) -> int:
+        """How many columns of A @ B the epilogue makes one column of C."""
+        ops = epilogue_ops(self.epilogue)
+        return ops[-1].narrowing if ops else 1
 
     def with_rows(self, m: int) -> Self:
         """Return the same problem of another m."""
@@ -53,8 +72,9 @@ class Problem(ABC):
         return a_rows
 
     def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes on a rank of what the epilogue reads, by name: of each an element a column of B."""
-        return {op.operand: self.b_shape(rank)[1:] for op in epilogue_ops(self.epilogue) if op.operand}
+        """Return the shapes on a rank of what the epilogue reads, by name: for its rows of C and its columns of B."""
+        ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
+        return {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
 
     @property
     def flops(self) -> int:
@@ -76,8 +96,13 @@ class Problem(ABC):
         """Shape of B on a rank."""
 
     @abstractmethod
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Which rows and which columns of C, from and without, a rank gets."""
+
     def c_shape(self, rank: int) -> tuple[int, int]:
         """Shape of what a rank gets of C."""
+        (first_row, stop_row), (first_column, stop_column) = self.c_bounds(rank)
+        return stop_row - first_row, stop_column - first_column
 
     @abstractmethod
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,19 +28,22 @@ from iris_core import Context
 from iris_core.context import context_named
 
 from .config import GemmConfig
-from .device.epilogue import ACTIVATIONS, finish_with_torch
+from .device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
 from .functional import operator_of, problem_for
+from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
 from .problem import Problem
 
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
-    "bool keep_gathered=False, str? activation=None, Tensor? bias=None"
+    "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, "
+    "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None"
 )
-_MOST_KNOWN = 4096  # problems
+_MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
 _families: dict[str, _Family] = {}  # that have an op
+_found: weakref.WeakValueDictionary[Any, Operator[Any]] = weakref.WeakValueDictionary()  # by all that an op is asked
 
 
 class _Family(NamedTuple):
@@ -56,16 +60,16 @@ class _Family(NamedTuple):
     dim: int
 
 
-@dataclass(frozen=True)
-class Product:
-    """A call without its tensors: the sizes of the whole, where it is made, and by which overlap pattern.
+class Product(NamedTuple):
+    """A call without its tensors, as an op takes it behind A and B.
 
     Args:
         m, n, k: of C (m, n) = A (m, k) @ B (k, n).
         context: the context's name.
         variant, backward_variant: of the product, and of those that give its gradients.
         keep_gathered: whether A as the family gathers it is returned, too.
-        activation: what is applied to C, by name; None for nothing.
+        activation: what is applied to C last, by name; None for nothing.
+        out_dtype: C's; None for the operands'.
     """
 
     m: int
@@ -76,11 +80,7 @@ class Product:
     backward_variant: str = "auto"
     keep_gathered: bool = False
     activation: str | None = None
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return what an op takes behind the tensors."""
-        how = self.context, self.variant, self.backward_variant, self.keep_gathered, self.activation
-        return self.m, self.n, self.k, *how
+    out_dtype: torch.dtype | None = None
 
     def backward(
         self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
@@ -89,7 +89,10 @@ class Product:
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
 
 
-_NUMBERS = len(fields(Product))  # that an op takes between A and B and the bias
+# What an epilogue reads, as an op takes it behind all others: C is activation(scale · A @ B + bias + residual).
+_READ = ("bias", "residual", "scale")
+_LINEAR = ("scale", "bias", "residual")  # in the order in which they are applied
+_NUMBERS = len(Product._fields)  # that an op takes between A and B and what the epilogue reads
 
 
 def op_of(family: str) -> Any:
@@ -132,28 +135,35 @@ def define_op(
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return call_op(a, b, *arguments)
-        return multiply(family, a, b, *_product_and_bias(arguments))
+        return multiply(family, a, b, *_product_and_operands(arguments))
 
     def fake(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
-        product, bias = _product_and_bias(arguments)
+        product, operands = _product_and_operands(arguments)
         ctx = context_named(product.context)
-        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, bias is not None)
+        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands))
         shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
-        return [a.new_empty(shape) for shape in shapes]
+        dtypes = [problem.out_dtype, a.dtype]
+        return [a.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, a: torch.Tensor, bias: torch.Tensor | None, product: Product, *b: torch.Tensor
+            ctx: Any,
+            a: torch.Tensor,
+            bias: torch.Tensor | None,
+            residual: torch.Tensor | None,
+            scale: torch.Tensor | None,
+            product: Product,
+            *b: torch.Tensor,
         ) -> tuple[torch.Tensor, ...]:
-            wants_b = any(ctx.needs_input_grad[3:])
-            kept = replace(product, keep_gathered=product.keep_gathered or (gathers and wants_b))
+            wants_b = any(ctx.needs_input_grad[5:])
+            kept = product._replace(keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = op(a, b, *kept.arguments(), bias)
+                outputs = op(a, b, *kept, bias, residual, scale)
             whole = outputs[1] if gathers and wants_b else a
-            ctx.save_for_backward(whole if wants_b else None, *b)
+            ctx.save_for_backward(whole if wants_b else None, scale, *b)
             ctx.product = product
             if product.keep_gathered:
                 ctx.mark_non_differentiable(outputs[1])
@@ -162,19 +172,31 @@ def define_op(
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            a, *b = ctx.saved_tensors
-            wants_a, wants_bias, _, *wanted = ctx.needs_input_grad
-            of_bias = own_columns(ctx.product, grads[0]).sum(0) if wants_bias else None
-            of_a, of_b = gradients(ctx.product, a, b, grads[0], (wants_a, any(wanted)))
-            parts = [None] * len(b) if of_b is None else of_b.split([one.shape[dim] for one in b], dim)
-            return of_a, of_bias, None, *parts
+            a, scale, *b = ctx.saved_tensors
+            wants_a, wants_bias, wants_residual, _, _, *wanted = ctx.needs_input_grad
+            own = own_columns(ctx.product, grads[0])
+            sizes = [one.shape[dim] for one in b]
+            scaled = b
+            if scale is not None:  # the product of a scaled B
+                factors = scale.split(sizes) if dim == 1 else [scale] * len(b)
+                scaled = [one * factor for one, factor in zip(b, factors, strict=True)]
+            of_a, of_b = gradients(ctx.product, a, scaled, grads[0].to(b[0].dtype), (wants_a, any(wanted)))
+            if of_b is not None and scale is not None:
+                of_b = of_b * scale
+            parts = [None] * len(b) if of_b is None else of_b.split(sizes, dim)
+            return of_a, own.sum(0) if wants_bias else None, own if wants_residual else None, None, None, *parts
 
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if _want_gradients(a, *b, *arguments[_NUMBERS:]):
-            product, bias = _product_and_bias(arguments)
+            product, operands = _product_and_operands(arguments)
+            bias, residual, scale = (operands.get(name) for name in _READ)
+            if scale is not None and scale.requires_grad:
+                raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            output, *others = Gradient.apply(a, bias, replace(product, activation=None), *b)
-            return [finish_with_torch(output, epilogue_of(False, product.activation), {}), *others]
+            output, *others = Gradient.apply(a, bias, residual, scale, product._replace(activation=None), *b)
+            return [finish_with_torch(output, epilogue_of((), product.activation), {}), *others]
+        if _are_plain(a, *b, *arguments[_NUMBERS:]):  # the dispatcher takes 5 us to come to the same
+            return multiply(family, a, b, *_product_and_operands(arguments))
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
 
@@ -192,44 +214,68 @@ def _want_gradients(*operands: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
 
 
-def _product_and_bias(arguments: tuple[Any, ...]) -> tuple[Product, torch.Tensor | None]:
-    """Return what an op is given behind A and B."""
-    bias = arguments[_NUMBERS] if len(arguments) > _NUMBERS else None
-    return Product(*arguments[:_NUMBERS]), bias
+def _are_plain(*operands: torch.Tensor | None) -> bool:
+    """Whether operands have memory, and no mode, subclass or transform of torch's is to see the call."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(one is None or (type(one) in PLAIN and not one.is_meta) for one in operands)
+
+
+def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
+    """Return what an op is given behind A and B: what the epilogue reads by name, where it is given."""
+    read = zip(_READ, arguments[_NUMBERS:], strict=False)
+    return Product(*arguments[:_NUMBERS]), {name: one for name, one in read if one is not None}
 
 
 def multiply(
-    family: str, a: torch.Tensor, b: Sequence[torch.Tensor], product: Product, bias: torch.Tensor | None = None
+    family: str,
+    a: torch.Tensor,
+    b: Sequence[torch.Tensor],
+    product: Product,
+    operands: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[torch.Tensor]:
     """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
+
+    Args:
+        family, a, b, product: what is called.
+        operands: what the epilogue reads, by name: bias, residual, scale.
 
     Raises:
         As `operator_for`, and as a call of an operator.
     """
-    operator = operator_for(family, a.dtype, product, has_bias=bias is not None)
-    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands_of(bias)))
+    reads = tuple(operands)
+    asked = (family, a.dtype, reads, product)
+    operator = _found.get(asked)
+    if operator is None or operator.is_closed:
+        operator = operator_for(family, a.dtype, product, reads=reads)
+        if len(_found) >= _MOST_FOUND:
+            _found.clear()
+        _found[asked] = operator
+    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands))
 
 
-def operator_for(family: str, dtype: torch.dtype, product: Product, *, has_bias: bool = False) -> Operator[Any]:
+def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tuple[str, ...] = ()) -> Operator[Any]:
     """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
+
+    Args:
+        family, dtype, product: what is called.
+        reads: the operands of the epilogue that calls have.
 
     Raises:
         RuntimeError: there is no such context.
         As `operator_of`.
     """
     ctx = context_named(product.context)
-    problem = _known_problem(family, product, ctx.get_num_ranks(), dtype, has_bias)
+    problem = _problem_of(family, product, ctx.get_num_ranks(), dtype, reads)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
 
-def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, has_bias: bool) -> Problem:
+def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, reads: tuple[str, ...]) -> Problem:
     """Return what the ranks of a product do together."""
-    epilogue = epilogue_of(has_bias, product.activation)
-    return _families[family].problem_type(product.m, product.n, product.k, world_size, dtype, epilogue)
-
-
-_known_problem = functools.lru_cache(_MOST_KNOWN)(_problem_of)  # of numbers: a graph's symbols have no hash
+    epilogue = epilogue_of(reads, product.activation)
+    sizes = product.m, product.n, product.k
+    return _families[family].problem_type(*sizes, world_size, dtype, epilogue, product.out_dtype or dtype)
 
 
 def call(
@@ -242,8 +288,11 @@ def call(
     config: GemmConfig | None = None,
     variant: str = "auto",
     options: Mapping[str, Any] | None = None,
-    bias: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
     **asked: Any,
 ) -> Sequence[torch.Tensor]:
     """Return the outputs of a call of a family's function: C, then the family's others.
@@ -254,41 +303,49 @@ def call(
         ctx, a, b, family, sizes, config, variant, asked: as `problem_for`'s. In a graph a size that is not given is
             taken as what all ranks have as much of as this one.
         options: the family's own, of the op's; None for none.
-        bias, activation: what is added to C, and then applied to it; None for nothing.
+        activation, bias, residual, scale: what is done to C, which is activation(scale · A @ B + bias + residual); the
+            scale may be a single number (). None for nothing.
+        out_dtype: C's; None for the operands'.
     """
     options = options or {}
-    finish: dict[str, Any] = {"activation": activation, "bias": bias}
+    operands = {}
+    if bias is not None:
+        operands["bias"] = bias
+    if residual is not None:
+        operands["residual"] = residual
+    if scale is not None:
+        operands["scale"] = scale.expand(b.shape[1]) if scale.ndim == 0 else scale
     if in_graph():
+        how: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, **operands}
         if config is not None:
-            asked = {**asked, **finish, "family": family, "sizes": sizes, "config": config, "variant": variant}
+            asked = {**asked, **how, "family": family, "sizes": sizes, "config": config, "variant": variant}
             return torch.compiler.disable(call)(ctx, a, b, options=options, **asked)
         whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
-        return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **finish)
-    epilogue = epilogue_of(bias is not None, activation)
+        return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **how)
+    epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
-    problem = problem_for(ctx, a, b, epilogue=epilogue, **asked)
-    if config is None and _want_gradients(a, b, bias):
-        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **finish)
+    problem = problem_for(ctx, a, b, epilogue=epilogue, out_dtype=out_dtype, **asked)
+    if config is None and _want_gradients(a, b, *operands.values()):
+        how = {"activation": activation, "out_dtype": out_dtype, **operands}
+        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **how)
     operator = operator_of(ctx, family, problem, variant, config, **options)
-    return operator.call(a, b, m=problem.m, **operands_of(bias))
+    return operator.call(a, b, m=problem.m, **operands)
 
 
-def epilogue_of(has_bias: bool, activation: str | None) -> tuple[str, ...]:
-    """Return the epilogue that adds a bias, if there is one, and applies an activation.
+@functools.cache
+def epilogue_of(
+    reads: tuple[str, ...], activation: str | None, known: tuple[str, ...] = (*ACTIVATIONS, *GATED_ACTIVATIONS)
+) -> tuple[str, ...]:
+    """Return the epilogue of a product that reads these, and ends with an activation, one of those `known`.
 
     Raises:
         ValueError: there is no such activation.
     """
-    if not (activation is None or activation in ACTIVATIONS):
-        raise ValueError(f"activation is {activation!r}; it takes {', '.join(ACTIVATIONS)}, or None")
-    return (*(["bias"] if has_bias else []), *([activation] if activation else []))
-
-
-def operands_of(bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return what such an epilogue reads, as operators take it."""
-    return {} if bias is None else {"bias": bias}
+    if not (activation is None or activation in known):
+        raise ValueError(f"activation is {activation!r}; it takes {', '.join(known)}, or None")
+    return (*(name for name in _LINEAR if name in reads), *([activation] if activation else []))
 
 
 def in_graph() -> bool:

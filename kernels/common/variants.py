@@ -20,6 +20,7 @@ def variant_of(
     agent: Agent,
     sync: Sync,
     summary: str,
+    former_name: str = "",
 ) -> Variant:
     """Return the entry of an implementation, whose `build` makes an operator.
 
@@ -27,6 +28,7 @@ def variant_of(
         implementation: the variant's functions.
         arrangement, agent, sync: its place in the taxonomy.
         summary: one line for tables.
+        former_name: what it was called in older versions; "" for its pattern.
     """
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
@@ -47,4 +49,5 @@ def variant_of(
         can_trace=implementation.can_trace and implementation.is_ours,
         predict=implementation.predict,
         reads_pointers=implementation.reads_pointers,
+        former_name=former_name,
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from iris_core import Context
-from iris_core.utils.torch_modes import lasting
 
 from .device.handshake import number_of_call
 
@@ -69,6 +69,11 @@ def flags_by_source(
     return Buffer((world_size, count), torch.int64, True, halves, describe, call_of)
 
 
+def with_room_to_grow(size: int) -> int:
+    """Return what to make room for where a size was too small, so that sizes that grow step by step take few steps."""
+    return size + -(-size // 4)
+
+
 class Workspace:
     """Buffers by name, zeroed when they are made; they grow, and never shrink.
 
@@ -95,23 +100,26 @@ class Workspace:
     def _fits(self, name: str, buffer: Buffer) -> bool:
         return name in self._memory and self._memory[name].shape[1] >= buffer.size
 
-    def grow(self, asked: Mapping[str, Buffer], *, keep: bool) -> None:
-        """Make room for what is asked for, twice what there was or more; collective, if any of it is symmetric.
+    def grow(self, asked: Mapping[str, Buffer], *, keep: bool, is_foreseen: bool = True) -> None:
+        """Make room for what is asked for; collective, if any of it is symmetric.
 
         Args:
             asked: by name; of symmetric buffers, all ranks ask for the same.
             keep: whether the memory that is outgrown stays where it is, as captured graphs use it.
+            is_foreseen: whether calls that are to come ask for no more; else buffers grow by a quarter, or more.
 
         Raises:
             HeapExhausted: the heap has no room.
         """
-        outgrown = []
+        made = {}
         for name, buffer in asked.items():
-            old = self._memory.get(name)
             if not self._fits(name, buffer):
-                self._memory[name] = self._made(buffer, 0 if old is None else 2 * old.shape[1])
-                outgrown += [] if old is None else [old]
-                self._watch(name, buffer)
+                is_spare = name in self._memory and not is_foreseen
+                made[name] = self._made(buffer, with_room_to_grow(self.half_size(name)) if is_spare else 0)
+        outgrown = [self._memory[name] for name in made if name in self._memory]
+        self._memory |= made
+        for name in made:
+            self._watch(name, asked[name])
         if keep:
             self._outgrown += outgrown
         elif any(self._ctx.heap.contains(old) for old in outgrown):
@@ -162,3 +170,21 @@ class Workspace:
             return f"{self._who()}: {described.describe(word % self.half_size(name))}"
 
         self._ctx.watchdog.watch(self._memory[name].view(-1), describe, buffer.call_of)
+
+
+def lasting(device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor that outlives the call, of memory that torch's allocator gives to no CUDA graph.
+
+    While `torch.compile` warms a CUDA graph up, what this thread allocates is the graph's, and what stays there an
+    error; so another thread allocates.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return make()
+    stream = torch.cuda.current_stream(device)
+
+    def make_on_stream() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(max_workers=1) as other:
+        return other.submit(make_on_stream).result()

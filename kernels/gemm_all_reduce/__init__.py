@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register, register_former_names
+from overlap_taxonomy import register
 
+from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.reference import reference
 from ..common.torch_op import call, define_op
-from . import auto, library
-from .former_names import FORMER_NAMES
+from . import library
 from .gradients import gradients
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
 from .portable import bulk_synchronous, fused_sequential, fused_sequential_stream_k, workgroup_specialized
 from .problem import GemmAllReduceProblem
-from .reference import reference
 
 Problem = GemmAllReduceProblem
 
@@ -29,10 +29,9 @@ for _variant in (
     workgroup_specialized.VARIANT,
     hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto.VARIANT,
+    auto_variant(FAMILY),
 ):
     register(_variant)
-register_former_names(FAMILY, FORMER_NAMES)
 
 
 def gemm_all_reduce(
@@ -40,8 +39,11 @@ def gemm_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     k: int | None = None,
@@ -61,9 +63,12 @@ def gemm_all_reduce(
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
-        bias: added to the sum: (n,), the same on all ranks, of a's dtype; None for none.
-        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
-            required torch applies it, in a pass of its own.
+        scale: multiplies the sum: a number (), or (n,), one a column, the same on all ranks. Has no gradient.
+        bias: added then: (n,), the same on all ranks.
+        residual: added then: (m, n), the same on all ranks; of any strides.
+        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
+            applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's, and that of partial sums between ranks; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -72,7 +77,7 @@ def gemm_all_reduce(
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
-        C (m, n), of a's dtype. Its rows may lie further apart than they are long.
+        C (m, n), of `out_dtype`. Its rows may lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
@@ -86,8 +91,11 @@ def gemm_all_reduce(
         family=FAMILY,
         problem_type=GemmAllReduceProblem,
         sizes={"k": k},
+        scale=scale,
         bias=bias,
+        residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
         accumulation_dtype=accumulation_dtype,

@@ -26,7 +26,7 @@ ONE_SHOT = launch_metadata(product=lambda args: (args["out"].m, args["out"].n, a
 
 def workspace(call: ReduceCall, *, halves: int = 1) -> dict[str, Buffer]:
     """Return the buffers of C and of all ranks' partials, these in so many halves."""
-    m, dtype, width = call.problem.m, call.problem.dtype, call.width(call.problem.n)
+    m, dtype, width = call.problem.m, call.problem.out_dtype, call.width(call.problem.n)
     partials = Buffer((call.world_size, m, width), dtype, is_symmetric=True, halves=halves)
     return {"output": Buffer((m, width), dtype), "staging": partials}
 

@@ -17,13 +17,13 @@ from .host import FAMILY
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
     """Return the buffer of C."""
-    return {"output": Buffer((call.problem.m, call.problem.n), call.problem.dtype)}
+    return {"output": Buffer((call.problem.m, call.problem.n), call.problem.out_dtype)}
 
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Multiply, and reduce."""
     output = call.memory["output"]
-    torch.mm(a, b, out=output)
+    call.multiply_with_torch(a, b, output, is_partial=True)
     dist.all_reduce(output, group=call.channel.opened)
     call.finish(output)
     return (output,)

@@ -15,9 +15,9 @@ class GemmAllReduceProblem(GemmReduceScatterProblem):
     by shards of rows, `rows` and `shard_shape` are a rank's.
     """
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(m, n) on every rank."""
-        return self.m, self.n
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """All of C on every rank."""
+        return (0, self.m), (0, self.n)
 
     @property
     def wire_bytes(self) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register, register_former_names
+from overlap_taxonomy import register
 
+from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.reference import reference
 from ..common.torch_op import call, define_op
-from . import auto, library
-from .former_names import FORMER_NAMES
+from . import library
 from .gradients import gradients, own_columns
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
@@ -23,7 +24,6 @@ from .portable import (
     workgroup_specialized,
 )
 from .problem import GemmAllScatterProblem
-from .reference import reference
 
 Problem = GemmAllScatterProblem
 
@@ -38,10 +38,9 @@ for _variant in (
     copy_engine.VARIANT,
     hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto.VARIANT,
+    auto_variant(FAMILY, baseline="library_layout"),  # C is one matrix, whichever is chosen
 ):
     register(_variant)
-register_former_names(FAMILY, FORMER_NAMES)
 
 
 def gemm_all_scatter(
@@ -49,8 +48,11 @@ def gemm_all_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     n: int | None = None,
@@ -66,9 +68,12 @@ def gemm_all_scatter(
         ctx: the context.
         a: (m, k), the same on every rank; bf16, fp16 or fp32, on the context's device.
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
-        bias: added to its columns before they are stored: (this rank's columns,), of a's dtype; None for none.
-        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
-            required torch applies it, in a pass of its own.
+        scale: multiplies the product: a number (), or (this rank's columns,), one a column. Has no gradient.
+        bias: added then: (this rank's columns,).
+        residual: added then: (m, this rank's columns), a view of the whole as well; of any strides.
+        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
+            applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -76,7 +81,7 @@ def gemm_all_scatter(
             rank on four cannot tell that there are now 10.
 
     Returns:
-        C (m, n), of a's dtype, on the heap. Its rows may lie further apart than they are long. With
+        C (m, n), of `out_dtype`, on the heap. Its rows may lie further apart than they are long. With
         "library" they are the ranks' blocks, as they come: (ranks, m, columns of rank 0).
 
     Raises:
@@ -91,8 +96,11 @@ def gemm_all_scatter(
         family=FAMILY,
         problem_type=GemmAllScatterProblem,
         sizes={"n": n},
+        scale=scale,
         bias=bias,
+        residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
     )[0]

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ..common.call import Call, Device
-from ..common.config import GemmConfig, default_config
+from ..common.call import Call
 from ..common.device.arguments import Block
 from ..common.workspace import Buffer
 from .problem import GemmAllScatterProblem
@@ -15,16 +14,10 @@ from .problem import GemmAllScatterProblem
 FAMILY = "gemm_all_scatter"
 
 
-def plan(problem: GemmAllScatterProblem, device: Device, comm_share: float = 0.0) -> GemmConfig:
-    """Return what to start from for the largest block of columns."""
-    m, n = problem.m, problem.b_shape(0)[1]
-    return default_config(device.arch, device.num_sms, m=m, n=n, dtype=problem.dtype, comm_share=comm_share)
-
-
 def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     """Return the buffer of C."""
     problem = call.problem
-    return {"output": Buffer((problem.m, problem.n), problem.dtype, is_symmetric=True)}
+    return {"output": Buffer((problem.m, problem.n), problem.out_dtype, is_symmetric=True)}
 
 
 def outputs(call: Call[GemmAllScatterProblem]) -> tuple[torch.Tensor]:

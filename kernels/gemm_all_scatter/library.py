@@ -29,14 +29,14 @@ def blocks_workspace(call: AllScatterCall) -> dict[str, Buffer]:
     """Return the buffers of this rank's block of C, and of all ranks'; each is padded to the largest."""
     problem = call.problem
     own = (problem.m, problem.b_shape(0)[1])
-    return {"own": Buffer(own, problem.dtype), "output": Buffer((problem.world_size, *own), problem.dtype)}
+    return {"own": Buffer(own, problem.out_dtype), "output": Buffer((problem.world_size, *own), problem.out_dtype)}
 
 
 def layout_workspace(call: AllScatterCall) -> dict[str, Buffer]:
     """Return those and the buffer of the matrix."""
     blocks = blocks_workspace(call)
     world_size, m, columns = blocks["output"].shape
-    matrix = Buffer((m, world_size, columns), call.problem.dtype)
+    matrix = Buffer((m, world_size, columns), call.problem.out_dtype)
     return {"own": blocks["own"], "blocks": blocks["output"], "output": matrix}
 
 
@@ -50,8 +50,7 @@ def multiply(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> torch.Te
     """Return this rank's block of C, padded."""
     own = call.memory["own"]
     block = own if b.shape[1] == own.shape[1] else own[:, : b.shape[1]]
-    torch.mm(a, b, out=block)
-    call.finish(block)
+    call.multiply_with_torch(a, b, block)
     return own
 
 

@@ -35,9 +35,9 @@ class GemmAllScatterProblem(Problem):
         start, stop = self.columns(rank)
         return self.k, stop - start
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(m, n) on every rank."""
-        return self.m, self.n
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """All of C on every rank."""
+        return (0, self.m), (0, self.n)
 
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Problem.shards`."""
@@ -46,4 +46,4 @@ class GemmAllScatterProblem(Problem):
     @property
     def wire_bytes(self) -> int:
         """What rank 0, whose block is the largest, sends: its block to every peer."""
-        return (self.world_size - 1) * self.m * self.b_shape(0)[1] * self.dtype.itemsize
+        return (self.world_size - 1) * self.m * self.b_shape(0)[1] * self.out_dtype.itemsize

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import register, register_former_names
+from overlap_taxonomy import register
 
+from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.reference import reference
 from ..common.torch_op import call, define_op
-from . import auto, library
-from .former_names import FORMER_NAMES
+from . import library
 from .gradients import gradients
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
@@ -23,7 +24,6 @@ from .portable import (
     workgroup_specialized,
 )
 from .problem import GemmReduceScatterProblem
-from .reference import reference
 
 Problem = GemmReduceScatterProblem
 
@@ -38,10 +38,9 @@ for _variant in (
     copy_engine.VARIANT,
     hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto.VARIANT,
+    auto_variant(FAMILY),
 ):
     register(_variant)
-register_former_names(FAMILY, FORMER_NAMES)
 
 
 def gemm_reduce_scatter(
@@ -49,8 +48,11 @@ def gemm_reduce_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     k: int | None = None,
@@ -68,9 +70,12 @@ def gemm_reduce_scatter(
         a: (m, this rank's slice of k); the slices are those of ``torch.chunk`` over the k of all ranks. bf16, fp16 or
             fp32, on the context's device.
         b: (this rank's slice of k, n).
-        bias: added to the sum: (n,), the same on all ranks, of a's dtype; None for none.
-        activation: applied then, in fp32: "relu", "gelu", "gelu_tanh" or "silu"; None for none. Where a gradient is
-            required torch applies it, in a pass of its own.
+        scale: multiplies the sum: a number (), or (n,), one a column, the same on all ranks. Has no gradient.
+        bias: added then: (n,), the same on all ranks.
+        residual: added then: (this rank's rows of C, n); of any strides.
+        activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
+            applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
+        out_dtype: C's, and that of partial sums between ranks; None for a's. With another, sm90 kernels are not taken.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -79,7 +84,7 @@ def gemm_reduce_scatter(
         accumulation_dtype: in what partial sums are accumulated; float32 is the only one.
 
     Returns:
-        C (this rank's rows of m, as torch.chunk cuts them, n), of a's dtype. Its rows may lie further apart than they
+        C (this rank's rows of m, as torch.chunk cuts them, n), of `out_dtype`. Its rows may lie further apart than they
         are long.
 
     Raises:
@@ -94,8 +99,11 @@ def gemm_reduce_scatter(
         family=FAMILY,
         problem_type=GemmReduceScatterProblem,
         sizes={"k": k},
+        scale=scale,
         bias=bias,
+        residual=residual,
         activation=activation,
+        out_dtype=out_dtype,
         variant=variant,
         config=config,
         accumulation_dtype=accumulation_dtype,

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..common.call import Call, Device
-from ..common.config import GemmConfig, default_config
+from ..common.call import Call
 from ..common.device.arguments import Block
 from ..common.portable.partials import Staging
 from ..common.workspace import Buffer, flags_by_source
@@ -19,13 +18,6 @@ from .problem import GemmReduceScatterProblem
 
 FAMILY = "gemm_reduce_scatter"
 ReduceCall = Call[GemmReduceScatterProblem]
-
-
-def plan(problem: GemmReduceScatterProblem, device: Device, comm_share: float = 0.0) -> GemmConfig:
-    """Return what to start from for the whole C."""
-    return default_config(
-        device.arch, device.num_sms, m=problem.m, n=problem.n, dtype=problem.dtype, comm_share=comm_share
-    )
 
 
 @dataclass(frozen=True)
@@ -46,10 +38,10 @@ class Destination:
         """Return the buffer of C."""
         problem, width = call.problem, call.width(call.problem.n)
         if self.sends_to_all:
-            return {"output": Buffer((problem.m, width), problem.dtype, is_symmetric=True)}
+            return {"output": Buffer((problem.m, width), problem.out_dtype, is_symmetric=True)}
         # A rank without rows still takes part: it computes nothing of its own, into room for one row.
         rows = max(1, problem.shard_shape(call.rank)[0])
-        return {"output": Buffer((rows, width), problem.dtype)}
+        return {"output": Buffer((rows, width), problem.out_dtype)}
 
     def outputs(self, call: ReduceCall) -> tuple[torch.Tensor]:
         """Return C, or this rank's rows of it."""
@@ -86,9 +78,9 @@ def workspace(call: ReduceCall, *, keeps_partials: bool = True) -> dict[str, Buf
     problem = call.problem
     shape = (problem.world_size, problem.shard_shape(0)[0], call.width(problem.n))
     return {
-        "staging": Buffer(shape, problem.dtype, is_symmetric=True),
+        "staging": Buffer(shape, problem.out_dtype, is_symmetric=True),
         "flags": flags_by_source(call.world_size, shard_tiles(call), "tile", "partial sum"),
-        **({"partials": Buffer(shape, problem.dtype)} if keeps_partials else {}),
+        **({"partials": Buffer(shape, problem.out_dtype)} if keeps_partials else {}),
     }
 
 

@@ -18,15 +18,15 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     problem = call.problem
     rows = problem.shard_shape(0)[0]
     return {
-        "partial": Buffer((problem.world_size * rows, problem.n), problem.dtype),
-        "output": Buffer((rows, problem.n), problem.dtype),
+        "partial": Buffer((problem.world_size * rows, problem.n), problem.out_dtype),
+        "output": Buffer((rows, problem.n), problem.out_dtype),
     }
 
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Multiply, and reduce and scatter."""
     partial = call.memory["partial"]
-    torch.mm(a, b, out=partial[: call.problem.m])
+    call.multiply_with_torch(a, b, partial[: call.problem.m], is_partial=True)
     reduce_scatter_single(call.memory["output"], partial, group=call.channel.opened)
     call.finish(outputs(call)[0])
     return outputs(call)

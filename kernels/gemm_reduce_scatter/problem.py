@@ -43,9 +43,9 @@ class GemmReduceScatterProblem(Problem):
         start, stop = self.rows(rank)
         return stop - start, self.n
 
-    def c_shape(self, rank: int) -> tuple[int, int]:
-        """(the rank's rows, n)."""
-        return self.shard_shape(rank)
+    def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The rank's rows, and all columns."""
+        return self.rows(rank), (0, self.n)
 
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Problem.shards`."""
@@ -54,5 +54,5 @@ class GemmReduceScatterProblem(Problem):
 
     @property
     def wire_bytes(self) -> int:
-        """What a rank receives at most: the peers' parts of the largest shard, in the operands' dtype."""
-        return (self.world_size - 1) * self.shard_shape(0)[0] * self.n * self.dtype.itemsize
+        """What a rank receives at most: the peers' parts of the largest shard, in C's dtype."""
+        return (self.world_size - 1) * self.shard_shape(0)[0] * self.n * self.out_dtype.itemsize

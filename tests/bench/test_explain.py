@@ -137,14 +137,14 @@ def test_a_problem_is_judged_by_times_that_are_hidden_when_it_is_chosen() -> Non
 def test_auto_is_good_at_problems_that_no_table_has(gpu: str) -> None:
     """docs/performance.md has the table of which these are the bounds."""
     shipped = all_shipped_tables()
-    for hidden, mean, good in (("the problem", 1.02, 0.8), ("its N and K", 1.03, 0.75)):
+    for hidden, mean, good in (("the problem", 1.015, 0.85), ("its N and K", 1.02, 0.8)):
         judged = list(judge({gpu: shipped[gpu]}, shipped, hidden))
         for world_size in {one.key.world_size for one in judged}:
             out = verdict([one for one in judged if one.key.world_size == world_size])
             assert out.over_best[0] < mean
             assert out.good > good
             assert out.over_library[1] < (1.25 if world_size == 1 else 1.15)
-            assert out.slower <= (8 if world_size == 1 else 2)
+            assert out.slower <= (10 if world_size == 1 else 2)
             assert out.error[0] < 0.04
 
 

@@ -8,6 +8,7 @@ its peers says so in a file, and goes on when it finds the file "go".
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -61,19 +62,19 @@ def sockets():
     return sum(row[6] in inodes for row in rows)
 
 
-start = time.monotonic()
 waits = [lambda: operator(a, b)] * (place == "operator") + [ctx.barrier]
 limit = contextlib.nullcontext()
 if place == "operator":  # kernels know by the limit alone, here when all are ready but rank 1
     ready = operator.state[:world_size]
     limit = clock_of_waits(lambda: all(ready[peer] for peer in range(world_size) if peer not in (1, rank)))
-elif fault == "stopped" and rank == 0:  # so does the host; it is rank 0 that knows who is missing
+elif fault == "stopped" and rank == 0:  # so does the host; it is rank 0 that knows who is missing, when rank 2 has come
+    others = ctx.control_plane.exchange._sockets
+    wait_until(lambda: others[2] in select.select([others[2]], [], [], 0)[0])
     limit = short_limit(ctx)
 with limit:
     kind, message = raised(*waits)
-seconds = time.monotonic() - start
 reset = raised(ctx.reset) if fault != "stopped" else None
 closed = raised(ctx.close)
-said = {"kind": kind, "message": message, "seconds": seconds, "reset": reset, "closed": closed, "sockets": sockets()}
+said = {"kind": kind, "message": message, "reset": reset, "closed": closed, "sockets": sockets()}
 Path(folder, f"said{rank}").write_text(json.dumps(said))
 os._exit(0)

@@ -1,4 +1,4 @@
-"""A variant from another distribution: one file and an entry point, and all commands know it."""
+"""A variant, and a family, from another distribution: one file and an entry point, and all commands know it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-NAME = "low_tiles:portable"
-VARIANT = """
+A_VARIANT = """
 from dataclasses import replace
 
 from iris_kernels.common.implementation import Implementation
+from iris_kernels.common.plans import default_plan
 from iris_kernels.common.variants import variant_of
 from iris_kernels.gemm_all_scatter import host
 from iris_kernels.gemm_all_scatter.portable import workgroup_specialized as existing
@@ -22,7 +24,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, register
 
 
 def plan(problem, device):
-    return replace(host.plan(problem, device), block_m=16, comm_sms=1)
+    return replace(default_plan(problem, device), block_m=16, comm_sms=1)
 
 
 register(
@@ -35,35 +37,114 @@ register(
     )
 )
 """
+A_FAMILY = """
+from dataclasses import dataclass
+
+from iris_kernels.common.choice.auto import auto_variant
+from iris_kernels.common.implementation import Implementation
+from iris_kernels.common.library import library_variant
+from iris_kernels.common.variants import variant_of
+from iris_kernels.gemm_all_scatter import host, library
+from iris_kernels.gemm_all_scatter.portable import fused_sequential as existing
+from iris_kernels.gemm_all_scatter.problem import GemmAllScatterProblem
+from overlap_taxonomy import Agent, Arrangement, Sync, register
+
+FAMILY = "gemm_everywhere"
+
+
+@dataclass(frozen=True)
+class Problem(GemmAllScatterProblem):
+    pass
+
+
+register(
+    library_variant(
+        FAMILY,
+        "library",
+        library.launch_layout,
+        workspace=library.layout_workspace,
+        outputs=library.matrix_of,
+        predict=lambda machine, work: 8e-6 * work.m * work.n,
+        summary="torch.mm, then all_gather_into_tensor",
+    )
+)
+register(
+    variant_of(
+        Implementation(
+            FAMILY,
+            "tile_by_tile",
+            existing.plan,
+            host.workspace,
+            existing.launch,
+            host.outputs,
+            predict=lambda machine, work: 2e-6 * work.m * work.n,
+        ),
+        arrangement=Arrangement.FUSED_KERNEL,
+        agent=Agent.COMPUTING_PROGRAM,
+        sync=Sync.NONE,
+        summary="programs store their tiles to every rank",
+    )
+)
+register(auto_variant(FAMILY))
+"""
 CHOICE = """
+import sys
+
+import torch
+
+from iris_bench.measure.families import FAMILIES
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Measured, key_of
 from iris_kernels.common.choice.ranking import Ranking
-from iris_kernels.gemm_all_scatter import Problem
-import torch
 
-problem = Problem(64, 64, 64, 2, torch.bfloat16)
-table = {key_of("gemm_all_scatter", problem): Measured({"library_layout": 9.0, "low_tiles:portable": 3.0})}
-candidates = ["library_layout", "low_tiles:portable"]
-print(Ranking(Knowledge("", table, {}), "gemm_all_scatter", problem, candidates).choices().of(64).variant)
+family, baseline, name = sys.argv[1:]
+problem = FAMILIES[family].problem(m=64, n=64, k=64, world_size=2, dtype=torch.bfloat16)
+table = {key_of(family, problem): Measured({baseline: 9.0, name: 3.0})}
+print(Ranking(Knowledge("", table, {}), family, problem, [baseline, name]).choices().of(64).variant)
 """
 
 
+@dataclass(frozen=True)
+class Theirs:
+    """A module of another distribution: its entry point and source, a variant that it registers, the library's beside.
+
+    Args:
+        entry_point, source: its.
+        family, variant: a variant that it registers.
+        baseline: the library's, which that family's `auto` compares others with.
+    """
+
+    entry_point: str
+    source: str
+    family: str
+    variant: str
+    baseline: str
+
+
+VARIANT = Theirs("their_variant", A_VARIANT, "gemm_all_scatter", "low_tiles:portable", "library_layout")
+FAMILY = Theirs("gemm_everywhere", A_FAMILY, "gemm_everywhere", "tile_by_tile:portable", "library")
+each = pytest.mark.parametrize("theirs", [VARIANT, FAMILY], ids=["variant", "family"])
+
+
 @pytest.fixture(scope="module")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which a distribution with the variant is installed."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "their_variant.py").write_text(VARIANT)
-    info = folder / "their_variant-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-variant\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[iris_overlap.families]\ntheir_variant = their_variant\n")
-    return folder
+def site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Theirs], Path]:
+    """Return what gives a folder in which a distribution with a module is installed."""
+
+    def install(theirs: Theirs) -> Path:
+        folder = tmp_path_factory.mktemp("site")
+        (folder / "their_module.py").write_text(theirs.source)
+        info = folder / "their_module-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-module\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[iris_overlap.families]\n{theirs.entry_point} = their_module\n")
+        return folder
+
+    return install
 
 
-def run(distribution: Path, *arguments: object) -> str:
+def run(site: Path, *arguments: object) -> str:
     """Run Python where the distribution is installed; return what it prints."""
-    path = os.pathsep.join([str(distribution), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False
@@ -72,24 +153,34 @@ def run(distribution: Path, *arguments: object) -> str:
     return done.stdout
 
 
-def test_it_is_listed(distribution: Path) -> None:
-    assert NAME in run(distribution, "-m", "iris_bench", "list")
+@each
+def test_it_is_listed(site: Callable[[Theirs], Path], theirs: Theirs) -> None:
+    assert theirs.variant in run(site(theirs), "-m", "iris_bench", "list")
 
 
-def test_it_is_checked_for_races(distribution: Path) -> None:
-    options = ["--family", "gemm_all_scatter", "--variant", NAME, "--shapes", "40x70x33", "--schedules", 2]
-    assert NAME in run(distribution, "-m", "iris_bench", "check", *options)
+@each
+def test_it_is_checked_for_races(site: Callable[[Theirs], Path], theirs: Theirs) -> None:
+    options = ["--family", theirs.family, "--variant", theirs.variant, "--shapes", "40x70x33", "--schedules", 2]
+    assert theirs.variant in run(site(theirs), "-m", "iris_bench", "check", *options)
 
 
-def test_it_is_measured(distribution: Path, tmp_path: Path) -> None:
-    options = ["--family", "gemm_all_scatter", "--variant", NAME, "--shapes", "40x70x33", "--world-size", 2]
-    outputs = ["--device", "cpu", "--out", tmp_path / "rows.csv", "--plot", tmp_path / "rows.png"]
-    run(distribution, "-m", "iris_bench", "run", *options, *outputs)
+@each
+def test_it_is_measured(site: Callable[[Theirs], Path], theirs: Theirs, tmp_path: Path) -> None:
+    options = ["--family", theirs.family, "--variant", f"{theirs.variant},auto", "--shapes", "40x70x33"]
+    outputs = ["--device", "cpu", "--world-size", 2, "--out", tmp_path / "rows.csv", "--plot", tmp_path / "rows.png"]
+    run(site(theirs), "-m", "iris_bench", "run", *options, *outputs)
     with (tmp_path / "rows.csv").open() as file:
         rows = {row["variant"]: row["status"] for row in csv.DictReader(file)}
-    assert rows[NAME] == "ok"
+    assert rows[theirs.variant] == rows["auto"] == "ok"
     assert (tmp_path / "rows.png").exists()
 
 
-def test_it_is_chosen_where_it_is_the_fastest(distribution: Path) -> None:
-    assert run(distribution, "-c", CHOICE).strip() == NAME
+@each
+def test_it_is_chosen_where_it_was_measured_to_be_the_fastest(site: Callable[[Theirs], Path], theirs: Theirs) -> None:
+    said = run(site(theirs), "-c", CHOICE, theirs.family, theirs.baseline, theirs.variant)
+    assert said.strip() == theirs.variant
+
+
+def test_it_is_chosen_where_it_is_predicted_to_be_the_fastest(site: Callable[[Theirs], Path]) -> None:
+    said = run(site(FAMILY), "-m", "iris_bench", "explain", "512x512x512", "--family", FAMILY.family, "--gpu", "H100")
+    assert f"auto takes {FAMILY.variant}" in " ".join(said.split())

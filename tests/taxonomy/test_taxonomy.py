@@ -137,8 +137,7 @@ REGISTER = """
 from dataclasses import replace
 from overlap_taxonomy import registry
 first = next(iter(registry._variants.values()))
-registry.register(replace(first, pattern="half"))
-registry.register_former_names(first.family, {"a former name": "half"})
+registry.register(replace(first, pattern="half", former_name="a former name"))
 """
 CLASH = REGISTER + 'registry.register(replace(first, summary="another"))'
 NAMED = "the entry point 'elsewhere' = 'a_family' of their-kernels"

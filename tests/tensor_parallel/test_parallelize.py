@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from iris_core import Context, RankPool, iris
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear, heap_bytes, parallelize, plan_of
 from iris_tensor_parallel.styles import ColwiseParallel, RowwiseParallel
+from iris_tensor_parallel.tp_plan import DivideGroups
 
 WIDTH, TOKENS, STEPS = 8, 4, 50
 MOST = 1 << 14  # tokens that there is room for
@@ -44,11 +45,17 @@ def call() -> Iterator[Callable[..., Any]]:
 def join(rank: int, world_size: int, port: int) -> None:
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     mesh()
+    row_of_ranks()
 
 
 @functools.cache
 def mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+@functools.cache
+def row_of_ranks() -> DeviceMesh:
+    return init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 
 
 class Block(nn.Module):
@@ -137,6 +144,55 @@ def test_losses_are_those_of_one_process(call: Callable[..., Any], kind: str, st
         assert steps < STEPS or ratio < 0.5  # there is something to learn
 
 
+class Gated(nn.Module):
+    """The MLP alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(*sizes) for sizes in ((64, 256), (64, 256), (256, 64)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
+    """Return how much memory a forward pass keeps for the backward pass, beside parameters."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        kept[local.untyped_storage().data_ptr()] = local
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(x.requires_grad_()).sum().backward()
+    for one in model.parameters():
+        kept.pop(one.to_local().untyped_storage().data_ptr() if isinstance(one, DTensor) else one.data_ptr(), None)
+    return sum(one.untyped_storage().nbytes() for one in kept.values())
+
+
+def keep_for_gradients(rank: int, world_size: int) -> tuple[int, int]:
+    """Return what is kept under sequence parallelism: by these styles, and by torch's where x is gathered once."""
+    tp, tokens, ours, torchs_own = mesh()["tp"], Shard(1), Gated(), Gated()
+    column = ColwiseParallel(input_layouts=tokens)
+    plan = {"gate": column, "up": column, "down": RowwiseParallel(output_layouts=tokens)}
+    ctx = parallelize(ours, tp, plan, max_tokens=64, gradients=True)
+    plan_of_torch = {
+        "": torchs.PrepareModuleInput(input_layouts=tokens, desired_input_layouts=Replicate()),
+        **{name: torchs.ColwiseParallel() for name in ("gate", "up")},
+        "down": torchs.RowwiseParallel(output_layouts=tokens),
+    }
+    torchs.parallelize_module(torchs_own, tp, plan_of_torch)
+    found = [kept_bytes(model, torch.ones(2, 16, 64)) for model in (ours, torchs_own)]
+    ctx.close()
+    return found[0], found[1]
+
+
+def test_no_more_is_kept_for_gradients_than_by_torchs_styles(call: Callable[..., Any]) -> None:
+    for ours, torchs_own in call(keep_for_gradients):
+        assert 64 * 64 * 4 < ours <= torchs_own
+
+
 def exchange_checkpoints(rank: int, world_size: int, folder: Path) -> list[Any]:
     """Save what one kind of styles has cut, and load it into what the other has; return what differs."""
     tp, wrong = mesh()["tp"], []
@@ -167,7 +223,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def decoder(kind: str, *, is_tied: bool = False) -> Any:
+def decoder(kind: str, *, is_tied: bool = False, keys: int = 2) -> Any:
     """Return a small model of transformers', the same on every process."""
     import transformers
 
@@ -177,7 +233,7 @@ def decoder(kind: str, *, is_tied: bool = False) -> Any:
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=keys,
         head_dim=4,
         tie_word_embeddings=is_tied,
     )
@@ -231,6 +287,91 @@ def test_a_model_is_cut_by_its_own_plan(call: Callable[..., Any], kind: str, is_
         assert used < most - least < 4 * used
 
 
+def replicate(rank: int, world_size: int, kind: str, keys: int, folder: Path) -> Any:
+    """Cut a model of fewer heads of keys than ranks; exchange checkpoints with torch's styles on two ranks.
+
+    Returns:
+        How far a step is from one in fp64; the heads of a rank's keys; what differs in the checkpoints.
+    """
+    exact, ours = step(decoder(kind, keys=keys).double()), decoder(kind, keys=keys)
+    ctx = parallelize(ours, row_of_ranks(), max_tokens=12, gradients=True)
+    found = step(ours)
+    off = max(((one - to).norm() / to.norm()).item() for one, to in zip(found, exact, strict=True))
+    heads = ours.model.layers[0].self_attn.k_proj.weight.to_local().shape[0] / 4
+    torchs_own = decoder(kind, keys=keys)
+    plan = {path: torchs.ColwiseParallel() for path, name in ours.tp_plan.items() if name == "colwise"}
+    torchs.parallelize_module(torchs_own, mesh()["tp"], plan if keys > 1 else {})
+    wrong = []
+    for number, (saved, loaded) in enumerate([(ours, torchs_own), (torchs_own, ours)]):
+        is_ours, tp = saved is ours, mesh()["tp"].get_group()
+        where = str(folder / f"{number}-{0 if is_ours else mesh()['dp'].get_local_rank()}")
+        dcp.save(saved.state_dict(), checkpoint_id=where, process_group=None if is_ours else tp)
+        dist.barrier()
+        with torch.no_grad():
+            for one in loaded.parameters():
+                one.zero_()
+        state = loaded.state_dict()
+        dcp.load(state, checkpoint_id=str(folder / f"{number}-0"))
+        loaded.load_state_dict(state)
+        expected = decoder(kind, keys=keys).parameters()
+        wrong += far([whole(one) for one in loaded.parameters()], expected)
+    wrong += far([step(ours)[0]], [exact[0]])
+    ctx.close()
+    return off, heads, wrong
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("Llama", 2), ("Llama", 1), ("Qwen3", 2)])
+def test_heads_of_keys_are_replicated_where_ranks_are_more(
+    call: Callable[..., Any], kind: str, keys: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    for off, heads, wrong in call(replicate, kind, keys, tmp_path):
+        assert off < 1e-5
+        assert heads == 1
+        assert wrong == []
+
+
+class Queries(nn.Module):
+    """Four heads of queries, two of keys; x is (tokens, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj, self.k_proj, self.o_proj = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 8), nn.Linear(16, WIDTH)
+        self.num_key_value_groups = 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys = self.k_proj(x).unflatten(-1, (-1, 4)).repeat_interleave(self.num_key_value_groups, -2).flatten(-2)
+        return self.o_proj(self.q_proj(x) * keys)
+
+
+def replicate_shared(rank: int, world_size: int, compile_it: bool) -> Any:
+    """Cut queries and fewer keys, which gather x once; return what is far from one process's."""
+    whole_one, model, x = Queries(), Queries(), torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0))
+    column = {"input_layouts": Shard(0)}
+    plan = {
+        "q_proj": ColwiseParallel(**column),
+        "k_proj": ColwiseParallel(**column, replicas=2),
+        "o_proj": RowwiseParallel(output_layouts=Shard(0)),
+        "": DivideGroups(2),
+    }
+    ctx = parallelize(model, row_of_ranks(), plan, max_tokens=8, gradients=True)
+    assert model.k_proj.shared is not None
+    expected = whole_one(x)
+    expected.square().sum().backward()
+    output = (torch.compile(model, backend="aot_eager", fullgraph=True) if compile_it else model)(x.chunk(4)[rank])
+    output.square().sum().backward()
+    wrong = far([output], [expected.chunk(4)[rank]])
+    wrong += far([whole(one.grad) for one in model.parameters()], [one.grad for one in whole_one.parameters()])
+    ctx.close()
+    return wrong
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_replicated_heads_share_a_gather(call: Callable[..., Any], compile_it: bool) -> None:
+    assert call(replicate_shared, compile_it) == [[]] * 4
+
+
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     tp = mesh()["tp"]
     return [
@@ -238,6 +379,8 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(parallelize, blocks(), tp, {"*.up": torchs.ColwiseParallel()}, max_tokens=8),
         raised(parallelize, blocks(), tp, plan(), max_tokens=0),
         raised(torchs.parallelize_module, blocks(), tp, plan()),
+        raised(parallelize, blocks(), tp, {"*.up": ColwiseParallel(replicas=3)}, max_tokens=8),
+        raised(ColwiseParallel, output_layouts=Replicate(), replicas=2),
     ]
 
 
@@ -247,6 +390,8 @@ def test_what_cannot_be_cut_is_refused(call: Callable[..., Any]) -> None:
         "no style of iris_tensor_parallel in the plan is for a linear layer of this Sequential",
         "max_tokens is 0",
         "has no context",
+        "replicas is 3; it must divide the 2 ranks, and what is left of them the 32 output features",
+        "replicas is 2; it takes a positive number, and 1 with output_layouts=Replicate()",
     ]
     for errors in call(refuse):
         for (kind, message), part in zip(errors, parts, strict=True):
@@ -258,9 +403,14 @@ def test_heads_that_cannot_be_cut_are_refused() -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ValueError, match="num_attention_heads is 4, which cannot be cut for 3 ranks"):
         plan_of(decoder("Llama"), 3)
-    with pytest.raises(ValueError, match=r"num_key_value_heads is 2.*4 ranks.*or repeat each of them before"):
-        plan_of(decoder("Llama"), 4)
     model = decoder("Llama")
+    model.config.num_key_value_heads = 3
+    with pytest.raises(ValueError, match="num_key_value_heads is 3, which can be neither cut nor replicated for 4"):
+        plan_of(model, 4)
+    model = decoder("Llama")
+    model._tp_plan = {"lm_head": "colwise"}
+    with pytest.raises(ValueError, match="2 ranks for each head of keys and values, and the tp_plan has no k_proj"):
+        plan_of(model, 4)
     model._tp_plan = {"lm_head": "packed_colwise"}
     with pytest.raises(ValueError, match=r"\{'lm_head': 'packed_colwise'\}; give some"):
         plan_of(model, 2)

@@ -6,14 +6,16 @@ import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from layers import SIZES, cut_pair, draw, far, gradients, own_gradients, own_rows, parameters, released, whole_pair
-from ranks import Ranks, context, raised
+from ranks import Ranks, close_context, context, raised
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from iris_core import iris
 from iris_tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -201,6 +203,43 @@ def test_nothing_is_made_after_prepare(ranks: Callable[[int], Ranks], sequence_p
 
 
 @released
+def exceed_what_was_prepared(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:
+    """Call a layer with more tokens than it was prepared for, while a stream is captured and then."""
+    ctx, layer = context(), ColumnParallelLinear(context(), *SIZES[:2], sequence_parallel=True)
+    prepare(layer, 8)
+    x = draw(0, 8, SIZES[0])  # a rank's
+    with torch.no_grad():
+        with mock.patch.object(ctx.backend, "is_capturing", return_value=True):
+            error = raised(layer, x)
+        return error, len(layer(x)) == 8 * world_size
+
+
+def test_more_tokens_than_were_prepared_are_refused_while_a_stream_is_captured(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), is_made_later in ranks(2).call(exceed_what_was_prepared):
+        assert kind == "RuntimeError"
+        assert "need memory that there is not yet, and a stream is being captured" in message
+        assert "iris_tensor_parallel.prepare the model" in message
+        assert is_made_later
+
+
+def call_when_closed(rank: int, world_size: int) -> list[tuple[str, str]]:
+    close_context()
+    x = torch.ones(6, SIZES[0])
+    with torch.no_grad():
+        with iris(1 << 22, "cpu") as ctx:
+            layer = ColumnParallelLinear(ctx, *SIZES[:2], sequence_parallel=True)
+            layer(x[:4])
+        return [raised(layer, x[:4]), raised(layer, x)]
+
+
+def test_a_layer_says_that_its_context_was_closed(ranks: Callable[[int], Ranks]) -> None:
+    for errors in ranks(2).call(call_when_closed):
+        for kind, message in errors:
+            assert kind == "RuntimeError"
+            assert "this context is closed; iris_core.iris makes another" in message
+
+
+@released
 def have_no_tokens(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:
     layer = ColumnParallelLinear(context(), *SIZES[:2], sequence_parallel=True)
     own = own_rows(draw(0, 1, SIZES[0]), rank, world_size)
@@ -258,6 +297,27 @@ def test_ranks_with_different_numbers_of_tokens_are_told_what_to_say(ranks: Call
         assert kind == "ValueError"
         assert f"column-parallel layer of 10 to 14 features, {[4, 2][rank]} tokens of all ranks: " in message
         assert "say how many all have together, tokens=..." in message
+
+
+@released
+def have_different_numbers_alike(rank: int, world_size: int) -> tuple[str, str]:
+    """Of tokens that all ranks have alike, in debug mode."""
+    ctx, layer = context(), RowParallelLinear(context(), *SIZES[1:])
+    x = draw(0, 4, SIZES[1]).chunk(world_size, -1)[rank]
+    with torch.no_grad():
+        layer(x)
+        ctx.debug_mode = True
+        error = raised(layer, x[: 4 - rank])
+        ctx.debug_mode = False
+    return error
+
+
+def test_in_debug_mode_ranks_with_different_numbers_of_tokens_are_told_at_once(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(have_different_numbers_alike):
+        assert kind == "ValueError"
+        assert "the layers the ranks call" in message
+        assert "row-parallel layer of 14 to 6 features', 4, " in message
+        assert "row-parallel layer of 14 to 6 features', 3, " in message
 
 
 @released

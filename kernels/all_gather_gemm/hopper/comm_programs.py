@@ -31,7 +31,7 @@ from ...common.hopper.signal_pipeline import commit_signal
 LAG = gl.constexpr(4)  # tiles that are sent before an earlier one is signalled: its arrival takes microseconds
 
 
-class ShardChunks(NamedTuple):
+class SentShard(NamedTuple):
     """A rank's shard of A, the same in size on all ranks but the last ones, and where its chunks are counted.
 
     `rows` are this rank's, `k` the columns. A chunk has `chunk_rows` and `chunk_columns`. There are `chunks`,
@@ -164,14 +164,20 @@ def count_tiles(shard, peers, peer, chunk, tiles):
 
 
 @gluon.jit
-def load_gate(shard, peers, peer, row_chunk, is_open, TILE: gl.constexpr):
-    """Return the gate before the loads from a row chunk of a peer's shard."""
-    counts_ptr = shard.counts_ptr + peer * shard.chunks + row_chunk * shard.k_chunks
-    return LoadGate(counts_ptr, shard.chunk_tiles, shard.chunk_columns // TILE.BLOCK_K, 0, is_open, peers.watchdog_ptr)
+def await_k_chunks(shard, work, split, arrived, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Leave the waiting for a tile's row chunk to the loads from its k chunks: a gate of load_tiles.
+
+    `arrived` counts the row chunks of the peers' shards that have come, in the order of their use.
+    """
+    PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
+    counts_ptr = shard.counts_ptr + work.owner * shard.chunks + work.turn // PEERS * shard.k_chunks
+    steps = shard.chunk_columns // TILE.BLOCK_K
+    gate = LoadGate(counts_ptr, shard.chunk_tiles, steps, 0, work.turn < arrived, peers.watchdog_ptr)
+    return gate, work.turn + 1
 
 
 @gluon.jit
-def wait_all_chunks(shard, peers, WORLD_SIZE: gl.constexpr):
+def wait_all_shards(shard, peers, WORLD_SIZE: gl.constexpr):
     """Wait until all chunks of all peers' shards have come."""
     for index in range(WORLD_SIZE * shard.chunks):
         if index // shard.chunks != peers.rank:

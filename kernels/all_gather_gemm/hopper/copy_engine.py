@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core import fence_before_descriptor_loads, wait
+from iris_core.device.cache_key import in_cache_key
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ...common.call import Device
@@ -31,26 +33,35 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
 from ...common.device.tile_scheduler import Shards, num_tiles, own_first
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import LoadGate, PendingStore, PlacedEpilogue
-from ...common.hopper.epilogue_store import (
-    load_and_send,
-    load_prologue,
-    make_epilogue_store,
-    send_last,
-    wait_stores_arrived,
-)
-from ...common.hopper.pipeline import make_operand_pipeline, with_gate
-from ...common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
-from ...common.hopper.tile_scheduler import split_waves, whole_waves, work_tile
+from ...common.hopper.arguments import LoadGate, LoadWarp, TileStaging
+from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
+from ...common.hopper.pipeline import make_operand_pipeline
+from ...common.hopper.roles import first_role, worker_registers, worker_warps
+from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
+from ...common.hopper.tile_scheduler import make_waves
 from ...common.launch.launch_metadata import launch_metadata
 from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks
+from ..gather_plan import Gathering
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
-from ..schedule import Gathering
 from .workgroup_specialized import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
+
+
+@in_cache_key
+class ChunkFlags(NamedTuple):
+    """The flags of chunks of the shards, ROW_CHUNKS * K_CHUNKS a rank.
+
+    A row chunk has `chunk_rows`, and each of its K_CHUNKS is for `chunk_steps` steps of a tile.
+    """
+
+    flags_ptr: Any
+    chunk_rows: Any
+    chunk_steps: Any
+    ROW_CHUNKS: Any
+    K_CHUNKS: Any
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=product_of_shards))
@@ -71,44 +82,31 @@ def all_gather_gemm_copy_engine_sm90(
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C.
-
-    A row chunk has `chunk_rows`, and each of its K_CHUNKS is for `chunk_steps` steps of a tile.
-    """
+    """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, the chunks as in ChunkFlags."""
     epoch = current_call(peers, WORLD_SIZE)
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
-    placed = PlacedEpilogue(epilogue, (sizes, peers.rank, WORLD_SIZE))
-    total_tiles = num_tiles(sizes, TILE) * WORLD_SIZE
-    whole = whole_waves(total_tiles, TILE)
-    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    split = split_waves(total_tiles, whole, num_steps, TILE)
+    shards = Shards(sizes.m, sizes.n, sizes.m * WORLD_SIZE, sizes.m)
+    waves = make_waves(num_tiles(shards, TILE) * WORLD_SIZE, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
+    staging = TileStaging(store, None, epilogue, shards)
+    warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, store, placed, whole, num_steps, TILE)),
-            (
-                multiply_tiles,
-                (pipeline, store, placed, workspace, total_tiles, whole, split, num_steps, peers, epoch, TILE),
-            ),
+            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE, TILE)),
             (
                 _load_shards_and_store,
                 (
                     a,
                     gathered,
                     b,
-                    out,
-                    pipeline,
-                    store,
-                    whole,
-                    split,
-                    sizes,
-                    chunk_rows,
-                    chunk_steps,
+                    warp,
+                    waves,
+                    shards,
+                    # Not a variable, which would have tensors in the place of constants.
+                    ChunkFlags(flags_ptr, chunk_rows, chunk_steps, ROW_CHUNKS, K_CHUNKS),
                     peers,
-                    flags_ptr,
                     epoch,
-                    ROW_CHUNKS,
-                    K_CHUNKS,
                     WORLD_SIZE,
                     TILE,
                 ),
@@ -120,102 +118,49 @@ def all_gather_gemm_copy_engine_sm90(
 
 
 @gluon.jit
-def _origin(wave, place, TILE: gl.constexpr):
-    sizes, rank, WORLD_SIZE = place
-    total_tiles = num_tiles(sizes, TILE) * WORLD_SIZE
-    work = work_tile(wave, total_tiles, whole_waves(total_tiles, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
-    tile = _tile_of(work.index, sizes, rank, WORLD_SIZE, TILE)
-    return tile.a_row, tile.col
-
-
-@gluon.jit
-def _tile_of(index, sizes, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    shards = Shards(sizes.m, sizes.n, sizes.m * WORLD_SIZE, sizes.m)
-    return own_first(index, shards, rank, WORLD_SIZE, TILE)
-
-
-@gluon.jit
 def _load_shards_and_store(
-    a,
-    gathered,
-    b,
-    out,
-    pipeline,
-    store,
-    whole,
-    split,
-    sizes,
-    chunk_rows,
-    chunk_steps,
-    peers,
-    flags_ptr,
-    epoch,
-    ROW_CHUNKS: gl.constexpr,
-    K_CHUNKS: gl.constexpr,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    a, gathered, b, warp, waves, shards, flags, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    tiles = num_tiles(sizes, TILE)
-    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    waves = whole + split
-    step = 0
-    owner = 0
-    row = 0
-    col = 0
-    subtile = 0
-    num_subtiles = 0
-    arrived = ROW_CHUNKS  # in the order in which they are used; the own shard's are there
-    for wave in range(waves):
-        pending = PendingStore(owner, row, col, subtile, num_subtiles, peers.trace_ptr)
-        work = work_tile(wave, tiles * WORLD_SIZE, whole, num_steps, TILE)
-        tile = _tile_of(work.index, sizes, peers.rank, WORLD_SIZE, TILE)
-        start = work.start
-        stop = work.stop
-        subtile = work.subtile
-        num_subtiles = work.num_subtiles
-        owner = tile.owner
-        row = tile.row
-        col = tile.col
-        if owner == peers.rank:
-            here = pipeline
-            if K_CHUNKS > 1:
-                here = with_gate(pipeline, LoadGate(flags_ptr, 1, num_steps, start, True, peers.watchdog_ptr))
-            step, start = load_prologue(a, b, here, step, row, col, start, stop, store, wave > 1, TILE)
-            step = load_and_send(
-                a, b, here, step, row, col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
-            )
-        else:
-            row_chunk = row // chunk_rows
-            steps_a_flag = num_steps
-            if K_CHUNKS > 1:
-                is_cut = tile.turn == WORLD_SIZE - 1
-                row_chunk = gl.where(is_cut, row_chunk, 0)
-                steps_a_flag = gl.where(is_cut, chunk_steps, num_steps)
-            needed = tile.turn * ROW_CHUNKS + row_chunk + 1
-            flag_ptr = flags_ptr + (owner * ROW_CHUNKS + row_chunk) * K_CHUNKS
-            coming = pipeline
-            if K_CHUNKS > 1:
-                coming = with_gate(
-                    pipeline, LoadGate(flag_ptr, 1, steps_a_flag, start, needed <= arrived, peers.watchdog_ptr)
-                )
-                arrived = gl.where(work.splits == 1, needed, arrived)  # of a split tile only these k steps are awaited
-            elif needed > arrived:
-                wait(flag_ptr, 1, peers.watchdog_ptr)
-                fence_before_descriptor_loads()
-                arrived = needed
-            step, start = load_prologue(gathered, b, coming, step, tile.a_row, col, start, stop, store, wave > 1, TILE)
-            step = load_and_send(
-                gathered, b, coming, step, tile.a_row, col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
-            )
-    pending = PendingStore(owner, row, col, subtile, num_subtiles, peers.trace_ptr)
-    send_last(out, store, pending, waves, waves > 1, 1, WORLD_SIZE, TILE)
+    last, _ = load_tiles(
+        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, WORLD_SIZE, TILE),
+        *(gathered, flags, await_row_chunk),
+    )
+    num_waves = waves.whole + waves.split
+    send_last(warp, warp.out, last, num_waves, num_waves > 1, peers, 1, WORLD_SIZE, TILE)
     wait_stores_arrived()
-    if (tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
+    NUM_FLAGS: gl.constexpr = flags.ROW_CHUNKS * flags.K_CHUNKS
+    if (waves.total_tiles == 0) & (gl.program_id(0) == 0):  # no columns: its gathered A must be whole all the same
         for distance in gl.static_range(1, WORLD_SIZE):
             owner = (peers.rank + distance) % WORLD_SIZE
-            for flag in gl.static_range(ROW_CHUNKS * K_CHUNKS if K_CHUNKS == 1 or distance == WORLD_SIZE - 1 else 1):
-                wait(flags_ptr + owner * ROW_CHUNKS * K_CHUNKS + flag, 1, peers.watchdog_ptr)
-    finish_and_clear(peers, epoch, gl.num_programs(0), flags_ptr, WORLD_SIZE * ROW_CHUNKS * K_CHUNKS, WORLD_SIZE)
+            for flag in gl.static_range(NUM_FLAGS if flags.K_CHUNKS == 1 or distance == WORLD_SIZE - 1 else 1):
+                wait(flags.flags_ptr + owner * NUM_FLAGS + flag, 1, peers.watchdog_ptr)
+    finish_and_clear(peers, epoch, gl.num_programs(0), flags.flags_ptr, WORLD_SIZE * NUM_FLAGS, WORLD_SIZE)
+
+
+@gluon.jit
+def await_row_chunk(flags, work, split, arrived, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Wait until the row chunk of a tile has come, or leave that to the loads from its k chunks: a gate of load_tiles.
+
+    `arrived` counts the row chunks that have come, in the order in which they are used.
+    """
+    row_chunk = work.row // flags.chunk_rows
+    steps_a_flag = flags.chunk_steps * flags.K_CHUNKS
+    if flags.K_CHUNKS > 1:
+        is_cut = work.turn == WORLD_SIZE - 1
+        row_chunk = gl.where(is_cut, row_chunk, 0)
+        steps_a_flag = gl.where(is_cut, flags.chunk_steps, steps_a_flag)
+    needed = work.turn * flags.ROW_CHUNKS + row_chunk + 1
+    flag_ptr = flags.flags_ptr + (work.owner * flags.ROW_CHUNKS + row_chunk) * flags.K_CHUNKS
+    is_open = needed <= arrived
+    if flags.K_CHUNKS > 1:
+        arrived = gl.where(split.splits == 1, needed, arrived)  # of a split tile only these k steps are awaited
+        return LoadGate(flag_ptr, 1, steps_a_flag, split.start, is_open, peers.watchdog_ptr), arrived
+    else:
+        if needed > arrived:
+            wait(flag_ptr, 1, peers.watchdog_ptr)
+            fence_before_descriptor_loads()
+            arrived = needed
+        return LoadGate(flag_ptr, 1, steps_a_flag, split.start, True, peers.watchdog_ptr), arrived
 
 
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
@@ -227,7 +172,7 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
     programs = num_programs(device.num_sms, device, has_barrier=False)
     found = Gathering(rows, columns, k, problem.world_size, itemsize, programs).fastest()
-    config = hopper.config_of(found.tiling, device)
+    config = hopper.wide_enough(problem, hopper.config_of(found.tiling, device))
     return replace(config, row_chunks=found.row_chunks, k_chunks=found.k_chunks, group_m=found.group)
 
 
@@ -251,9 +196,8 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     """Queue the copies, and beside them the kernel."""
     a, b = host.prepare(call, a, b)
     chunks = _chunks(call)
-    are_gated = chunks.k_chunks > 1
     arguments = {
-        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, _origin, are_gated=are_gated),
+        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, own_first),
         "gathered": gathered_descriptor(call),
         "out": hopper.subtiles_of(call, call.memory["output"]),
         "workspace": hopper.split_workspace(call),
@@ -284,4 +228,5 @@ VARIANT = variant_of(
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
+    former_name="warp_specialized_copies",
 )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -27,24 +28,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import gdc_launch_dependents, gdc_wait
+from iris_core.device.cache_key import in_cache_key
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_counts
-from ...common.device.tile_scheduler import num_tiles, tile_origin
+from ...common.device.tile_scheduler import WorkTile, num_tiles, tile_origin
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import PendingStore, PlacedEpilogue, Sizes
-from ...common.hopper.epilogue_store import (
-    load_and_send,
-    load_prologue,
-    make_epilogue_store,
-    send_last,
-    wait_stores_arrived,
-)
-from ...common.hopper.host import STAGES
-from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline, with_gate
-from ...common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
+from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
+from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
+from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline
+from ...common.hopper.roles import first_role, worker_registers, worker_warps
+from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
+from ...common.hopper.tile_scheduler import make_waves
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import padded
 from ...common.variants import variant_of
@@ -52,7 +49,7 @@ from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
-from .comm_programs import ShardChunks, load_gate, send_shard, signal_chunks, wait_all_chunks
+from .comm_programs import SentShard, await_k_chunks, send_shard, signal_chunks, wait_all_shards
 
 _COMM_SMS = 16  # programs that send, of 132
 # A chunk is counted and awaited at once: a shard's bytes over so many, within bounds.
@@ -68,6 +65,14 @@ def product_of_shards(args: Arguments) -> tuple[int, int, int]:
 
 def _sent(args: Arguments) -> int:
     return args["shard"].rows * args["shard"].k * peers_of(args)
+
+
+@in_cache_key
+class ChunkedShards(NamedTuple):
+    """The sizes of the largest shard's rows of C, and of a row chunk's."""
+
+    sizes: Any
+    row_chunk: Any
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=product_of_shards, moved=_sent))
@@ -87,45 +92,23 @@ def all_gather_gemm_workgroup_specialized_sm90(
 ):
     """Multiply shards as they come; `sizes`: of the largest shard's rows of C, `row_chunk`: of a row chunk's."""
     pipeline = make_operand_pipeline(a, b, TILE)
-    place = (sizes, row_chunk, shard.comm_programs, peers.rank, WORLD_SIZE)
     store = make_epilogue_store(out, TILE)
-    placed = PlacedEpilogue(epilogue, place)
     signals = make_pipeline(1)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
-    own_tiles = num_tiles(sizes, TILE)
-    row_chunk_tiles = num_tiles(row_chunk, TILE)
-    total_tiles = own_tiles + row_chunk_tiles * (shard.chunks // shard.k_chunks) * (WORLD_SIZE - 1)
-    first = gl.program_id(0) - shard.comm_programs  # of the programs that multiply
-    waves = gl.where(
-        first < 0, 0, gl.cdiv(gl.maximum(total_tiles - first, 0), gl.num_programs(0) - shard.comm_programs)
-    )
-    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
+    shards = ChunkedShards(sizes, row_chunk)
+    peers_tiles = num_tiles(row_chunk, TILE) * (shard.chunks // shard.k_chunks) * (WORLD_SIZE - 1)
+    total_tiles = num_tiles(sizes, TILE) + peers_tiles
+    waves = make_waves(total_tiles, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE, shard.comm_programs)
+    staging = TileStaging(store, None, epilogue, shards)
+    warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, store, placed, waves, num_steps, TILE)),
-            (multiply_tiles, (pipeline, store, placed, None, total_tiles, waves, 0, num_steps, peers, epoch, TILE)),
+            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, WORLD_SIZE, TILE)),
             (
                 _load_shards_and_store,
-                (
-                    a,
-                    gathered,
-                    b,
-                    out,
-                    pipeline,
-                    store,
-                    waves,
-                    own_tiles,
-                    row_chunk_tiles,
-                    num_steps,
-                    shard,
-                    sizes,
-                    row_chunk,
-                    peers,
-                    epoch,
-                    WORLD_SIZE,
-                    TILE,
-                ),
+                (a, gathered, b, warp, waves, shards, shard, peers, epoch, WORLD_SIZE, TILE),
             ),
             (send_shard, (a, everywhere, pipeline, signals, shard, peers, epoch, WORLD_SIZE, TILE)),
             (signal_chunks, (signals, shard, peers, epoch, WORLD_SIZE)),
@@ -136,97 +119,42 @@ def all_gather_gemm_workgroup_specialized_sm90(
 
 
 @gluon.jit
-def _tile_of_wave(wave, comm_programs):
-    """Return which tile a program that multiplies has, in the order of all."""
-    return gl.program_id(0) - comm_programs + wave * (gl.num_programs(0) - comm_programs)
+def own_then_row_chunks(index, shards, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return the work tile of an index in the order of this rank's shard, then a row chunk of each peer's, and so on.
 
-
-@gluon.jit
-def _peers_tile(index, row_chunk_tiles, row_chunk, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Return the row chunk of a tile of the peers', in the order of their use, its owner, and its origin there."""
+    `turn` counts the row chunks of the peers' shards before it.
+    """
     PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
-    chunk = index // row_chunk_tiles
-    owner = (rank + 1 + chunk % PEERS) % WORLD_SIZE
-    row, col = tile_origin(index % row_chunk_tiles, row_chunk, TILE)
-    row += chunk // PEERS * row_chunk.m
-    return chunk, owner, row, col
-
-
-@gluon.jit
-def _origin(wave, place, TILE: gl.constexpr):
-    sizes, row_chunk, comm_programs, rank, WORLD_SIZE = place
-    tile, own_tiles = _tile_of_wave(wave, comm_programs), num_tiles(sizes, TILE)
-    owner = rank
-    if tile < own_tiles:
-        row, col = tile_origin(tile, sizes, TILE)
+    sizes = shards.sizes
+    own_tiles = num_tiles(sizes, TILE)
+    if index < own_tiles:
+        owner = rank
+        turn = index * 0
+        row, col = tile_origin(index, sizes, TILE)
     else:
-        row_chunk_tiles = num_tiles(row_chunk, TILE)
-        _, owner, row, col = _peers_tile(tile - own_tiles, row_chunk_tiles, row_chunk, rank, WORLD_SIZE, TILE)
-    return owner * sizes.m + row, col
+        tiles = num_tiles(shards.row_chunk, TILE)
+        turn = (index - own_tiles) // tiles
+        owner = (rank + 1 + turn % PEERS) % WORLD_SIZE
+        row, col = tile_origin((index - own_tiles) % tiles, shards.row_chunk, TILE)
+        row += turn // PEERS * shards.row_chunk.m
+    return WorkTile(index, index, turn, owner, owner * sizes.m, row, col, owner * sizes.m + row, col, sizes.m, sizes.n)
 
 
 @gluon.jit
 def _load_shards_and_store(
-    a,
-    gathered,
-    b,
-    out,
-    pipeline,
-    store,
-    waves,
-    own_tiles,
-    row_chunk_tiles,
-    num_steps,
-    shard,
-    sizes,
-    row_chunk,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    a, gathered, b, warp, waves, shards, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
-    step = 0
-    owner = 0
-    row = 0
-    col = 0
-    opened = 0  # row chunks of the peers' shards, in the order of their use, that have come
-    for wave in range(waves):
-        pending = PendingStore(owner, row, col, 0, TILE.SUBTILES, peers.trace_ptr)
-        tile = _tile_of_wave(wave, shard.comm_programs)
-        if tile < own_tiles:
-            owner = peers.rank
-            row, col = tile_origin(tile, sizes, TILE)
-            here = with_gate(pipeline, load_gate(shard, peers, owner, 0, True, TILE))
-            step, start = load_prologue(a, b, here, step, row, col, 0, num_steps, store, wave > 1, TILE)
-            step = load_and_send(
-                a, b, here, step, row, col, start, num_steps, out, store, pending, wave, 1, WORLD_SIZE, TILE
-            )
-        else:
-            index, owner, row, col = _peers_tile(
-                tile - own_tiles, row_chunk_tiles, row_chunk, peers.rank, WORLD_SIZE, TILE
-            )
-            coming = with_gate(pipeline, load_gate(shard, peers, owner, index // PEERS, index < opened, TILE))
-            a_row = owner * sizes.m + row
-            step, start = load_prologue(gathered, b, coming, step, a_row, col, 0, num_steps, store, wave > 1, TILE)
-            step = load_and_send(
-                gathered, b, coming, step, a_row, col, start, num_steps, out, store, pending, wave, 1, WORLD_SIZE, TILE
-            )
-            opened = index + 1
-    gdc_launch_dependents()  # the last operands have been asked for; a program without tiles needs none
-    send_last(
-        out,
-        store,
-        PendingStore(owner, row, col, 0, TILE.SUBTILES, peers.trace_ptr),
-        waves,
-        waves > 1,
-        1,
-        WORLD_SIZE,
-        TILE,
+    last, _ = load_tiles(
+        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, WORLD_SIZE, TILE),
+        *(gathered, shard, await_k_chunks),
     )
+    gdc_launch_dependents()  # the last operands have been asked for; a program without tiles needs none
+    send_last(warp, warp.out, last, waves.whole, waves.whole > 1, peers, 1, WORLD_SIZE, TILE)
     wait_stores_arrived()
-    if (own_tiles == 0) & (gl.program_id(0) == 0):  # a rank without columns: its gathered A must be whole all the same
-        wait_all_chunks(shard, peers, WORLD_SIZE)
+    if (num_tiles(shards.sizes, TILE) == 0) & (
+        gl.program_id(0) == 0
+    ):  # a rank without columns: its gathered A must be whole all the same
+        wait_all_shards(shard, peers, WORLD_SIZE)
     finish_after_counts(peers, epoch, gl.num_programs(0), shard.counts_ptr, WORLD_SIZE * shard.chunks, WORLD_SIZE)
 
 
@@ -246,7 +174,7 @@ def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
 def sizes_of(call: GatherCall) -> Sizes:
     """Return the sizes of a shard's product."""
     problem = call.problem
-    return Sizes(problem.a_shape(0)[0], problem.c_shape(call.rank)[1], problem.k)
+    return Sizes(problem.a_shape(0)[0], problem.b_shape(call.rank)[1], problem.k)
 
 
 def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
@@ -256,11 +184,7 @@ def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
 
 def supports(problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=_config_reason)
-
-
-def _config_reason(problem: AllGatherGemmProblem, config: GemmConfig) -> str | None:
-    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
+    return hopper.supports(problem, config, config_reason_of=hopper.no_splits_reason)
 
 
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
@@ -269,16 +193,17 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     # Half the comm programs, and row chunks twice as large, take 109 us in place of 132 for 4096x4096x4096.
     k, n = problem.b_shape(0)
     config = hopper.plan(problem.m, n, k, device, peers=0, shards=problem.world_size)
+    config = hopper.wide_enough(problem, config)
     if problem.world_size == 1:
         return config
     if config.block_n == 256:
-        config = replace(config, block_n=128, num_stages=STAGES[128])
+        config = hopper.with_columns(config, 128)
     shard_bytes = problem.wire_bytes // (problem.world_size - 1)
     is_small = shard_bytes < _SMALL_SHARD_BYTES
     return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=_COMM_SMS)
 
 
-def chunks_of_shards(call: GatherCall) -> ShardChunks:
+def chunks_of_shards(call: GatherCall) -> SentShard:
     """Return how the shards are cut into row chunks and k chunks; the same on all ranks."""
     problem, config = call.problem, call.config
     itemsize, rows = problem.dtype.itemsize, problem.a_shape(0)[0]
@@ -290,7 +215,7 @@ def chunks_of_shards(call: GatherCall) -> ShardChunks:
     steps = max(1, chunk_bytes // (chunk_rows * itemsize) // config.block_k)
     steps = min(steps, -(-problem.k // config.block_k))
     k_chunks = -(-problem.k // (steps * config.block_k))
-    return ShardChunks(
+    return SentShard(
         None,
         rows=problem.a_shape(call.rank)[0],
         k=problem.k,
@@ -313,27 +238,24 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queue the kernel."""
-    config, sizes = call.config, sizes_of(call)
+    sizes = sizes_of(call)
     a, b = host.prepare(call, a, b)
     shard = chunks_of_shards(call)._replace(counts_ptr=call.memory["counts"])
     # Where this rank has no rows, nothing is sent, but a descriptor needs some.
     own = host.own_rows(call) if shard.rows else slice(0, 1)
     everywhere = call.peer_view(host.gathered(call))[:, own]
-    call.run(
+    hopper.run(
+        call,
         all_gather_gemm_workgroup_specialized_sm90,
-        config.num_sms,
-        num_warps=hopper.num_warps(config),
-        early=True,
-        **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, _origin, are_gated=True),
+        a if a.shape[0] else host.gathered(call),
+        b,
+        own_then_row_chunks,
         gathered=gathered_descriptor(call),
         out=hopper.subtiles_of(call, call.memory["output"]),
-        everywhere=hopper.descriptor(everywhere, (1, config.block_m, config.block_k)),
+        everywhere=hopper.descriptor(everywhere, (1, call.config.block_m, call.config.block_k)),
         shard=shard,
         sizes=sizes,
         row_chunk=sizes._replace(m=shard.chunk_rows),
-        epilogue=call.epilogue(),
-        peers=call.peers(),
-        WORLD_SIZE=call.world_size,
     )
     return outputs(call)
 
@@ -360,4 +282,5 @@ VARIANT = variant_of(
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel; some programs send the shard by TMA; of the others a warp loads what has come (Hopper)",
+    former_name="warp_specialized",
 )

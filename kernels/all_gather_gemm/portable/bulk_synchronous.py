@@ -15,6 +15,7 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_call, wait_ready
+from ...common.plans import default_plan
 from ...common.variants import variant_of
 from .. import host, prediction
 from ..host import GatherCall
@@ -52,7 +53,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 
 
 VARIANT = variant_of(
-    host.implementation("bulk_synchronous", host.plan, host.workspace, launch, predict=prediction.bulk_synchronous),
+    host.implementation("bulk_synchronous", default_plan, host.workspace, launch, predict=prediction.bulk_synchronous),
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

@@ -12,7 +12,6 @@ reset.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
@@ -22,8 +21,6 @@ from iris_core import fence_before_descriptor_loads, gdc_wait, translate
 from iris_core.backends.base import round_up
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ...common.call import Device
-from ...common.config import GemmConfig
 from ...common.device.handshake import (
     COUNTS_OF_A_CALL,
     begin_own_call,
@@ -37,12 +34,11 @@ from ...common.device.handshake import (
 from ...common.device.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
-from ...common.portable.stream_k import buffer_of_call, compute_tiles, with_columns
+from ...common.portable.stream_k import buffer_of_call, compute_stream_k, with_columns
 from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import GatherCall
-from ..problem import AllGatherGemmProblem
 from .shards import PUSHES_AND_MULTIPLIES, chunk_offsets, num_chunks_of
 
 COLS = 1024  # of a chunk of the shard: what a program of 128 threads loads at once from a row
@@ -67,7 +63,7 @@ def at_peers(pointer, peers, WORLD_SIZE: tl.constexpr, DISTANCE: tl.constexpr = 
 
 
 @triton.jit
-def keep_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def store_own_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Store a tile."""
     began = trace_time(peers)
     store_tile(acc, block, row, col, peers, 1, WORLD_SIZE, TILE)
@@ -124,7 +120,7 @@ def all_gather_gemm_fused_sequential_stream_k(
     wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, WORLD_SIZE)
     fence_before_descriptor_loads()
     trace_span(peers, WAIT, pid, began)
-    compute_tiles(
+    compute_stream_k(
         a,
         b,
         gemm,
@@ -135,19 +131,13 @@ def all_gather_gemm_fused_sequential_stream_k(
         block,
         peers,
         epoch,
-        keep_tile,
+        store_own_tile,
         HAS_WHOLE,
         SPLITS,
         WORLD_SIZE,
         TILE,
     )
     end_own_call(own, epoch)
-
-
-def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
-    """Return what to start from for the largest block of columns."""
-    k, n = problem.b_shape(0)
-    return stream_k_host.plan(problem.m, n, k, device, problem.dtype)
 
 
 def _buffer_rows(call: GatherCall) -> int:
@@ -173,12 +163,12 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     both = room.as_strided((rows + (buffers - 1) * apart, problem.k), (distance, 1))
     programs = stream_k_host.stream_k_plan(call).programs
     chunks = -(-problem.a_shape(0)[0] // call.config.comm_rows) * -(-problem.k // COLS)
-    push: dict[str, Any] = {**host.push_arguments(call, a), "COLS": COLS}
-    call.run(
+    stream_k_host.run(
+        call,
         all_gather_gemm_fused_sequential_stream_k,
-        programs,
-        early=stream_k_host.is_short(call),
-        **{**call.main_loop(both, b), **push, **stream_k_host.arguments(call)},
+        both,
+        b,
+        **{**host.push_arguments(call, a), "COLS": COLS},
         block=host.block_of(call),
         columns=stream_k_host.columns(call),
         push_programs=min(chunks, programs),  # the same on all ranks, also where one has no rows
@@ -191,7 +181,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
 VARIANT = variant_of(
     host.implementation(
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         schedule=Schedule.STREAM_K,
@@ -202,4 +192,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,
     summary="one kernel for small M; programs push chunks of the shard, then split tiles between them (stream-K)",
+    former_name="one_shot",
 )

@@ -23,6 +23,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import COUNTS_OF_A_CALL, begin_call, finish_after_arrivals, wait_ready
+from ...common.plans import default_plan
 from ...common.variants import variant_of
 from .. import host, prediction
 from ..host import GatherCall
@@ -68,7 +69,7 @@ _COMM_SHARE = 16 / 132
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     """Return the family's plan with narrower tiles, chunks of 64 rows, and 16 of an H200's SMs to send them."""
     # 0.493 ms for 8192x8192x8192 over 4 H200s, with 128x256 tiles 0.520.
-    config = host.plan(problem, device, comm_share=_COMM_SHARE)
+    config = default_plan(problem, device, comm_share=_COMM_SHARE)
     if config.block_n == 256:
         config = replace(config, block_n=128, num_stages=4)
     return config if config.block_m < 64 else replace(config, comm_rows=64)

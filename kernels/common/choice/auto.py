@@ -26,6 +26,7 @@ from overlap_taxonomy import (
     Variant,
     get_variant,
     list_variants,
+    machine_for,
 )
 
 from ..calibration.first_use import measured_at_first_use
@@ -165,12 +166,17 @@ def known_of(ctx: Context) -> Knowledge:
         with ctx.collective_section("read what was measured"):
             if ctx.get_rank() == 0:
                 gpu = device_name(ctx.get_device())
-                told = gpu, to_json(setup_of(gpu), read_cache(gpu)), read_calibration(gpu, ctx.get_num_ranks())
+                told = gpu, to_json(setup_of(gpu), read_cache(gpu)), _calibration_of(gpu, ctx.get_num_ranks())
         gpu, measured, calibration = ctx.broadcast(told, 0)
         calibration = calibration or measured_at_first_use(ctx, gpu)
         machine = machine_in(calibration) if calibration else None
         _known[ctx] = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu), machine))
     return _known[ctx].knowledge
+
+
+def _calibration_of(gpu: str, world_size: int) -> str | None:
+    """Return what was kept of a machine; None where constants come with the library, which choose better."""
+    return None if machine_for(gpu, world_size) else read_calibration(gpu, world_size)
 
 
 def _ours(family: str, left_out: Collection[str]) -> list[str]:

@@ -23,8 +23,7 @@ from ..config import DTYPES
 from .measured import Key, Measured, Table
 
 NOISE = 0.02  # of a measured time's logarithm, from run to run
-SPREAD = 0.27  # of the logarithm of measured over predicted, where nothing is near
-BLIND = 0.5  # the same where nothing was measured on such machines at all
+SPREAD = 0.12  # of the logarithm of measured over predicted, where nothing is near
 _ROWS, _WEIGHT, _RANKS = 8.0, 8.0, 1.5  # doublings after which problems have 1/e in common
 _AXES = 4  # of a place
 _OTHER_GPU = 0.15  # another GPU of the same chip is as far as that part of these distances
@@ -206,7 +205,7 @@ class _Process:
     def doubt(self, common: np.ndarray) -> np.ndarray:
         """Return the standard deviation of what is not known at places with this covariance with all others."""
         if not self.there.size:
-            return np.full(len(common), SPREAD if common.size else BLIND)
+            return np.full(len(common), SPREAD)
         mine = common[:, self.there]
         left = SPREAD**2 - ((mine @ self.inverse) * mine).sum(axis=1)
         doubt: np.ndarray = np.sqrt(np.maximum(left, 0.0) + NOISE**2)

@@ -60,7 +60,8 @@ class Tile(NamedTuple):
     """Compile-time shape of the work on a tile.
 
     LOADS says how operands are read (../portable/gemm.py); with two SUBTILES an epilogue stores a tile in halves.
-    EPILOGUE has the jit functions that are applied to a finished tile (epilogue.py).
+    EPILOGUE has the jit functions that are applied to a finished tile (epilogue.py), of which NARROWING columns become
+    one.
     """
 
     BLOCK_M: int
@@ -70,6 +71,7 @@ class Tile(NamedTuple):
     LOADS: int
     SUBTILES: int
     EPILOGUE: tuple[Any, ...] = ()
+    NARROWING: int = 1
 
     @property
     def cache_key(self) -> str:

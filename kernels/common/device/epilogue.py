@@ -1,9 +1,10 @@
 """The epilogue: what is done to a finished tile of C in fp32, before it is rounded and stored. A list of ops.
 
 An op is a jit function ``op(acc, rows, cols, operand)`` that returns the tile anew: `acc` is fp32 (ROWS, COLS), `rows`
-and `cols` say which rows and columns of this rank's C they are, and some lie past its end, `operand` is what the op
-reads, a bundle, or (). The same function runs in Triton and in Gluon, so it makes no tensors of its own but from its
-arguments: of what layout they would be, it cannot know.
+and `cols` say which rows and columns of this rank's C they are, some of which lie before or past it, `operand` is what
+the op reads, a `Vector`, a `Matrix`, or (). `column_values`, `row_values` and `elements` load from it what belongs to
+the tile. The same function runs in Triton and in Gluon, so it makes no tensors of its own but from its arguments: of
+what layout they would be, it cannot know.
 
 Partial sums have no epilogue. Where ranks sum, the one that adds the last partial applies it, to each element once.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -22,11 +23,21 @@ from .arguments import Epilogue
 
 
 class Vector(NamedTuple):
-    """An operand with an element a column of this rank's C."""
+    """An operand with an element a column, or a row, of this rank's C; with a stride of 0 it is one number."""
 
     ptr: Any
     size: int
     stride: int
+
+
+class Matrix(NamedTuple):
+    """An operand with an element an element of this rank's C."""
+
+    ptr: Any
+    rows: int
+    columns: int
+    stride_row: int
+    stride_column: int
 
 
 @triton.jit
@@ -55,10 +66,47 @@ def from_row(epilogue, start):
 
 
 @triton.jit
+def column_values(vector, cols):
+    """Return of a vector the elements of these columns, fp32 (1, COLS)."""
+    return _values(vector, cols)[None, :]
+
+
+@triton.jit
+def row_values(vector, rows):
+    """Return of a vector the elements of these rows, fp32 (ROWS, 1)."""
+    return _values(vector, rows)[:, None]
+
+
+@triton.jit
+def _values(vector, indices):
+    is_inside = (indices >= 0) & (indices < vector.size)
+    return tl.load(vector.ptr + indices.to(tl.int64) * vector.stride, mask=is_inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def elements(matrix, rows, cols):
+    """Return of a matrix the elements of these rows and columns, fp32 (ROWS, COLS)."""
+    offsets = rows.to(tl.int64)[:, None] * matrix.stride_row + cols.to(tl.int64)[None, :] * matrix.stride_column
+    is_inside = ((rows >= 0) & (rows < matrix.rows))[:, None] & (cols < matrix.columns)[None, :]
+    return tl.load(matrix.ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def multiply_by_scale(acc, rows, cols, scale):
+    """Multiply each column by its element of a vector."""
+    return acc * column_values(scale, cols)
+
+
+@triton.jit
 def add_bias(acc, rows, cols, bias):
     """Add to each column its element of a vector."""
-    value = tl.load(bias.ptr + cols.to(tl.int64) * bias.stride, mask=cols < bias.size, other=0.0)
-    return acc + value.to(tl.float32)[None, :]
+    return acc + column_values(bias, cols)
+
+
+@triton.jit
+def add_residual(acc, rows, cols, residual):
+    """Add a matrix."""
+    return acc + elements(residual, rows, cols)
 
 
 @triton.jit
@@ -85,6 +133,13 @@ def silu(acc, rows, cols, operand):
     return acc * tl.sigmoid(acc)
 
 
+@triton.jit
+def swiglu(acc, rows, cols, operand):
+    """silu(gate) · up, of a gate in each even column and its up in the next: half as many columns."""
+    gate, up = tl.split(acc.reshape([acc.shape[0], acc.shape[1] // 2, 2]))
+    return gate * tl.sigmoid(gate) * up
+
+
 @dataclass(frozen=True)
 class EpilogueOp:
     """An op that problems name.
@@ -93,15 +148,31 @@ class EpilogueOp:
         name: in `Problem.epilogue`.
         apply: the jit function.
         reference: the same in torch, of C (rows, columns), fp32 or wider, and the operand, if there is one.
-        operand: the name of the vector that it reads, of an element a column of this rank's product; "" for none.
+        operand: the name of what it reads; "" for nothing.
+        per: of what in this rank's C the operand has an element each: it is a vector of as many elements as there are
+            columns, or rows, or a matrix.
         slope: by how much it makes an error in C larger, at most.
+        multiplies: whether it multiplies C by its operand, which then makes an error larger, too.
+        narrowing: how many columns side by side make one of what it returns; more than 1 of a last op alone.
     """
 
     name: str
     apply: Any
     reference: Callable[..., torch.Tensor]
     operand: str = ""
+    per: Literal["column", "row", "element"] = "column"
     slope: float = 1.0
+    multiplies: bool = False
+    narrowing: int = 1
+
+    def slope_with(self, operand: torch.Tensor | None) -> float:
+        """Return by how much it makes an error in C larger, at most, where it reads this."""
+        largest = float(operand.abs().max()) if self.multiplies and operand is not None and operand.numel() else 1.0
+        return self.slope * largest
+
+    def operand_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """Return the shape of the operand, for a C of so many rows and columns on a rank."""
+        return {"column": (columns,), "row": (rows,), "element": (rows, columns)}[self.per]
 
 
 _ops: dict[str, EpilogueOp] = {}
@@ -121,7 +192,7 @@ def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
     """Return the ops of these names.
 
     Raises:
-        ValueError: there is none of a name, or two read the same operand.
+        ValueError: there is none of a name, two read the same operand, or one that narrows C is not the last.
     """
     for name in names:
         if name not in _ops:
@@ -130,17 +201,25 @@ def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
     operands = [op.operand for op in found if op.operand]
     if len(set(operands)) < len(operands):
         raise ValueError(f"two ops of the epilogue {', '.join(names)} read the same operand")
+    if narrowing := [op.name for op in found[:-1] if op.narrowing > 1]:
+        raise ValueError(f"{narrowing[0]} narrows C, so it must be the last op of the epilogue {', '.join(names)}")
     return found
 
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+GATED_ACTIVATIONS = ("swiglu",)
 
 for _op in (
+    EpilogueOp("scale", multiply_by_scale, lambda c, scale: c * scale.to(c.dtype), operand="scale", multiplies=True),
     EpilogueOp("bias", add_bias, lambda c, bias: c + bias.to(c.dtype), operand="bias"),
+    EpilogueOp(
+        "residual", add_residual, lambda c, residual: c + residual.to(c.dtype), operand="residual", per="element"
+    ),
     EpilogueOp("relu", relu, torch.relu),
     EpilogueOp("gelu", gelu, torch.nn.functional.gelu, slope=1.13),
     EpilogueOp("gelu_tanh", gelu_tanh, lambda c: torch.nn.functional.gelu(c, approximate="tanh"), slope=1.13),
     EpilogueOp("silu", silu, torch.nn.functional.silu, slope=1.1),
+    EpilogueOp("swiglu", swiglu, lambda c: torch.nn.functional.silu(c[:, ::2]) * c[:, 1::2], narrowing=2),
 ):
     register_epilogue_op(_op)
 
@@ -154,11 +233,11 @@ def epilogue_arguments(names: Sequence[str], operands: dict[str, torch.Tensor], 
         first_row: of this rank's C, that a kernel's row 0 is.
     """
     ops = epilogue_ops(names)
-    return Epilogue(tuple(_vector(operands[op.operand]) if op.operand else () for op in ops), first_row if ops else ())
+    return Epilogue(tuple(_bundle(operands[op.operand]) if op.operand else () for op in ops), first_row if ops else ())
 
 
-def _vector(tensor: torch.Tensor) -> Vector:
-    return Vector(tensor, tensor.shape[0], tensor.stride(0))
+def _bundle(tensor: torch.Tensor) -> Vector | Matrix:
+    return (Vector if tensor.ndim == 1 else Matrix)(tensor, *tensor.shape, *tensor.stride())
 
 
 def finish_with_torch(c: torch.Tensor, names: Sequence[str], operands: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""Tile schedulers: which tile an index stands for. `tile_origin` and `own_first` serve both main loops.
+"""Tile schedulers: which tile an index stands for, in both main loops.
 
 A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`` that returns an index's work tile;
-`tiled` says what is cut into tiles. A program takes the indices first, first + step, … in ascending order
-(../portable/tile_loop.py): all programs have the same number of tiles, or one more.
+`tiled` says what is cut into tiles. A program of the portable main loop takes the indices first, first + step, … in
+ascending order (../portable/tile_loop.py), all programs as many, or one more; a program of sm90 those of its waves
+(../hopper/tile_scheduler.py), of which several programs may split the last.
 
 | scheduler | `tiled` | order |
 |---|---|---|
@@ -10,10 +11,11 @@ A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`
 | `own_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
 | `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
 | `own_last` | `Shards` | this rank's shard, whose tiles are counted from 0 |
+| `own_then_row_chunks`¹ | `ChunkedShards` | this rank's shard, then a row chunk of each peer's, and so on |
+| `mixed`² | `MixedShards` | the peers' shards, tiles of this rank's between them |
 
-Schedulers of their own: stream-K (../portable/stream_k.py), and those of the Hopper kernels, whose programs split tiles
-(../hopper/tile_scheduler.py), have own tiles between the peers' (../../gemm_reduce_scatter/hopper/tile_scheduler.py) or
-begin with their own shard alone (../../all_gather_gemm/hopper/workgroup_specialized.py).
+¹ ../../all_gather_gemm/hopper/workgroup_specialized.py, ² ../../gemm_reduce_scatter/hopper/tile_scheduler.py.
+Stream-K has a scheduler of its own (../portable/stream_k.py).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class WorkTile(NamedTuple):
     """What a program computes next: the tile at (row, col) of the (m, n) matrix that is the shard of rank `owner`.
 
     `index` counts in the order of all tiles, `tile` in the shard, `turn` the shards before it. The shard begins at row
-    `start` of the matrix. Row `a_row` of A belongs to row `row` of the shard.
+    `start` of the matrix. Row `a_row` of A and column `b_col` of B belong to row `row` and column `col` of the shard.
     """
 
     index: Any
@@ -56,8 +58,23 @@ class WorkTile(NamedTuple):
     row: Any
     col: Any
     a_row: Any
+    b_col: Any
     m: Any
     n: Any
+
+
+@in_cache_key
+class TileSplit(NamedTuple):
+    """A program's part of the work on the tile of an index: its k steps from `start`, without `stop`.
+
+    It is the `split`-th of the `splits` programs that split the tile; alone if there is one.
+    """
+
+    index: Any
+    start: Any
+    stop: Any
+    split: Any
+    splits: Any
 
 
 @triton.jit
@@ -82,7 +99,7 @@ def tile_origin(tile, block, TILE: tl.constexpr):
 def row_grouped(index, block, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Return the work tile of an index of one matrix, which belongs to the rows of A of the same numbers."""
     row, col = tile_origin(index, block, TILE)
-    return WorkTile(index, index, 0, rank, 0, row, col, row, block.m, block.n)
+    return WorkTile(index, index, 0, rank, 0, row, col, row, col, block.m, block.n)
 
 
 @triton.jit
@@ -113,7 +130,8 @@ def _tile_of_shard(index, tile, turn, owner, shards, TILE: tl.constexpr):
     start = min(owner * shards.m, shards.rows)
     m = min(shards.m, shards.rows - start)
     row, col = tile_origin(tile, shards, TILE)
-    return WorkTile(index, tile, turn, owner, start, row, col, owner * shards.a_rows_apart + row, m, shards.n)
+    a_row = owner * shards.a_rows_apart + row
+    return WorkTile(index, tile, turn, owner, start, row, col, a_row, col, m, shards.n)
 
 
 @triton.jit

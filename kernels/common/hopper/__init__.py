@@ -7,9 +7,10 @@
 | `epilogue_store.py` | a finished tile, staged in shared memory, stored by subtiles paced by the next tile's loads |
 | `epilogue_load.py` | peers' partial tiles, loaded by stages, added to the finished tile |
 | `signal_pipeline.py` | a comm warp that signals for the warp that stores |
-| `tile_scheduler.py` | a program's work tile in each wave, whole or split along k |
+| `tile_scheduler.py` | a program's waves, and its part of a tile in each, whole or split along k |
 | `fixup.py` | partial sums of a split tile, exchanged by its programs |
-| `roles.py` | the multiply warps, together or in turns; with partials to add: gemm_reduce_scatter/hopper/roles.py |
+| `tile_loop.py` | the loops over a program's tiles, of the load warp and of the multiply warps |
+| `roles.py` | the roles of the warps, and their registers |
 | `plan.py` | the fastest tiling and split of the last wave, by prediction |
 | `host.py` | the host's part: what is supported, tensor descriptors |
 """

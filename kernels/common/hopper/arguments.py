@@ -23,11 +23,10 @@ class WarpTile(NamedTuple):
     STAGES: of the operand pipeline.
     SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and `SUBTILE_COLS` columns.
     SPLITS: so many programs, or more, split each tile of the last wave along k (tile_scheduler.py).
-    GATED: operands are still on their way to this rank, so the loads of a tile pass a load gate.
     PINGPONG: two warp groups multiply a tile each, in turns.
     EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
-    ORIGIN: a jit function, called as ``ORIGIN(wave, place, TILE)``, that returns the first row and column, in this
-        rank's C, of the tile that this program finishes in a `wave`.
+    NARROWING: how many columns they make one of: a finished tile has so many times fewer.
+    SCHEDULER: the jit function that returns an index's work tile (../device/tile_scheduler.py).
     """
 
     BLOCK_M: int
@@ -39,15 +38,15 @@ class WarpTile(NamedTuple):
     SUBTILE_ROWS: int
     SUBTILES: int
     SPLITS: int
-    GATED: bool
     PINGPONG: bool
     EPILOGUE: tuple[Any, ...]
-    ORIGIN: Any
+    NARROWING: int
+    SCHEDULER: Any
 
     @property
     def cache_key(self) -> str:
         """What Triton puts into a kernel's cache key for this."""
-        return f"{cache_key_of(self)} {self.ORIGIN.cache_key}"
+        return f"{cache_key_of(self)} {self.SCHEDULER.cache_key}"
 
 
 @in_cache_key
@@ -103,21 +102,56 @@ class LoadGate(NamedTuple):
 
 
 @in_cache_key
-class GatedPipeline(NamedTuple):
-    """An operand pipeline whose loads pass a gate."""
+class TileOperands(NamedTuple):
+    """Where the operands of a tile are: A from row `a_row` of a descriptor, B from column `b_col` of another.
+
+    The loads of a step pass the `gate`, unless that is None.
+    """
 
     a: Any
     b: Any
-    barriers: Any
+    a_row: Any
+    b_col: Any
     gate: Any
 
 
 @in_cache_key
-class PlacedEpilogue(NamedTuple):
-    """What the ops of an epilogue read, and what `WarpTile.ORIGIN` takes to say where in this rank's C a tile is."""
+class Waves(NamedTuple):
+    """A program's waves, one tile in each: `whole` ones of tiles that it computes alone, then `split` of split tiles.
 
+    The programs from `first_program` on compute `total_tiles` of `num_steps` k steps.
+    """
+
+    total_tiles: Any
+    num_steps: Any
+    first_program: Any
+    whole: Any
+    split: Any
+
+
+@in_cache_key
+class TileStaging(NamedTuple):
+    """What the multiply warps do with a tile: add the partials of an epilogue `load`, if any, and stage it in `store`.
+
+    `epilogue` has what its ops read. `tiled` is what `WarpTile.SCHEDULER` takes.
+    """
+
+    store: Any
+    load: Any
     epilogue: Any
-    place: Any
+    tiled: Any
+
+
+@in_cache_key
+class LoadWarp(NamedTuple):
+    """What the load warp works with: it loads into the operand `pipeline`, and sends from the epilogue `store`.
+
+    Finished tiles go to `out`, a descriptor (rank, row, column).
+    """
+
+    pipeline: Any
+    store: Any
+    out: Any
 
 
 @in_cache_key
@@ -144,36 +178,16 @@ class EpilogueLoad(NamedTuple):
 
 @in_cache_key
 class PendingStore(NamedTuple):
-    """Where the tile in the epilogue store goes: a first rank, a row and a column of the matrix there.
+    """The tile in the epilogue store: its first row and column, in the matrix of rank `owner`.
 
-    Its subtiles from `subtile` on are stored, `num_subtiles` of them. `trace_ptr` is where the warp that stores it
-    writes down when (../device/trace.py); None for nowhere.
+    Its subtiles from `subtile` on are stored, `num_subtiles` of them.
     """
 
-    rank: Any
+    owner: Any
     row: Any
     col: Any
     subtile: Any
     num_subtiles: Any
-    trace_ptr: Any
-
-
-@in_cache_key
-class WorkTile(NamedTuple):
-    """A program's work on the tile of an `index`: its k steps from `start` and without `stop`, and a part of the store.
-
-    It then stores `num_subtiles` subtiles from `subtile` on. It is one of `splits` programs, the first of which is
-    `first_program`; `split_wave` counts the waves of split tiles.
-    """
-
-    index: Any
-    start: Any
-    stop: Any
-    subtile: Any
-    num_subtiles: Any
-    first_program: Any
-    splits: Any
-    split_wave: Any
 
 
 class SplitWorkspace(NamedTuple):

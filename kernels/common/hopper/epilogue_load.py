@@ -50,14 +50,21 @@ def load_partials(load, partials, number, rank, row, col, WORLD_SIZE: gl.constex
 
 @gluon.jit
 def add_partials(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Return a tile plus the peers' partials of it, in the order rank+1, rank+2, …, and the next load's number."""
+    """Return a tile plus the peers' partials of it, in the order rank+1, rank+2, …; loads from `number` on."""
+    acc, _ = _add_all(acc, load, number, WORLD_SIZE, TILE)
+    return acc
+
+
+@gluon.jit
+def _add_all(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return the sum, and the next load's number."""
     COLS: gl.constexpr = acc.shape[1]
     if COLS > SUBTILE_COLS:
         ROWS: gl.constexpr = acc.shape[0]
         LAYOUT: gl.constexpr = acc.type.layout
         left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
-        left, number = add_partials(left, load, number, WORLD_SIZE, TILE)
-        right, number = add_partials(right, load, number, WORLD_SIZE, TILE)
+        left, number = _add_all(left, load, number, WORLD_SIZE, TILE)
+        right, number = _add_all(right, load, number, WORLD_SIZE, TILE)
         acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
         return gl.convert_layout(acc, LAYOUT), number
     else:

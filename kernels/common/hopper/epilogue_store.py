@@ -40,11 +40,12 @@ def make_epilogue_store(out, TILE: gl.constexpr):
 
 
 @gluon.jit
-def apply_epilogue(acc, placed, wave, TILE: gl.constexpr):
-    """Return the tile of a `wave` as its epilogue leaves it; by the multiply warps."""
-    if len(placed.epilogue.operands) > 0:
-        row, col = TILE.ORIGIN(wave, placed.place, TILE)
-        acc = _apply_by_columns(acc, placed.epilogue, row, col, TILE)
+def apply_epilogue(acc, staging, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return the tile of an index as its epilogue leaves it; by the multiply warps."""
+    if len(staging.epilogue.operands) > 0:
+        # Not kept since the tile was scheduled: the multiplication takes the registers.
+        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+        acc = _apply_by_columns(acc, staging.epilogue, work.a_row, work.b_col, TILE)
     return acc
 
 
@@ -58,8 +59,10 @@ def _apply_by_columns(acc, epilogue, row, col, TILE: gl.constexpr):
         left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
         left = _apply_by_columns(left, epilogue, row, col, TILE)
         right = _apply_by_columns(right, epilogue, row, col + COLS // 2, TILE)
-        acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
-        return gl.convert_layout(acc, LAYOUT)
+        acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS // TILE.NARROWING])
+        if TILE.NARROWING == 1:
+            acc = gl.convert_layout(acc, LAYOUT)
+        return acc
     else:
         rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
         cols = col + gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
@@ -96,15 +99,16 @@ def origin_of_subtile(row, col, index, TILE: gl.constexpr):
 
 
 @gluon.jit
-def stage_subtile(acc, store, index, placed, wave, TILE: gl.constexpr):
-    """Finish a subtile of the tile of a `wave`, and round it into the acquired store; by the multiply warps."""
-    if len(placed.epilogue.operands) > 0:
-        row, col = TILE.ORIGIN(wave, placed.place, TILE)
-        row, col = origin_of_subtile(row, col, index, TILE)
-        acc = _apply_by_columns(acc, placed.epilogue, row, col, TILE)
+def stage_subtile(acc, staging, subtile, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Finish a subtile of the tile of an index, and round it into the acquired store; by the multiply warps."""
+    if len(staging.epilogue.operands) > 0:
+        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+        row, col = origin_of_subtile(work.a_row, work.b_col, subtile, TILE)
+        acc = _apply_by_columns(acc, staging.epilogue, row, col, TILE)
     SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, SUBTILE_COLS]
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, store.subtiles.dtype)
-    store.subtiles.index(index)._reinterpret(store.subtiles.dtype, SHAPE, LAYOUT).store(acc.to(store.subtiles.dtype))
+    subtiles = staging.store.subtiles
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, subtiles.dtype)
+    subtiles.index(subtile)._reinterpret(subtiles.dtype, SHAPE, LAYOUT).store(acc.to(subtiles.dtype))
 
 
 @gluon.jit
@@ -116,96 +120,94 @@ def commit_store(store):
 
 
 @gluon.jit
-def load_prologue(a, b, pipeline, step, a_row, col, start, stop, store, is_held, TILE: gl.constexpr):
+def load_prologue(operands, warp, number, split, is_held, TILE: gl.constexpr):
     """Load the first steps of a tile while the tile before is multiplied, as many as there are stages.
 
     With `is_held`, what was stored last still takes the shared memory that the multiply warps need next: release it,
     only now that all but one of the stages have something to do. Return the program's next step and the tile's.
     """
-    loaded = gl.minimum(start + TILE.STAGES, stop)
-    step = load_steps(a, b, pipeline, step, a_row, col, start, loaded - 1, TILE)
+    loaded = gl.minimum(split.start + TILE.STAGES, split.stop)
+    number = load_steps(operands, warp.pipeline, number, split.start, loaded - 1, TILE)
     if is_held:
-        release_store(store)
-    return load_steps(a, b, pipeline, step, a_row, col, loaded - 1, loaded, TILE), loaded
+        release_store(warp.store)
+    return load_steps(operands, warp.pipeline, number, loaded - 1, loaded, TILE), loaded
 
 
 @gluon.jit
 def load_and_send(
-    a,
-    b,
-    pipeline,
-    step,
-    a_row,
-    col,
+    operands,
+    warp,
+    out,
+    number,
     start,
     stop,
-    out,
-    store,
     pending,
     wave,
+    peers,
     DESTINATIONS: gl.constexpr,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Load steps of a `wave`'s tile while the tile before, `pending`, is sent; return the next step.
+    """Load steps of a `wave`'s tile while the tile before, `pending`, is sent to `out`; return the program's next step.
 
-    The subtiles are spread over these steps and end an eighth before the last: they have arrived when someone waits for
-    them. With PINGPONG the tile before is still being staged: they begin after a quarter of the steps.
+    It goes to its owner, or to all ranks, which DESTINATIONS are. The subtiles are spread over these steps and end an
+    eighth before the last: they have arrived when someone waits for them. With PINGPONG the tile before is still being
+    staged: they begin after a quarter of the steps.
     """
     if TILE.PINGPONG:
         later = start + (stop - start) // 4
-        step = load_steps(a, b, pipeline, step, a_row, col, start, later, TILE)
+        number = load_steps(operands, warp.pipeline, number, start, later, TILE)
         start = later
     stores = 0
     if wave > 0:
-        wait_store(store, wave)
+        wait_store(warp.store, wave)
         stores = pending.num_subtiles * DESTINATIONS
     span = gl.maximum(stop - start - (stop - start) // 8, 1)
-    state = pipeline_state(pipeline.barriers, step)
+    state = pipeline_state(warp.pipeline.barriers, number)
     sent = 0
     due = 0  # in units of a store over `span`
-    began = trace_time(pending)
+    began = trace_time(peers)
     ended = began
-    for i in range(start, stop):
-        state = load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
+    for step in range(start, stop):
+        state = load_step(operands, warp.pipeline, state, step, TILE)
         due += stores
         while (due >= span) & (sent < stores):
-            _send_subtile(out, store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)
+            _send_subtile(out, warp.store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)
             sent += 1
             due -= span
-            ended = trace_time(pending)
+            ended = trace_time(peers)
     while sent < stores:
-        _send_subtile(out, store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)
+        _send_subtile(out, warp.store, pending, sent, DESTINATIONS, WORLD_SIZE, TILE)
         sent += 1
-        ended = trace_time(pending)
+        ended = trace_time(peers)
     if wave > 0:
-        trace_until(pending, SEND, trace_number(wave - 1), began, ended)
-    return step + (stop - start)
+        trace_until(peers, SEND, trace_number(wave - 1), began, ended)
+    return number + (stop - start)
 
 
 @gluon.jit
 def send_last(
-    out, store, pending, waves, is_held, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    warp, out, pending, waves, is_held, peers, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Send the last of a program's `waves` tiles, if it had any; `is_held` as in `load_prologue`."""
     if is_held:
-        release_store(store)
+        release_store(warp.store)
     if waves > 0:
-        wait_store(store, waves)
-        began = trace_time(pending)
+        wait_store(warp.store, waves)
+        began = trace_time(peers)
         for number in range(pending.num_subtiles * DESTINATIONS):
-            _send_subtile(out, store, pending, number, DESTINATIONS, WORLD_SIZE, TILE)
-        trace_span(pending, SEND, trace_number(waves - 1), began)
+            _send_subtile(out, warp.store, pending, number, DESTINATIONS, WORLD_SIZE, TILE)
+        trace_span(peers, SEND, trace_number(waves - 1), began)
 
 
 @gluon.jit
 def _send_subtile(
     out, store, pending, number, DESTINATIONS: gl.constexpr, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Make a tile's `number`-th store: a subtile to each of DESTINATIONS ranks from the first on, then the next."""
-    rank = (pending.rank + number % DESTINATIONS) % WORLD_SIZE
+    """Make a tile's `number`-th store: a subtile to its owner, or to all ranks from the owner on; then the next."""
+    rank = (pending.owner + number % DESTINATIONS) % WORLD_SIZE
     subtile = pending.subtile + number // DESTINATIONS
-    row, col = origin_of_subtile(pending.row, pending.col, subtile, TILE)
+    row, col = origin_of_subtile(pending.row, pending.col // TILE.NARROWING, subtile, TILE)
     tma.async_copy_shared_to_global(out, [rank, row, col], store.subtiles.index(subtile))
 
 

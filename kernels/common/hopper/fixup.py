@@ -21,34 +21,37 @@ from triton.experimental.gluon import language as gl
 from iris_core import signal, wait
 
 from .epilogue_store import commit_store, stage_subtile
-from .tile_scheduler import SUBTILE_COLS
+from .tile_scheduler import SUBTILE_COLS, kept_subtiles
 
 _SPLITS_AT_ONCE = gl.constexpr(4)  # whose partials are on their way at once, for two subtiles
 
 
 @gluon.jit
-def exchange_partials(acc, workspace, work, epoch, watchdog_ptr, TILE: gl.constexpr):
-    """Store this program's partials of a tile, and wait for those of the other programs."""
-    first_index = work.split_wave * gl.num_programs(0)
-    store_partials(acc, workspace.tiles_ptr, first_index + gl.program_id(0), TILE)
+def exchange_partials(acc, workspace, split, first_index, epoch, watchdog_ptr, TILE: gl.constexpr):
+    """Store this program's partials of a tile, and wait for those of the other programs.
+
+    `first_index` is where the workspace has those of the first of them.
+    """
+    index = first_index + split.split
+    store_partials(acc, workspace.tiles_ptr, index, TILE)
     # Edge: this program's partials happen before what follows the other programs' waits, on this GPU.
-    signal(workspace.flags_ptr + first_index + gl.program_id(0), epoch, scope="gpu")
-    for other in range(work.first_program, work.first_program + work.splits):
-        if other != gl.program_id(0):
-            wait(workspace.flags_ptr + first_index + other, epoch, watchdog_ptr, scope="gpu")
+    signal(workspace.flags_ptr + index, epoch, scope="gpu")
+    for other in range(first_index, first_index + split.splits):
+        if other != index:
+            wait(workspace.flags_ptr + other, epoch, watchdog_ptr, scope="gpu")
 
 
 @gluon.jit
-def stage_reduced(store, workspace, work, placed, wave, TILE: gl.constexpr):
+def stage_reduced(staging, workspace, split, first_index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Sum the subtiles that this program keeps over the group, finish them, and stage and commit them."""
-    first_index = work.split_wave * gl.num_programs(0) + work.first_program
-    stop = work.subtile + work.num_subtiles
-    for subtile in range(work.subtile, stop, 2):
-        left, right = reduce_two_subtiles(workspace.tiles_ptr, first_index, work.splits, subtile, stop, TILE)
-        stage_subtile(left, store, subtile, placed, wave, TILE)
+    first, count = kept_subtiles(split, TILE)
+    stop = first + count
+    for subtile in range(first, stop, 2):
+        left, right = reduce_two_subtiles(workspace.tiles_ptr, first_index, split.splits, subtile, stop, TILE)
+        stage_subtile(left, staging, subtile, split.index, rank, WORLD_SIZE, TILE)
         if subtile + 1 < stop:
-            stage_subtile(right, store, subtile + 1, placed, wave, TILE)
-    commit_store(store)
+            stage_subtile(right, staging, subtile + 1, split.index, rank, WORLD_SIZE, TILE)
+    commit_store(staging.store)
 
 
 @gluon.jit

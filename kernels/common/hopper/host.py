@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,16 +103,45 @@ def supports(
         return reason
     if problem.dtype not in DTYPES:
         return f"warp-specialised kernels multiply bfloat16 and float16, not {problem.dtype}"
+    if problem.out_dtype != problem.dtype:
+        return f"warp-specialised kernels store C in their operands' dtype, {problem.dtype}, not {problem.out_dtype}"
     if config and (
         reason := (
             valid_config(problem, config)
             or config_reason(config)
+            or _narrowing_reason(problem, config)
             or splits_reason(problem, config)
             or config_reason_of(problem, config)
         )
     ):
         return reason
     return sizes_reason_of(problem) or _empty_rows_reason(problem)
+
+
+def with_columns(config: GemmConfig, block_n: int) -> GemmConfig:
+    """Return a configuration with tiles of so many columns."""
+    return replace(config, block_n=block_n, num_stages=STAGES[block_n])
+
+
+def wide_enough(problem: Problem, config: GemmConfig) -> GemmConfig:
+    """Return a configuration whose tiles are whole subtiles once the epilogue has made them narrower."""
+    if problem.narrowing == 1:
+        return config
+    return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * SUBTILE_COLS.value))
+
+
+def _narrowing_reason(problem: Problem, config: GemmConfig) -> str | None:
+    """Return why tiles that the epilogue makes narrower cannot be stored, or None."""
+    least = problem.narrowing * SUBTILE_COLS.value
+    if problem.narrowing > 1 and (config.block_n < least or config.splits > 1):
+        has = f"block_n {config.block_n}, splits {config.splits}"
+        return f"with {problem.epilogue[-1]} tiles have {least} columns or more and are not split: {has}"
+    return None
+
+
+def no_splits_reason(problem: Problem, config: GemmConfig) -> str | None:
+    """Return why a variant that splits no tiles cannot run with a configuration, or None."""
+    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
 
 
 def splits_reason(problem: Problem, config: GemmConfig) -> str | None:
@@ -206,16 +235,13 @@ def split_workspace(call: Call[Any]) -> SplitWorkspace | None:
     return SplitWorkspace(call.memory["partial_tiles"], call.memory["partial_flags"])
 
 
-def operands(
-    call: Call[Any], a: torch.Tensor, b: torch.Tensor, origin: JITFunction[Any], *, are_gated: bool = False
-) -> dict[str, Any]:
+def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFunction[Any]) -> dict[str, Any]:
     """Return the operands' descriptors, and the compile-time shape of the work.
 
     Args:
         call: the call.
         a, b: its operands.
-        origin: the kernel's `WarpTile.ORIGIN`.
-        are_gated: whether steps of a tile are loaded while operands of later ones are on their way to this rank.
+        scheduler: says what an index of the kernel's tiles stands for.
     """
     a, b = call.readable(a, b)
     if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
@@ -233,14 +259,46 @@ def operands(
         loads,
         config.num_stages,
         config.comm_rows,
-        num_subtiles(config.block_n, config.comm_rows),
+        num_subtiles(config.block_n // call.problem.narrowing, config.comm_rows),
         config.splits,
-        are_gated,
         config.pingpong,
         EPILOGUE=call.ops,
-        ORIGIN=origin,
+        NARROWING=call.problem.narrowing,
+        SCHEDULER=scheduler,
     )
     return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}
+
+
+def run(
+    call: Call[Any],
+    kernel: JITFunction[Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scheduler: JITFunction[Any],
+    *,
+    first_row: int = 0,
+    **arguments: Any,
+) -> None:
+    """Queue a kernel that is all of a call, and so is launched early.
+
+    Args:
+        call, a, b: the call.
+        kernel: takes `arguments`, and what all these kernels do.
+        scheduler: says what an index of its tiles stands for.
+        first_row: of this rank's C, that row 0 of A belongs to.
+        arguments: by name.
+    """
+    call.run(
+        kernel,
+        call.config.num_sms,
+        num_warps=num_warps(call.config),
+        early=True,
+        **operands(call, a, b, scheduler),
+        epilogue=call.epilogue(first_row),
+        peers=call.peers(),
+        WORLD_SIZE=call.world_size,
+        **arguments,
+    )
 
 
 def _rows(matrix: torch.Tensor) -> torch.Tensor:

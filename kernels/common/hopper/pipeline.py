@@ -27,7 +27,7 @@ from iris_core import fence_before_descriptor_loads, wait
 
 from ..device.trace import WAIT, trace_span, trace_time
 from ..portable.gemm import DESCRIPTORS_B_NK
-from .arguments import GatedPipeline, OneWayPipeline, OperandPipeline, Pipeline, PipelineState
+from .arguments import OneWayPipeline, OperandPipeline, Pipeline, PipelineState
 from .barrier import thread_barrier
 
 
@@ -122,27 +122,23 @@ def make_operand_pipeline(a, b, TILE: gl.constexpr):
 
 
 @gluon.jit
-def with_gate(pipeline, gate):
-    """Return the pipeline for operands that must be waited for."""
-    return GatedPipeline(pipeline.a, pipeline.b, pipeline.barriers, gate)
-
-
-@gluon.jit
-def load_step(a, b, pipeline, state, a_row, col, k, TILE: gl.constexpr):
-    """Load the operands of one step, of A from row `a_row` and of B from column `col`; return the next step's state.
+def load_step(operands, pipeline, state, step, TILE: gl.constexpr):
+    """Load the operands of one `step` of a tile; return the state of the next.
 
     Run by one warp. What reaches past the end of an operand is zero.
     """
-    if TILE.GATED:
-        _wait_gate(pipeline.gate, k // TILE.BLOCK_K)
+    if operands.gate is not None:
+        _wait_gate(operands.gate, step)
+    a, b = operands.a, operands.b
+    k = step * TILE.BLOCK_K
     full = pipeline.barriers.full.index(state.index)
     producer_acquire(pipeline.barriers, state)
     producer_commit(pipeline.barriers, state.index, a.block_type.nbytes + b.block_type.nbytes)
-    tma.async_copy_global_to_shared(a, [a_row, k], full, pipeline.a.index(state.index))
+    tma.async_copy_global_to_shared(a, [operands.a_row, k], full, pipeline.a.index(state.index))
     if TILE.LOADS == DESCRIPTORS_B_NK:
-        tma.async_copy_global_to_shared(b, [col, k], full, pipeline.b.index(state.index))
+        tma.async_copy_global_to_shared(b, [operands.b_col, k], full, pipeline.b.index(state.index))
     else:
-        tma.async_copy_global_to_shared(b, [k, col], full, pipeline.b.index(state.index))
+        tma.async_copy_global_to_shared(b, [k, operands.b_col], full, pipeline.b.index(state.index))
     return next_state(pipeline.barriers, state)
 
 
@@ -155,29 +151,32 @@ def _wait_gate(gate, step):
 
 
 @gluon.jit
-def load_steps(a, b, pipeline, step, a_row, col, start, stop, TILE: gl.constexpr):
-    """Load the operands of a tile's steps from `start` and without `stop`, none or more; return the next step."""
-    state = pipeline_state(pipeline.barriers, step)
-    for i in range(start, stop):
-        state = load_step(a, b, pipeline, state, a_row, col, i * TILE.BLOCK_K, TILE)
-    return step + (stop - start)
+def load_steps(operands, pipeline, number, start, stop, TILE: gl.constexpr):
+    """Load the operands of a tile's steps from `start` and without `stop`, none or more.
+
+    `number` is the first one's, of all steps of the program; return the next one's.
+    """
+    state = pipeline_state(pipeline.barriers, number)
+    for step in range(start, stop):
+        state = load_step(operands, pipeline, state, step, TILE)
+    return number + (stop - start)
 
 
 @gluon.jit
-def trace_first_step(pipeline, step, peers, tile):
+def trace_first_step(pipeline, number, peers, tile):
     """Write down how long the multiply warps wait for a tile's first operands; return when they are there."""
     began = trace_time(peers)
     if peers.trace_ptr is not None:
-        consumer_wait(pipeline.barriers, pipeline_state(pipeline.barriers, step))
+        consumer_wait(pipeline.barriers, pipeline_state(pipeline.barriers, number))
     return trace_span(peers, WAIT, tile, began)
 
 
 @gluon.jit
-def multiply_tile(pipeline, step, num_steps, TILE: gl.constexpr, wave=None):
-    """Return a tile's sum over `num_steps` steps, one or more, in fp32, and the number of the next step.
+def multiply_tile(pipeline, wave, number, num_steps, TILE: gl.constexpr):
+    """Return the sum of a `wave`'s tile over `num_steps` steps, one or more, in fp32; `number` is the first one's.
 
     One multiplication is in flight while the one before releases its stage. A stage is released by one thread, so a
-    barrier before it brings the warps together: others may still be reading. With a `wave`, the other warp group may
+    barrier before it brings the warps together: others may still be reading. With PINGPONG the other warp group may
     begin the next wave's tile when this one's last multiplication is in flight.
     """
     BLOCK_M: gl.constexpr = TILE.BLOCK_M
@@ -186,7 +185,7 @@ def multiply_tile(pipeline, step, num_steps, TILE: gl.constexpr, wave=None):
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, 16]
     )
     acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
-    state = pipeline_state(pipeline.barriers, step)
+    state = pipeline_state(pipeline.barriers, number)
     for k in range(num_steps):
         consumer_wait(pipeline.barriers, state)
         b = pipeline.b.index(state.index)
@@ -197,9 +196,9 @@ def multiply_tile(pipeline, step, num_steps, TILE: gl.constexpr, wave=None):
         thread_barrier()
         consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state), pred=k > 0)
         state = next_state(pipeline.barriers, state)
-    if wave is not None:
+    if TILE.PINGPONG:
         producer_commit(pipeline.sequence, pipeline_state(pipeline.sequence, wave).index)
     acc = warpgroup_mma_wait(0, deps=[acc])
     thread_barrier()
     consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state))
-    return acc, step + num_steps
+    return acc

@@ -69,16 +69,20 @@ class Graphs:
 
     Args:
         backend: whose driver makes them.
+
+    Attributes:
+        is_captured: whether what is queued now is captured by the caller.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend: Any = backend
         self._are_allowed = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
         self._graphs: list[Any] = []
+        self.is_captured = False
 
     def may_launch(self) -> bool:
         """Return whether what is queued now may be a graph."""
-        return self._are_allowed and not self._backend.is_capturing()
+        return self._are_allowed and not self.is_captured
 
     def current_stream(self) -> int:
         """Return the driver's handle of the current stream."""

@@ -47,12 +47,21 @@ _ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
 
 @dataclass
 class PreparedCall:
-    """What a call queues: copies of A to `copies`, then `sequence`; and what it runs with."""
+    """What a call queues, and what it runs with.
+
+    Args:
+        sequence: what it queues, behind copies of A.
+        copies: where to.
+        config: what it runs with.
+        copied: of which operands it makes copies, "A" or "B".
+        gives_output: whether it returns the new memory of its output as it is, and nothing else.
+    """
 
     sequence: Sequence
     copies: list[torch.Tensor] = field(default_factory=list)
     config: GemmConfig | None = None
     copied: tuple[str, ...] = ()
+    gives_output: bool = False
 
 
 class Calls:
@@ -60,11 +69,12 @@ class Calls:
 
     Args:
         backend: whose kernels are launched.
+        are_ours: whether calls launch kernels of this library, and no others.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, are_ours: bool = True) -> None:
         self._backend: Any = backend
-        self._can_prepare = backend.name == "cuda"
+        self._can_prepare = are_ours and backend.name == "cuda"
         self._calls: dict[Any, PreparedCall] = {}
         self._graphs = Graphs(backend)
         self._kernels: dict[Any, LoadedKernel] = {}  # by what Triton specialises them for
@@ -78,7 +88,9 @@ class Calls:
     @property
     def are_prepared(self) -> bool:
         """Whether calls are prepared rather than launched through Triton."""
-        return self._can_prepare and not _has_hooks()
+        runtime = knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # a chain of hooks each, or one
+        return self._can_prepare and not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
     def find(self, place: Hashable) -> PreparedCall | None:
         """Return the call that was prepared for rows, operands and an output that lie where these lie."""
@@ -133,8 +145,15 @@ class Calls:
         finally:
             self.recording = around
 
-    def queue(self, call: PreparedCall, a: torch.Tensor) -> None:
-        """Queue a call on the current stream; `a` lies where it lay when the call was prepared."""
+    def queue(self, call: PreparedCall, a: torch.Tensor, *, is_captured: bool) -> None:
+        """Queue a call on the current stream.
+
+        Args:
+            call: the call.
+            a: its A, which lies where it lay when the call was prepared.
+            is_captured: whether the caller captures the stream.
+        """
+        self._graphs.is_captured = is_captured
         for destination in call.copies:
             destination.copy_(a)
         call.sequence()
@@ -251,14 +270,9 @@ class _RecordedStream(Stream):
 
 def place_of(operands: Mapping[str, torch.Tensor], *more: int) -> tuple[Any, ...]:
     """Return all that matters of a call's operands but what is in them, and what more there is."""
-    a, b = operands["A"], operands["B"]
-    place = (
-        *(*more, a.data_ptr(), b.data_ptr(), a.stride(), b.stride()),
-        *(a.shape, b.shape, a.dtype, b.dtype, a.device, b.device),
-    )
-    if len(operands) > 2:
-        others = (one for name, one in operands.items() if name not in ("A", "B"))
-        place += tuple((one.data_ptr(), one.stride(), one.shape, one.dtype, one.device) for one in others)
+    place: tuple[Any, ...] = more
+    for one in operands.values():
+        place += (one.data_ptr(), one.stride(), one.shape, one.dtype, one.get_device())
     return place
 
 
@@ -279,12 +293,3 @@ def _kind(argument: Any) -> Any:
     if isinstance(argument, JITCallable):  # an op of an epilogue
         return argument
     return type(argument), tuple(argument.block_shape), argument.base.dtype, getattr(argument, "layout", None)
-
-
-def _has_hooks() -> bool:
-    runtime = knobs.runtime
-    return bool(_called(runtime.launch_enter_hook) or _called(runtime.launch_exit_hook))
-
-
-def _called(hook: Any) -> Any:
-    return getattr(hook, "calls", hook)  # a chain of hooks, or one

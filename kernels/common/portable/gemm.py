@@ -119,7 +119,12 @@ def store_subtile(
     TILE: tl.constexpr,
 ):
     """Finish and round a subtile of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
-    offsets, mask = subtile_offsets(block, row, col, ROWS, COLS)
+    NARROWING: tl.constexpr = TILE.NARROWING
+    if NARROWING > 1:
+        finished = Block(block.c_ptr, block.m, block.n // NARROWING, block.stride_cm, block.epilogue)
+        offsets, mask = subtile_offsets(finished, row, col // NARROWING, ROWS, COLS // NARROWING)
+    else:
+        offsets, mask = subtile_offsets(block, row, col, ROWS, COLS)
     value = rounded(finish_tile(acc, block.epilogue, row, col, ROWS, COLS, TILE), block.c_ptr.dtype.element_ty)
     tl.store(block.c_ptr + offsets, value, mask=mask)
     for distance in tl.static_range(1, DESTINATIONS):

@@ -17,9 +17,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_core import gdc_wait
 from iris_core.backends.base import round_up
-from iris_core.utils.torch_modes import lasting, plain_tensors
+from iris_core.utils.torch_modes import plain_tensors
 
 from ..config import GemmConfig
+from ..workspace import lasting
 from .gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK, POINTERS
 
 ROW_BYTES = 16  # what descriptors ask of addresses, and of the distance between rows

@@ -30,11 +30,10 @@ import triton
 import triton.language as tl
 
 from iris_core import gdc_launch_dependents, signal, wait_each
-from iris_core.device.cache_key import in_cache_key
 
 from ..config import MOST_SPLITS
 from ..device.arguments import Block
-from ..device.tile_scheduler import num_tiles, tile_origin
+from ..device.tile_scheduler import TileSplit, num_tiles, tile_origin
 from ..device.trace import MULTIPLY, STORE, SUM, WAIT, trace_span, trace_time
 from .gemm import matmul_steps, subtile
 
@@ -66,19 +65,8 @@ class Halves(NamedTuple):
     flags: int
 
 
-@in_cache_key
-class WorkTile(NamedTuple):
-    """Work on a tile: the k steps from `first`, without `stop`; the `split`-th of so many `splits`."""
-
-    tile: Any
-    first: Any
-    stop: Any
-    split: Any
-    splits: Any
-
-
 @triton.jit
-def compute_tiles(
+def compute_stream_k(
     a,
     b,
     gemm,
@@ -107,21 +95,21 @@ def compute_tiles(
     steps = tl.maximum(tl.cdiv(gemm.k, TILE.BLOCK_K), 1)
     waves = _num_waves(tiles, steps, stream_k, HAS_WHOLE, SPLITS)
     for wave in tl.range(0, waves, num_stages=1):
-        work = _work_tile(wave, tiles, steps, stream_k, HAS_WHOLE, SPLITS)
-        row, col = tile_origin(work.tile, widest, TILE)
+        work = _tile_split(wave, tiles, steps, stream_k, HAS_WHOLE, SPLITS)
+        row, col = tile_origin(work.index, widest, TILE)
         began = trace_time(peers)
         stop_k = tl.minimum(work.stop * TILE.BLOCK_K, gemm.k)
-        acc = matmul_steps(a, b, gemm, block, row, col, a_row + row, work.first * TILE.BLOCK_K, stop_k, TILE)
+        acc = matmul_steps(a, b, gemm, block, row, col, a_row + row, work.start * TILE.BLOCK_K, stop_k, TILE)
         if wave + 1 == waves:
             gdc_launch_dependents()  # its programs may take free SMs
-        trace_span(peers, MULTIPLY, work.tile, began)
+        trace_span(peers, MULTIPLY, work.index, began)
         if SPLITS == NONE:
-            FINISH(acc, target, peers, row, col, work.tile, tiles, epoch, WORLD_SIZE, TILE)
+            FINISH(acc, target, peers, row, col, work.index, tiles, epoch, WORLD_SIZE, TILE)
         elif work.split > 0:
             store_partial(acc, stream_k, work, peers, epoch, TILE)
         else:
             total = fix_up(acc, stream_k, work, peers, epoch, TILE)
-            FINISH(total, target, peers, row, col, work.tile, tiles, epoch, WORLD_SIZE, TILE)
+            FINISH(total, target, peers, row, col, work.index, tiles, epoch, WORLD_SIZE, TILE)
 
 
 @triton.jit
@@ -170,12 +158,12 @@ def _run_with(step, split_tiles, steps, stream_k):
 
 
 @triton.jit
-def _work_tile(wave, tiles, steps, stream_k, HAS_WHOLE: tl.constexpr, SPLITS: tl.constexpr):
+def _tile_split(wave, tiles, steps, stream_k, HAS_WHOLE: tl.constexpr, SPLITS: tl.constexpr):
     """Return what this program computes in a wave."""
     pid = tl.program_id(0)
     if SPLITS == NONE:
         none = wave * 0
-        return WorkTile(pid + wave * tl.num_programs(0), none, steps, none, none + 1)
+        return TileSplit(pid + wave * tl.num_programs(0), none, steps, none, none + 1)
     else:
         whole = _whole_waves(tiles, HAS_WHOLE)
         first_split = whole * tl.num_programs(0)
@@ -207,7 +195,7 @@ def _work_tile(wave, tiles, steps, stream_k, HAS_WHOLE: tl.constexpr, SPLITS: tl
             splits = tl.where(is_whole, 1, splits)
         else:
             tile = split_tile
-        return WorkTile(tile, first, stop, split, splits)
+        return TileSplit(tile, first, stop, split, splits)
 
 
 @triton.jit
@@ -220,7 +208,7 @@ def store_partial(acc, stream_k, work, peers, epoch, TILE: tl.constexpr):
     program = tl.program_id(0)
     tl.store(stream_k.workspace_ptr + _partial_offsets(program, TILE.BLOCK_N, TILE), acc)
     signal(stream_k.flags_ptr + program, epoch, scope="gpu")
-    trace_span(peers, STORE, work.tile, began)
+    trace_span(peers, STORE, work.index, began)
 
 
 @triton.jit
@@ -231,7 +219,7 @@ def fix_up(acc, stream_k, work, peers, epoch, TILE: tl.constexpr):
         others = tl.arange(0, MOST_TILE_SPLITS) + 1
         flag_ptrs = stream_k.flags_ptr + tl.program_id(0) + others * stream_k.height
         wait_each(flag_ptrs, epoch, others < work.splits, peers.watchdog_ptr)
-    began = trace_span(peers, WAIT, work.tile, began)
+    began = trace_span(peers, WAIT, work.index, began)
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     if TILE.SUBTILES == 1:
         ELEMENTS: tl.constexpr = TILE.BLOCK_M * BLOCK_N
@@ -247,7 +235,7 @@ def fix_up(acc, stream_k, work, peers, epoch, TILE: tl.constexpr):
         for split in tl.range(1, work.splits, num_stages=1):
             right += _load_partial(stream_k, work, split, BLOCK_N // 2, BLOCK_N // 2, TILE)
         total = (left, right)
-    trace_span(peers, SUM, work.tile, began)
+    trace_span(peers, SUM, work.index, began)
     return total
 
 

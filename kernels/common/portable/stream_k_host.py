@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from triton.runtime.jit import JITFunction
 
 from overlap_taxonomy.cost import LOW_ROWS
 
 from ..call import Call, Device
 from ..config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
 from ..device.handshake import OwnCalls
+from ..problem import Problem
 from ..workspace import Buffer, local_flags
 from .stream_k import StreamK
 from .stream_k_plan import (
     GROUP_M,
     StreamKPlan,
-    Tiling,
+    StreamKTiling,
     fastest_tiling,
     known_splits,
     plan_of_tiling,
@@ -84,9 +86,10 @@ def stages_within(room: int, stage: int) -> int:
     return max(2, min(6, room // stage))
 
 
-def plan(m: int, n: int, k: int, device: Device, dtype: torch.dtype) -> GemmConfig:
-    """Return what to start from for an (m, n) output over k of one rank's GEMM; as `default_stream_k_config`."""
-    return default_stream_k_config(device.arch, device.num_sms, m=m, n=n, k=k, dtype=dtype)
+def plan(problem: Problem, device: Device) -> GemmConfig:
+    """Return what to start from for the rank that has most to do."""
+    k, n = problem.b_shape(0)
+    return default_stream_k_config(device.arch, device.num_sms, m=problem.m, n=n, k=k, dtype=problem.dtype)
 
 
 def stream_k_plan(call: Call[Any]) -> StreamKPlan:
@@ -124,8 +127,13 @@ def workspace(call: Call[Any]) -> dict[str, Buffer]:
     }
 
 
-def arguments(call: Call[Any]) -> dict[str, Any]:
-    """Return what a kernel of `compute_tiles` takes beside its operands."""
+def run(call: Call[Any], kernel: JITFunction[Any], a: torch.Tensor, b: torch.Tensor, **arguments: Any) -> None:
+    """Queue a kernel of `compute_stream_k`, early if it is short; `arguments` are those that not all of them take."""
+    programs, early = stream_k_plan(call).programs, is_short(call)
+    call.run(kernel, programs, early=early, **{**call.main_loop(a, b), **_arguments(call), **arguments})
+
+
+def _arguments(call: Call[Any]) -> dict[str, Any]:
     plan, memory = stream_k_plan(call), call.memory
     return {
         "stream_k": StreamK(
@@ -139,8 +147,8 @@ def arguments(call: Call[Any]) -> dict[str, Any]:
     }
 
 
-def _tiling(call: Call[Any]) -> Tiling:
-    return Tiling(call.config.block_m, call.config.block_n, call.config.splits)
+def _tiling(call: Call[Any]) -> StreamKTiling:
+    return StreamKTiling(call.config.block_m, call.config.block_n, call.config.splits)
 
 
 def _sizes(call: Call[Any]) -> dict[str, int]:

@@ -20,7 +20,7 @@ GROUP_M = 8  # rows of tiles whose columns follow each other
 _COSTS = H200X4.stream_k  # by which tilings are chosen, on every GPU
 
 
-class Tiling(NamedTuple):
+class StreamKTiling(NamedTuple):
     """The tiles of an output, and the `splits` of those of the last, unfilled wave, in the mean, or fewer."""
 
     block_m: int
@@ -31,7 +31,7 @@ class Tiling(NamedTuple):
 class StreamKPlan(NamedTuple):
     """How programs take tiles: `whole` of one program each, the others by `split_programs`, `height` of them a column.
 
-    `splits` is how many split each of the others, as `compute_tiles` takes it, `head` what `StreamK` does.
+    `splits` is how many split each of the others, as `compute_stream_k` takes it, `head` what `StreamK` does.
     """
 
     programs: int
@@ -103,7 +103,7 @@ def fastest_tiling(
     element_bytes: int,
     largest: int = 256,
     widest_split: int = 256,
-) -> Tiling:
+) -> StreamKTiling:
     """Return the tiling of an (m, n) output over k that is predicted to be done first.
 
     Args:
@@ -119,14 +119,14 @@ def fastest_tiling(
     if largest == 256 and heights[-1] == 128:
         tiles.append((128, 256))
 
-    def us(tiling: Tiling) -> float:
+    def us(tiling: StreamKTiling) -> float:
         return tiling_us(
             tiling, m, n, k, num_sms, low_block_k if tiling.block_m <= LOW_ROWS else block_k, element_bytes
         )
 
     steps = max(1, -(-k // block_k))
     tilings = [
-        Tiling(block_m, block_n, splits)
+        StreamKTiling(block_m, block_n, splits)
         for block_m, block_n in tiles
         for splits in range(1, (min(steps, MOST_SPLITS) if block_n <= widest_split else 1) + 1)
     ]
@@ -134,7 +134,14 @@ def fastest_tiling(
 
 
 def tiling_us(
-    tiling: Tiling, m: int, n: int, k: int, num_sms: int, block_k: int, element_bytes: int, group_m: int = GROUP_M
+    tiling: StreamKTiling,
+    m: int,
+    n: int,
+    k: int,
+    num_sms: int,
+    block_k: int,
+    element_bytes: int,
+    group_m: int = GROUP_M,
 ) -> float:
     """Return the predicted time of a tiling, in µs: waves of whole tiles, k steps of split ones, and the fix-up.
 
@@ -171,7 +178,15 @@ def tiling_us(
 
 
 def plan_of_tiling(
-    tiling: Tiling, m: int, n: int, k: int, *, num_sms: int, block_k: int, element_bytes: int, group_m: int = GROUP_M
+    tiling: StreamKTiling,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    num_sms: int,
+    block_k: int,
+    element_bytes: int,
+    group_m: int = GROUP_M,
 ) -> StreamKPlan:
     """Return how programs take the tiles of a tiling; arguments as for `tiling_us`."""
     block_m, block_n, splits = tiling

@@ -22,7 +22,7 @@ from ...common.portable.operands import padded
 from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from ...gemm_reduce_scatter.hopper import warp_specialized as reduce_scatter
-from ...gemm_reduce_scatter.hopper.tile_scheduler import Shards
+from ...gemm_reduce_scatter.hopper.tile_scheduler import MixedShards
 from ...gemm_reduce_scatter.host import ReduceCall
 from ...gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from .. import prediction
@@ -88,11 +88,10 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     """Queue the kernel."""
     shard = shard_shape(call)
 
-    def schedule() -> Shards:
-        return reduce_scatter.schedule(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
+    def shards() -> MixedShards:
+        return reduce_scatter.shards_of(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
 
-    first_row = 0 if is_cut_by_columns(call) else call.rank * shard[0]
-    reduce_scatter.queue(call, a, b, shard[1], call.kept("shards", schedule), reduced(call), first_row)
+    reduce_scatter.queue(call, a, b, shard[1], call.kept("shards", shards), reduced(call))
     return outputs(call)
 
 

@@ -24,11 +24,11 @@ from ...common.device.handshake import begin_call, finish_after_arrivals
 from ...common.device.tile_scheduler import num_tiles, row_grouped, tile_origin
 from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
+from ...common.plans import default_plan
 from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
-from ...gemm_reduce_scatter import host as reduce_scatter
 from ...gemm_reduce_scatter.host import ReduceCall
 from .. import host, prediction
 from ..host import FAMILY, ONE_SHOT
@@ -82,7 +82,7 @@ def gemm_all_reduce_fused_sequential(
 
 def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
     """Return the family's plan; a wide tile is stored in halves."""
-    config = reduce_scatter.plan(problem, device)
+    config = default_plan(problem, device)
     # A whole one and its addresses at all ranks do not fit the registers.
     return replace(config, epilogue_subtiles=2) if config.block_n == 256 else config
 

@@ -23,17 +23,16 @@ from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
-from ...common.portable.stream_k import Halves, buffer_of_call, compute_tiles
+from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from ...gemm_reduce_scatter.host import ReduceCall
-from ...gemm_reduce_scatter.portable.fused_sequential_stream_k import plan
 from .. import host, prediction
 from ..host import FAMILY, ONE_SHOT
 
 
 @triton.jit
-def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def sum_on_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send a partial tile to all ranks, and sum all ranks'."""
     out, workspace_ptr, flags_ptr = target
     partial_size = tl.cast(out.m, tl.int64) * out.n
@@ -100,8 +99,8 @@ def gemm_all_reduce_fused_sequential_stream_k(
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
     target = (out, workspace_ptr + half * halves.data, flags_ptr + half * halves.flags)
-    compute_tiles(
-        a, b, gemm, out, out, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
+    compute_stream_k(
+        a, b, gemm, out, out, 0, stream_k, target, peers, epoch, sum_on_every_rank, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     end_own_call(own, epoch)
 
@@ -118,12 +117,11 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
-    call.run(
+    stream_k_host.run(
+        call,
         gemm_all_reduce_fused_sequential_stream_k,
-        stream_k_host.stream_k_plan(call).programs,
-        early=stream_k_host.is_short(call),
-        **call.main_loop(a, b),
-        **stream_k_host.arguments(call),
+        a,
+        b,
         out=host.block_of(call),
         workspace_ptr=call.memory["staging"],
         flags_ptr=call.memory["flags"],
@@ -136,7 +134,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         host.outputs,
@@ -147,4 +145,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one sends it to every rank and adds all ranks'",
+    former_name="one_shot",
 )

@@ -25,20 +25,15 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 from ...common.call import Call, Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_call, wait_ready
-from ...common.device.tile_scheduler import num_tiles, tile_origin
+from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.device.trace import SEND_WAIT, trace_span, trace_time
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import PendingStore, PlacedEpilogue, Sizes
-from ...common.hopper.epilogue_store import (
-    load_and_send,
-    load_prologue,
-    make_epilogue_store,
-    send_last,
-    wait_stores_arrived,
-)
+from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
+from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.pipeline import make_operand_pipeline
-from ...common.hopper.roles import first_role, multiply_second, multiply_tiles, worker_registers, worker_warps
-from ...common.hopper.tile_scheduler import split_waves, trace_number, whole_waves, work_tile
+from ...common.hopper.roles import first_role, worker_registers, worker_warps
+from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_second, multiply_tiles
+from ...common.hopper.tile_scheduler import make_waves, trace_number
 from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import ROW_BYTES, padded
@@ -60,18 +55,16 @@ def gemm_all_scatter_warp_specialized_sm90(
     """Compute this rank's block of C into every rank's C."""
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
-    placed = PlacedEpilogue(epilogue, sizes)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
-    tiles = num_tiles(sizes, TILE)
-    whole = whole_waves(tiles, TILE)
-    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    split = split_waves(tiles, whole, num_steps, TILE)
+    waves = make_waves(num_tiles(sizes, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
+    staging = TileStaging(store, None, epilogue, sizes)
+    warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, store, placed, whole, num_steps, TILE)),
-            (multiply_tiles, (pipeline, store, placed, workspace, tiles, whole, split, num_steps, peers, epoch, TILE)),
-            (_load_and_scatter, (a, b, out, pipeline, store, whole, split, sizes, peers, epoch, WORLD_SIZE, TILE)),
+            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE, TILE)),
+            (_load_and_scatter, (a, b, warp, waves, sizes, peers, epoch, WORLD_SIZE, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(1, TILE.PINGPONG),
         worker_registers(1, TILE.PINGPONG),
@@ -79,46 +72,29 @@ def gemm_all_scatter_warp_specialized_sm90(
 
 
 @gluon.jit
-def _origin(wave, sizes, TILE: gl.constexpr):
-    tiles = num_tiles(sizes, TILE)
-    work = work_tile(wave, tiles, whole_waves(tiles, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
-    return tile_origin(work.index, sizes, TILE)
+def _load_and_scatter(a, b, warp, waves, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    last, _ = load_tiles(a, b, warp, waves, sizes, (), peers, epoch, send_to_all, WORLD_SIZE, TILE)
+    gdc_launch_dependents()  # the last operands have been asked for
+    num_waves = waves.whole + waves.split
+    send_last(warp, warp.out, last, num_waves, num_waves > 1, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    began = trace_time(peers)
+    wait_stores_arrived()
+    began = trace_span(peers, SEND_WAIT, trace_number(num_waves - 1), began)
+    finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+    trace_span(peers, SEND_WAIT, trace_number(num_waves - 1), began)
 
 
 @gluon.jit
-def _load_and_scatter(
-    a, b, out, pipeline, store, whole, split, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+def send_to_all(
+    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    tiles = num_tiles(sizes, TILE)
-    num_steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
-    waves = whole + split
-    step = 0
-    row = 0
-    col = 0
-    subtile = 0
-    num_subtiles = 0
-    for wave in range(waves):
-        pending = PendingStore(peers.rank + 1, row, col, subtile, num_subtiles, peers.trace_ptr)
-        work = work_tile(wave, tiles, whole, num_steps, TILE)
-        row, col = tile_origin(work.index, sizes, TILE)
-        subtile = work.subtile
-        num_subtiles = work.num_subtiles
-        step, start = load_prologue(a, b, pipeline, step, row, col, work.start, work.stop, store, wave > 1, TILE)
-        step = load_and_send(
-            a, b, pipeline, step, row, col, start, work.stop, out, store, pending, wave, WORLD_SIZE, WORLD_SIZE, TILE
-        )
-        if wave == 0:
-            began = trace_time(peers)
-            wait_ready(peers, epoch, WORLD_SIZE)
-            trace_span(peers, SEND_WAIT, trace_number(wave), began)
-    gdc_launch_dependents()  # the last operands have been asked for
-    pending = PendingStore(peers.rank + 1, row, col, subtile, num_subtiles, peers.trace_ptr)
-    send_last(out, store, pending, waves, waves > 1, WORLD_SIZE, WORLD_SIZE, TILE)
-    began = trace_time(peers)
-    wait_stores_arrived()
-    began = trace_span(peers, SEND_WAIT, trace_number(waves - 1), began)
-    finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
-    trace_span(peers, SEND_WAIT, trace_number(waves - 1), began)
+    """Load a tile's operands while the tile before is sent to every rank, once the peers are ready: a SEND."""
+    number = load_and_send_tile(operands, warp, number, split, wave, pending, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    if wave == 0:
+        began = trace_time(peers)
+        wait_ready(peers, epoch, WORLD_SIZE)
+        trace_span(peers, SEND_WAIT, trace_number(wave), began)
+    return number, sent
 
 
 def supports(problem: GemmAllScatterProblem, config: GemmConfig | None) -> str | None:
@@ -168,19 +144,9 @@ def _everywhere(call: Call[GemmAllScatterProblem]) -> TensorDescriptor:
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
-    call.run(
-        gemm_all_scatter_warp_specialized_sm90,
-        call.config.num_sms,
-        num_warps=hopper.num_warps(call.config),
-        early=True,
-        **hopper.operands(call, a, b, _origin),
-        out=_everywhere(call),
-        workspace=hopper.split_workspace(call),
-        sizes=_sizes(call),
-        epilogue=call.epilogue(),
-        peers=call.peers(),
-        WORLD_SIZE=call.world_size,
-    )
+    kernel = gemm_all_scatter_warp_specialized_sm90
+    beside = {"out": _everywhere(call), "workspace": hopper.split_workspace(call), "sizes": _sizes(call)}
+    hopper.run(call, kernel, a, b, row_grouped, **beside)
     return outputs(call)
 
 

@@ -22,6 +22,7 @@ from ...common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.implementation import Implementation
+from ...common.plans import default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
@@ -49,7 +50,7 @@ def gemm_all_scatter_copy_engine_finish(peers, counts_ptr, num_chunks, WORLD_SIZ
     finish_call(peers, current_call(peers, WORLD_SIZE), 1, WORLD_SIZE)
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """A chunk of rows: its number of tiles, this rank's rows, and where they go at each peer."""
 
     tiles: int
@@ -59,11 +60,11 @@ class Chunk(NamedTuple):
 
 def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
     """Return the family's plan with as many chunks as are worth a copy each."""
-    config = host.plan(problem, device)
+    config = default_plan(problem, device)
     if device.arch == "cpu":
         return config
     m, n = problem.m, problem.b_shape(0)[1]
-    return replace(config, row_chunks=max(1, min(4, m * n * problem.dtype.itemsize // LEAST_CHUNK_BYTES)))
+    return replace(config, row_chunks=max(1, min(4, m * n * problem.out_dtype.itemsize // LEAST_CHUNK_BYTES)))
 
 
 def fit(problem: GemmAllScatterProblem, config: GemmConfig) -> GemmConfig:
@@ -83,14 +84,14 @@ def _rows_of_chunks(call: Call[GemmAllScatterProblem]) -> list[slice]:
     return [slice(row, min(row + height, m)) for row in range(0, m if has_columns else 0, height)]
 
 
-def _chunks(call: Call[GemmAllScatterProblem]) -> list[Chunk]:
+def _chunks(call: Call[GemmAllScatterProblem]) -> list[RowChunk]:
     """Return the chunks in the order in which they are computed."""
     (output,), rank = host.outputs(call), call.rank
     own = slice(*call.problem.columns(rank))
     everywhere = call.peer_view(output)[:, :, own]
     peers = [(rank + distance) % call.world_size for distance in range(1, call.world_size)]
     return [
-        Chunk(
+        RowChunk(
             call.num_tiles(rows.stop - rows.start, own.stop - own.start),
             everywhere[rank, rows],
             [everywhere[peer, rows] for peer in peers],

@@ -14,8 +14,7 @@ import triton.language as tl
 from iris_core import gdc_wait
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ...common.call import Call, Device
-from ...common.config import GemmConfig
+from ...common.call import Call
 from ...common.device.handshake import (
     COUNTS_OF_A_CALL,
     begin_own_call,
@@ -30,7 +29,7 @@ from ...common.device.trace import STORE, WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
-from ...common.portable.stream_k import compute_tiles, with_columns
+from ...common.portable.stream_k import compute_stream_k, with_columns
 from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -70,7 +69,7 @@ def gemm_all_scatter_fused_sequential_stream_k(
     epoch = begin_own_call(own)
     signal_all_ready(peers, epoch, WORLD_SIZE)
     widest = with_columns(block, columns)
-    compute_tiles(
+    compute_stream_k(
         a, b, gemm, block, widest, 0, stream_k, block, peers, epoch, send_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     if tl.program_id(0) == 0:
@@ -80,12 +79,6 @@ def gemm_all_scatter_fused_sequential_stream_k(
     end_own_call(own, epoch)
 
 
-def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
-    """Return what to start from for the largest block of columns."""
-    k, n = problem.b_shape(0)
-    return stream_k_host.plan(problem.m, n, k, device, problem.dtype)
-
-
 def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     """Return the buffers of C and of split tiles."""
     return {**host.workspace(call), **stream_k_host.workspace(call)}
@@ -93,12 +86,11 @@ def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
-    call.run(
+    stream_k_host.run(
+        call,
         gemm_all_scatter_fused_sequential_stream_k,
-        stream_k_host.stream_k_plan(call).programs,
-        early=stream_k_host.is_short(call),
-        **call.main_loop(a, b),
-        **stream_k_host.arguments(call),
+        a,
+        b,
         block=host.block_of(call),
         columns=stream_k_host.columns(call),
     )
@@ -109,7 +101,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         host.outputs,
@@ -121,4 +113,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one of them stores it to every rank",
+    former_name="one_shot",
 )

@@ -20,6 +20,7 @@ from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.implementation import Implementation
+from ...common.plans import default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
@@ -89,7 +90,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "producer_consumer",
-        partial(host.plan, comm_share=_COMM_SHARE),
+        partial(default_plan, comm_share=_COMM_SHARE),
         workspace,
         launch,
         host.outputs,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.device.cache_key import in_cache_key
+from ...common.device.tile_scheduler import WorkTile, tile_origin
 
 # Waves: a tile is multiplied in one, sent in the next, signalled in the third. With two, sums wait for partials, which
 # gained only where the link is slower than the multiplication: own tiles give it the time to catch up. Where sums are
@@ -31,7 +31,7 @@ _AHEAD, _LEAST_AHEAD = 3, 2
 _OWN_US, _OWN_US_A_PEER = 1.0, 1.5  # that an own tile takes longer (8192x8192x8192 on 4 H200s: 29 µs, others 22.5)
 
 
-class Shards(NamedTuple):
+class MixedShards(NamedTuple):
     """The (m, n) of the largest shard of C, the inner size, and the flags where partials arrive (partials.Staging).
 
     A rank's shard begins at row `rank * rows_apart` and column `rank * cols_apart` of C. It has `tiles`, a batch
@@ -55,24 +55,25 @@ class Shards(NamedTuple):
     own_from: int
 
 
-@in_cache_key
-class WorkTile(NamedTuple):
-    """A program's tile: whose it is, by the distance to its rank, 0 for an own one; and which of the shard's."""
-
-    distance: Any
-    tile: Any
+@gluon.jit
+def mixed(index, shards, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return the work tile of an index in the order with own tiles between the peers', the last of these at the end."""
+    turn, tile = _turn_and_tile(index, shards, WORLD_SIZE)
+    owner = (rank + 1 + turn) % WORLD_SIZE if WORLD_SIZE > 1 else rank  # so that the compiler sees that all are own
+    row, col = tile_origin(tile, shards, TILE)
+    a_row, b_col = owner * shards.rows_apart + row, owner * shards.cols_apart + col
+    return WorkTile(index, tile, turn, owner, owner * shards.rows_apart, row, col, a_row, b_col, shards.m, shards.n)
 
 
 @gluon.jit
-def work_tile(wave, shards, WORLD_SIZE: gl.constexpr):
-    """Return what this program does in a wave."""
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    index = program + wave * programs
+def _turn_and_tile(index, shards, WORLD_SIZE: gl.constexpr):
+    """Return whose the tile of an index is, 0 for rank+1's, WORLD_SIZE - 1 for an own one, and which of the shard's."""
     if WORLD_SIZE == 1:
-        return WorkTile(index * 0, index)
+        return index * 0, index
     else:
         PEERS: gl.constexpr = WORLD_SIZE - 1
+        programs = gl.num_programs(0)
+        wave, program = index // programs, index % programs
         number = wave - shards.ahead
         is_mixed = (number >= 0) & (number < shards.mixed)
         # In a mixed wave: programs from `first` on, round a span, of which a batch from `start` on have own tiles.
@@ -89,7 +90,7 @@ def work_tile(wave, shards, WORLD_SIZE: gl.constexpr):
         within = sent - batch * PEERS * shards.batch
         size = gl.minimum(shards.batch, shards.tiles - batch * shards.batch)
         tile = gl.where(is_own, own, batch * shards.batch + within % size)
-        return WorkTile(gl.where(is_own, 0, within // size + 1), tile)
+        return gl.where(is_own, PEERS, within // size), tile
 
 
 @gluon.jit
@@ -98,7 +99,7 @@ def _between(value, most):
     return gl.minimum(gl.maximum(value, 0), most)
 
 
-def schedule_tiles(
+def mixed_shards(
     flags: Any,
     *,
     m: int,
@@ -111,7 +112,7 @@ def schedule_tiles(
     sends_sums: bool,
     num_programs: int,
     world_size: int,
-) -> Shards:
+) -> MixedShards:
     """Return the order of the tiles of a shard of (m, n), whose partials arrive at `flags`.
 
     Args:
@@ -130,7 +131,7 @@ def schedule_tiles(
     last = max(-(-tiles // batch) - 1, 0)
     rows_apart, cols_apart = (0, n) if by_columns else (m, 0)
     first = _first_with_own(tiles, mixed * own, tile_us, num_programs, world_size)
-    return Shards(
+    return MixedShards(
         *(flags, m, n, k, rows_apart, cols_apart, tiles, batch, last),
         ahead=ahead,
         mixed=mixed,

@@ -18,21 +18,23 @@ reduction in the epilogue.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import fence_before_descriptor_loads, gdc_launch_dependents, gdc_wait, wait
+from iris_core.device.cache_key import in_cache_key
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_arrivals, finish_call, wait_ready
-from ...common.device.tile_scheduler import tile_origin
 from ...common.device.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import PendingStore, PlacedEpilogue
+from ...common.hopper.arguments import TileStaging
 from ...common.hopper.epilogue_load import load_partials, make_epilogue_load
 from ...common.hopper.epilogue_store import (
     load_and_send,
@@ -54,7 +56,8 @@ from ...common.hopper.pipeline import (
 from ...common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.signal_pipeline import commit_signal
-from ...common.hopper.tile_scheduler import num_waves, trace_number
+from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles
+from ...common.hopper.tile_scheduler import make_waves, trace_number, whole_tile
 from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ...common.portable.gemm import DESCRIPTORS_B_NK
@@ -65,8 +68,7 @@ from ...common.workspace import Buffer, flags_by_source
 from .. import prediction
 from ..host import FAMILY, ReduceCall
 from ..problem import GemmReduceScatterProblem
-from .roles import sum_second, sum_tiles
-from .tile_scheduler import Shards, WorkTile, schedule_tiles, work_tile
+from .tile_scheduler import MixedShards, mixed, mixed_shards
 
 
 def _product(args: Arguments) -> tuple[int, int, int]:
@@ -83,6 +85,34 @@ def _moved(args: Arguments) -> int:
     return m * n - own + own * (peers_of(args) + destinations - 1)
 
 
+@in_cache_key
+class SummingLoadWarp(NamedTuple):
+    """As LoadWarp; sums go to `reduced`, unless that is None, and all other tiles to `out`.
+
+    `load` is the epilogue load that takes turns with the store, `signals` the pipeline to the warp that signals.
+    """
+
+    pipeline: Any
+    store: Any
+    out: Any
+    reduced: Any
+    load: Any
+    signals: Any
+
+
+@in_cache_key
+class SentPartials(NamedTuple):
+    """What the load warp has sent: how many tiles are `signalled`.
+
+    `is_owed`: a peer's tile was sent, and its signal is not committed; `is_held`: what was sent last is still in shared
+    memory.
+    """
+
+    is_owed: Any
+    is_held: Any
+    signalled: Any
+
+
 @gluon.jit(launch_metadata=launch_metadata(product=_product, moved=_moved))
 def gemm_reduce_scatter_warp_specialized_sm90(
     a, b, out, reduced, partials, shards, epilogue, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
@@ -90,23 +120,23 @@ def gemm_reduce_scatter_warp_specialized_sm90(
     """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
-    placed = PlacedEpilogue(epilogue, (shards, peers.rank, WORLD_SIZE))
     load = make_epilogue_load(store, partials, TILE)
     signals = make_pipeline(1)
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
-    waves = num_waves(shards.tiles * WORLD_SIZE)
-    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
+    waves = make_waves(shards.tiles * WORLD_SIZE, gl.cdiv(shards.k, TILE.BLOCK_K), TILE)
+    staging = TileStaging(store, load, epilogue, shards)
+    warp = SummingLoadWarp(pipeline, store, out, reduced, load, signals)
     gl.warp_specialize(
         [
-            (sum_second, (pipeline, store, load, placed, waves, shards, num_steps, WORLD_SIZE, TILE)),
-            (sum_tiles, (pipeline, store, load, placed, waves, shards, num_steps, peers, WORLD_SIZE, TILE)),
+            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, WORLD_SIZE, TILE)),
             (
                 _load_and_send_partials,
-                (a, b, out, reduced, pipeline, store, load, signals, waves, shards, peers, epoch, WORLD_SIZE, TILE),
+                (a, b, warp, waves, shards, peers, epoch, WORLD_SIZE, TILE),
             ),
             (_collect, (partials, load, waves, shards, peers, epoch, WORLD_SIZE, TILE)),
-            (_signal, (signals, waves, shards, peers, epoch, WORLD_SIZE)),
+            (_signal, (signals, waves, shards, peers, epoch, WORLD_SIZE, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(3, TILE.PINGPONG),
         worker_registers(3, TILE.PINGPONG),
@@ -114,104 +144,63 @@ def gemm_reduce_scatter_warp_specialized_sm90(
 
 
 @gluon.jit
-def _origin(wave, place, TILE: gl.constexpr):
-    shards, rank, WORLD_SIZE = place
-    row, col = tile_origin(work_tile(wave, shards, WORLD_SIZE).tile, shards, TILE)
-    return row, col + rank * shards.cols_apart
-
-
-@gluon.jit
-def _load_and_send_partials(
-    a,
-    b,
-    out,
-    reduced,
-    pipeline,
-    store,
-    load,
-    signals,
-    waves,
-    shards,
-    peers,
-    epoch,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
-):
-    num_steps = gl.cdiv(shards.k, TILE.BLOCK_K)
-    step = 0
-    row = 0
-    col = 0
-    now = WorkTile(0, 0)  # the tile whose operands are loaded
-    is_owed = False  # a peer's tile was sent, and its signal is not committed
-    is_held = False  # what was sent last is still in shared memory
-    signalled = 0
-    for wave in range(waves):
-        sending = now
-        pending = PendingStore(peers.rank + sending.distance, row, col, 0, TILE.SUBTILES, peers.trace_ptr)
-        now = work_tile(wave, shards, WORLD_SIZE)
-        row, col = tile_origin(now.tile, shards, TILE)
-        owner = (peers.rank + now.distance) % WORLD_SIZE
-        a_row = owner * shards.rows_apart + row
-        b_col = owner * shards.cols_apart + col
-        step, start = load_prologue(a, b, pipeline, step, a_row, b_col, 0, num_steps, store, is_held, TILE)
-        # With steps loaded ahead, and long after the last store, there is nothing to wait for any more.
-        signalled = _commit_if_owed(signals, is_owed, signalled)
-        is_owed = sending.distance > 0
-        # Partials need the store's memory: what is there during an own tile leaves in half of its main loop.
-        is_own = now.distance == 0
-        stop = gl.where(is_own, (start + num_steps) // 2, num_steps)
-        if (reduced is not None) and (sending.distance == 0):
-            step = load_and_send(
-                a,
-                b,
-                pipeline,
-                step,
-                a_row,
-                b_col,
-                start,
-                stop,
-                reduced,
-                store,
-                pending,
-                wave,
-                WORLD_SIZE,
-                WORLD_SIZE,
-                TILE,
-            )
-        else:
-            step = load_and_send(
-                a, b, pipeline, step, a_row, b_col, start, stop, out, store, pending, wave, 1, WORLD_SIZE, TILE
-            )
-        is_held = wave > 0
-        if is_own:
-            if wave > 0:
-                release_store(store)
-            producer_commit(load.memory, 0)
-            step = load_steps(a, b, pipeline, step, a_row, b_col, stop, num_steps, TILE)
-            signalled = _commit_if_owed(signals, is_owed, signalled)
-            is_owed = False
-            is_held = False
-        elif wave == 0:  # a program whose first tile is an own one sends sums of what peers have sent in this call
-            began = trace_time(peers)
-            wait_ready(peers, epoch, WORLD_SIZE)
-            trace_span(peers, SEND_WAIT, trace_number(wave), began)
+def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    sent = SentPartials(False, False, 0)
+    last, sent = load_tiles(a, b, warp, waves, shards, sent, peers, epoch, send_partial_or_sum, WORLD_SIZE, TILE)
     gdc_launch_dependents()  # the last operands have been asked for
-    if is_held:
-        release_store(store)
-    signalled = _commit_if_owed(signals, is_owed, signalled)
-    pending = PendingStore(peers.rank + now.distance, row, col, 0, TILE.SUBTILES, peers.trace_ptr)
-    if (reduced is not None) and (now.distance == 0):
-        send_last(reduced, store, pending, waves, False, WORLD_SIZE, WORLD_SIZE, TILE)
+    if sent.is_held:
+        release_store(warp.store)
+    signalled = _commit_if_owed(warp.signals, sent.is_owed, sent.signalled)
+    if (warp.reduced is not None) and (last.owner == peers.rank):
+        send_last(warp, warp.reduced, last, waves.whole, False, peers, WORLD_SIZE, WORLD_SIZE, TILE)
     else:
-        send_last(out, store, pending, waves, False, 1, WORLD_SIZE, TILE)
+        send_last(warp, warp.out, last, waves.whole, False, peers, 1, WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
-    trace_span(peers, SEND_WAIT, trace_number(waves - 1), began)
-    _commit_if_owed(signals, (waves > 0) & (now.distance > 0), signalled)
-    if reduced is None:
+    trace_span(peers, SEND_WAIT, trace_number(waves.whole - 1), began)
+    _commit_if_owed(warp.signals, (waves.whole > 0) & (last.owner != peers.rank), signalled)
+    if warp.reduced is None:
         finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
     else:
         finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+
+
+@gluon.jit
+def send_partial_or_sum(
+    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    """Load a tile's operands while the tile before goes to its owner, or as a sum to `warp.reduced`: a SEND.
+
+    A peer's tile is signalled when it has arrived. During an own tile the epilogue store's memory is given to the
+    peers' partials of it.
+    """
+    number, start = load_prologue(operands, warp, number, split, sent.is_held, TILE)
+    # With steps loaded ahead, and long after the last store, there is nothing to wait for any more.
+    signalled = _commit_if_owed(warp.signals, sent.is_owed, sent.signalled)
+    is_owed = pending.owner != peers.rank
+    # Partials need the store's memory: what is there during an own tile leaves in half of its main loop.
+    is_own = work.owner == peers.rank
+    stop = gl.where(is_own, (start + split.stop) // 2, split.stop)
+    if (warp.reduced is not None) and (pending.owner == peers.rank):
+        number = load_and_send(
+            operands, warp, warp.reduced, number, start, stop, pending, wave, peers, WORLD_SIZE, WORLD_SIZE, TILE
+        )
+    else:
+        number = load_and_send(operands, warp, warp.out, number, start, stop, pending, wave, peers, 1, WORLD_SIZE, TILE)
+    is_held = wave > 0
+    if is_own:
+        if wave > 0:
+            release_store(warp.store)
+        producer_commit(warp.load.memory, 0)
+        number = load_steps(operands, warp.pipeline, number, stop, split.stop, TILE)
+        signalled = _commit_if_owed(warp.signals, is_owed, signalled)
+        is_owed = False
+        is_held = False
+    elif wave == 0:  # a program whose first tile is an own one sends sums of what peers have sent in this call
+        began = trace_time(peers)
+        wait_ready(peers, epoch, WORLD_SIZE)
+        trace_span(peers, SEND_WAIT, trace_number(wave), began)
+    return number, SentPartials(is_owed, is_held, signalled)
 
 
 @gluon.jit
@@ -225,15 +214,14 @@ def _commit_if_owed(signals, is_owed, signalled):
 
 
 @gluon.jit
-def _signal(signals, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr):
+def _signal(signals, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Signal to the owners of the tiles that were sent that this rank's partials of them are there."""
     signalled = 0
-    for wave in range(waves):
-        sent = work_tile(wave, shards, WORLD_SIZE)
-        if sent.distance > 0:
+    for wave in range(waves.whole):
+        sent = mixed(whole_tile(wave, waves), shards, peers.rank, WORLD_SIZE, TILE)
+        if sent.owner != peers.rank:
             consumer_wait(signals, pipeline_state(signals, signalled))
-            work_index = (sent.distance - 1) * shards.tiles + sent.tile
-            signal_partial(shards, peers, work_index, shards.tiles, epoch, WORLD_SIZE)
+            signal_partial(shards, peers, sent.turn * shards.tiles + sent.tile, shards.tiles, epoch, WORLD_SIZE)
             consumer_release(signals, 0)
             signalled += 1
 
@@ -243,11 +231,10 @@ def _collect(partials, load, waves, shards, peers, epoch, WORLD_SIZE: gl.constex
     number = 0
     collected = 0
     # Alone there is nothing to collect, and so nothing that would hold the loader back: it could be two phases ahead.
-    for wave in range(waves if WORLD_SIZE > 1 else 0):
-        work = work_tile(wave, shards, WORLD_SIZE)
-        if work.distance == 0:
+    for wave in range(waves.whole if WORLD_SIZE > 1 else 0):
+        work = mixed(whole_tile(wave, waves), shards, peers.rank, WORLD_SIZE, TILE)
+        if work.owner == peers.rank:
             began = trace_time(peers)
-            row, col = tile_origin(work.tile, shards, TILE)
             for distance in range(1, WORLD_SIZE):
                 peer = (peers.rank + distance) % WORLD_SIZE
                 wait(shards.flags_ptr + peer * shards.tiles + work.tile, epoch, peers.watchdog_ptr)
@@ -255,19 +242,14 @@ def _collect(partials, load, waves, shards, peers, epoch, WORLD_SIZE: gl.constex
             trace_span(peers, COLLECT_WAIT, trace_number(wave), began)
             consumer_wait(load.memory, pipeline_state(load.memory, collected))
             began = trace_time(peers)
-            number = load_partials(load, partials, number, peers.rank, row, col, WORLD_SIZE, TILE)
+            number = load_partials(load, partials, number, peers.rank, work.row, work.col, WORLD_SIZE, TILE)
             trace_span(peers, COLLECT, trace_number(wave), began)
             collected += 1
 
 
 def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=_config_reason)
-
-
-def _config_reason(problem: GemmReduceScatterProblem, config: GemmConfig) -> str | None:
-    is_split = config.splits > 1
-    return f"splits is {config.splits}; tiles to which partials are added are not split" if is_split else None
+    return hopper.supports(problem, config, config_reason_of=hopper.no_splits_reason)
 
 
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
@@ -302,7 +284,7 @@ def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
     return (call.memory["staging"][call.rank, :rows, :n],)
 
 
-def schedule(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sends_sums: bool) -> Shards:
+def shards_of(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sends_sums: bool) -> MixedShards:
     """Return the order of the tiles.
 
     Args:
@@ -314,7 +296,7 @@ def schedule(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, send
     problem, config = call.problem, call.config
     m, n = shard
     tiling = Tiling(config.block_n, config.splits, config.pingpong)
-    return schedule_tiles(
+    return mixed_shards(
         call.memory["flags"],
         m=m,
         n=n,
@@ -334,7 +316,7 @@ def queue(
     a: torch.Tensor,
     b: torch.Tensor,
     n: int,
-    shards: Shards,
+    shards: MixedShards,
     reduced: TensorDescriptor | None,
     first_row: int = 0,
 ) -> None:
@@ -345,30 +327,28 @@ def queue(
         n: columns of the largest shard.
         shards: the order of the tiles.
         reduced: where sums are sent; None: into this rank's own place among the partials.
-        first_row: of C, that this rank sums.
+        first_row: of this rank's C, that row 0 of A belongs to.
     """
-    config, staging = call.config, call.memory["staging"]
-    call.run(
+    staging = call.memory["staging"]
+    hopper.run(
+        call,
         gemm_reduce_scatter_warp_specialized_sm90,
-        config.num_sms,
-        num_warps=hopper.num_warps(config),
-        early=True,
-        **hopper.operands(call, a, b, _origin),
+        a,
+        b,
+        mixed,
+        first_row=first_row,
         out=hopper.subtiles_of(call, call.peer_view(staging)[:, call.rank, :, :n]),
         reduced=reduced,
         partials=hopper.tile_columns_of(call, staging[:, :, :n]),
         shards=shards,
-        epilogue=call.epilogue(first_row),
-        peers=call.peers(),
-        WORLD_SIZE=call.world_size,
     )
 
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
     shard = call.problem.shard_shape(0)
-    shards = call.kept("shards", lambda: schedule(call, shard, by_columns=False, sends_sums=False))
-    queue(call, a, b, shard[1], shards, None)
+    shards = call.kept("shards", lambda: shards_of(call, shard, by_columns=False, sends_sums=False))
+    queue(call, a, b, shard[1], shards, None, first_row=-call.rank * shard[0])
     return outputs(call)
 
 

@@ -23,6 +23,7 @@ from ...common.device.handshake import begin_call, finish_call, wait_ready
 from ...common.device.tile_scheduler import num_tiles, peers_first, tile_origin
 from ...common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
+from ...common.plans import default_plan
 from ...common.portable.gemm import store_subtile, subtile_offsets
 from ...common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
 from ...common.portable.tile_loop import compute_tiles, keep_tile
@@ -69,7 +70,7 @@ def gemm_reduce_scatter_bulk_synchronous_pull(
 
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     """Return the family's plan with small chunks: all ranks' partials of one are in registers at once."""
-    return replace(host.plan(problem, device), comm_rows=16)
+    return replace(default_plan(problem, device), comm_rows=16)
 
 
 def implementation(family: str, destination: Destination, predict: Callable[[Machine, Work], float]) -> Implementation:

@@ -30,6 +30,7 @@ from ...common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_anot
 from ...common.device.handshake import begin_call, count_of_chunk, current_call, finish_after_arrivals, signal_chunk
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
 from ...common.implementation import Implementation
+from ...common.plans import default_plan
 from ...common.portable.partials import COMPUTES_FOR_PEERS, SUMS, Sums, own_partials, shards_of, sum_tile
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
 from ...common.variants import variant_of
@@ -74,7 +75,7 @@ def gemm_reduce_scatter_copy_engine_sum(
     finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-class Chunk(NamedTuple):
+class PartialChunk(NamedTuple):
     """A chunk of rows of a peer's shard: whose it is, its number of tiles, this rank's partial, and where it goes."""
 
     owner: int
@@ -85,11 +86,11 @@ class Chunk(NamedTuple):
 
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     """Return the family's plan with as many chunks as are worth a copy each."""
-    config = host.plan(problem, device)
+    config = default_plan(problem, device)
     if device.arch == "cpu":
         return config
     shard_rows, n = problem.shard_shape(0)
-    chunks = max(1, min(2, shard_rows * n * problem.dtype.itemsize // LEAST_CHUNK_BYTES))
+    chunks = max(1, min(2, shard_rows * n * problem.out_dtype.itemsize // LEAST_CHUNK_BYTES))
     # 0.502 ms for 8192x8192x8192 over 4 H200s; with four chunks 0.529, with three stages 0.512.
     tuned = replace(config, num_stages=4, epilogue_subtiles=2) if config.block_n == 256 else config
     return replace(tuned, row_chunks=chunks)
@@ -106,7 +107,7 @@ def _rows_of_chunks(call: ReduceCall) -> list[slice]:
     return [slice(row, min(row + height, shard_rows)) for row in range(0, shard_rows, height)]
 
 
-def _chunks(call: ReduceCall) -> list[Chunk]:
+def _chunks(call: ReduceCall) -> list[PartialChunk]:
     """Return the chunks of the peers' shards in the order in which they are computed."""
     problem, everywhere = call.problem, call.peer_view(call.memory["staging"])
     chunks = []
@@ -117,7 +118,7 @@ def _chunks(call: ReduceCall) -> list[Chunk]:
             rows = slice(min(of_shard.start, owner_rows), min(of_shard.stop, owner_rows))
             tiles = call.num_tiles(of_shard.stop - of_shard.start, problem.n)
             own = call.memory["partials"][owner, rows]
-            chunks.append(Chunk(owner, tiles, own, everywhere[owner, call.rank, rows]))
+            chunks.append(PartialChunk(owner, tiles, own, everywhere[owner, call.rank, rows]))
     return chunks
 
 

@@ -20,8 +20,6 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, translate, wait_each
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
-from ...common.call import Device
-from ...common.config import GemmConfig
 from ...common.device.arguments import Block
 from ...common.device.epilogue import finish_tile
 from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
@@ -30,12 +28,11 @@ from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import rounded, subtile
 from ...common.portable.partials import COMPUTES_AND_SUMS
-from ...common.portable.stream_k import Halves, buffer_of_call, compute_tiles
+from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall
-from ..problem import GemmReduceScatterProblem
 
 
 @triton.jit
@@ -63,7 +60,7 @@ def send_subtile(
 
 
 @triton.jit
-def send_tile(
+def send_rows_to_owners(
     acc,
     staging,
     workspace_ptr,
@@ -165,7 +162,7 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     """Send the peers their rows of a tile, and sum this rank's."""
     out, staging, workspace_ptr, halves = target
     began = trace_time(peers)
-    send_tile(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
         sum_own_rows(acc, out, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
@@ -193,15 +190,10 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
     target = (out, staging, staging.workspace_ptr + half * halves.data, halves)
-    compute_tiles(
+    compute_stream_k(
         a, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
     end_own_call(own, epoch)
-
-
-def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
-    """Return what to start from for the whole C."""
-    return stream_k_host.plan(problem.m, problem.n, problem.a_shape(0)[1], device, problem.dtype)
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
@@ -218,12 +210,11 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
-    call.run(
+    stream_k_host.run(
+        call,
         gemm_reduce_scatter_fused_sequential_stream_k,
-        stream_k_host.stream_k_plan(call).programs,
-        early=stream_k_host.is_short(call),
-        **call.main_loop(a, b),
-        **stream_k_host.arguments(call),
+        a,
+        b,
         out=KEPT.block(call),
         staging=host.staging_of(call),
         halves=Halves(call.half_size("staging"), call.half_size("flags")),
@@ -235,7 +226,7 @@ VARIANT = variant_of(
     Implementation(
         FAMILY,
         "fused_sequential",
-        plan,
+        stream_k_host.plan,
         workspace,
         launch,
         KEPT.outputs,
@@ -246,4 +237,5 @@ VARIANT = variant_of(
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one sends its rows to their owners and adds",
+    former_name="one_shot",
 )

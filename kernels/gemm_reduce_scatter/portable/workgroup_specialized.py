@@ -23,6 +23,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.device.handshake import begin_call, finish_after_arrivals, finish_call
 from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
 from ...common.implementation import Implementation
+from ...common.plans import default_plan
 from ...common.portable.partials import (
     COMPUTES_AND_SUMS,
     Sums,
@@ -111,7 +112,7 @@ def implementation(family: str, destination: Destination, predict: Callable[...,
         )
         return destination.outputs(call)
 
-    plan = partial(host.plan, comm_share=_COMM_SHARE)
+    plan = partial(default_plan, comm_share=_COMM_SHARE)
     return Implementation(
         family,
         "workgroup_specialized",

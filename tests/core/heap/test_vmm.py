@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from iris_core.backends.hip import HipBackend, _Properties
+from iris_core.backends.hip import _ARGUMENTS, HipBackend, _Properties
 from iris_core.backends.vmm import VmmBackend
 
 SIZE, RANK, WORLD_SIZE = 2 << 20, 1, 3
@@ -33,6 +34,8 @@ class Driver:
 class Backend(VmmBackend):
     """Opens a window through that driver, without torch."""
 
+    _properties = _fd_type = _granularity_kind = None
+
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._handles, self._mapped, self._shared, self._base = [], [], [], 0
@@ -40,40 +43,36 @@ class Backend(VmmBackend):
     def synchronize(self) -> None:
         pass
 
-    def _granularity(self) -> int:
-        return SIZE
-
-    def _create(self, size: int) -> Any:
-        return self.driver.take("create", "own memory")
-
-    def _export(self, handle: Any) -> int:
-        fd = os.open("/dev/null", os.O_RDONLY)
-        return fd if self.driver.failing != "export" else self.driver.take("export", os.close(fd))
-
-    def _import(self, fd: int) -> Any:
-        os.fstat(fd)  # it is open
-        return self.driver.take("import", f"memory of {fd}")
-
-    def _reserve(self, size: int, alignment: int) -> int:
-        self.driver.take("reserve", ("range", size))
+    def _get(self, name: str, *arguments: Any) -> Any:
+        if name == "MemGetAllocationGranularity":
+            return SIZE
+        if name == "MemCreate":
+            return self.driver.take("create", "own memory")
+        if name == "MemExportToShareableHandle":
+            fd = os.open("/dev/null", os.O_RDONLY)
+            return fd if self.driver.failing != "export" else self.driver.take("export", os.close(fd))
+        if name == "MemImportFromShareableHandle":
+            os.fstat(arguments[0])  # it is open
+            return self.driver.take("import", f"memory of {arguments[0]}")
+        assert name == "MemAddressReserve"
+        self.driver.take("reserve", ("range", arguments[0]))
         return 1 << 40
 
-    def _map(self, address: int, size: int, handle: Any) -> None:
-        self.driver.take("map" if len(self._mapped) else "the first map", ("mapping", address))
+    def _call(self, name: str, *arguments: Any) -> None:
+        if name == "MemMap":
+            self.driver.take("map" if len(self._mapped) else "the first map", ("mapping", arguments[0]))
+        elif name == "MemUnmap":
+            self.driver.held.remove(("mapping", arguments[0]))
+        elif name == "MemRelease":
+            self.driver.held.remove(arguments[0])
+        else:
+            assert name == "MemAddressFree"
+            assert not [what for what in self.driver.held if what[0] == "mapping"]  # which would keep the range
+            self.driver.held.remove(("range", arguments[1]))
 
     def _open_access(self, address: int, size: int) -> None:
         self.driver.take("access", "access")
         self.driver.held.remove("access")
-
-    def _unmap(self, address: int, size: int) -> None:
-        self.driver.held.remove(("mapping", address))
-
-    def _release(self, handle: Any) -> None:
-        self.driver.held.remove(handle)
-
-    def _free_range(self, address: int, size: int) -> None:
-        assert not [what for what in self.driver.held if what[0] == "mapping"]  # which would keep the range
-        self.driver.held.remove(("range", size))
 
 
 Backend.__abstractmethods__ = frozenset()  # the rest is not called
@@ -119,19 +118,13 @@ def test_what_was_taken_is_given_back(own: str, peers: str, monkeypatch: pytest.
 
 
 class Hip:
-    """The two calls that importing takes; a descriptor is looked for where that version looks for it."""
+    """A runtime of a version, which has uncached memory from 7.2 on."""
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.imported: list[int] = []
 
     def hipRuntimeGetVersion(self, version: Any) -> int:
         version._obj.value = self.version
-        return 0
-
-    def hipMemImportFromShareableHandle(self, handle: Any, given: Any, kind: Any) -> int:
-        is_by_value = self.version >= 70_100_000
-        self.imported.append(given.value if is_by_value else given._obj.value)
         return 0
 
     def hipMemCreate(self, *_: Any) -> int:
@@ -141,19 +134,92 @@ class Hip:
         return b"invalid argument"
 
 
-@pytest.mark.parametrize("version", [60_443_484, 70_051_831, 70_100_000, 70_253_211])
-def test_hip_finds_a_descriptor_where_its_version_looks_for_it(version: int) -> None:
-    backend: Any = HipBackend.__new__(HipBackend)
-    backend._hip = Hip(version)
-    backend._import(37)
-    assert backend._hip.imported == [37]
-
-
 def test_a_runtime_without_uncached_memory_is_told() -> None:
     backend: Any = HipBackend.__new__(HipBackend)
-    backend._properties = _Properties()
     backend._hip = Hip(60_443_484)
     with pytest.raises(RuntimeError, match=r"hipMemCreate: invalid argument; .* from 7\.2 on; this is HIP 6\.4"):
-        backend._create(SIZE)
+        backend._get("MemCreate", SIZE, _Properties(), 0)
     backend._hip = Hip(70_253_211)
-    backend._create(SIZE)
+    backend._get("MemCreate", SIZE, _Properties(), 0)
+
+
+BASE, HANDLE, STREAM, EVENT, BUFFER = ((1 << bit) + 4096 for bit in range(43, 48))  # all past 32 bits
+HEAP = 1 << 40
+
+
+class Recorded:
+    """A driver of functions as ctypes calls them; it gives what such a driver would, and writes down what it is given.
+
+    What points to where a result goes is not written down.
+    """
+
+    def __init__(self) -> None:
+        self.came: dict[str, list[Any]] = {}
+        given = {
+            "hipHostGetDevicePointer": BUFFER,
+            "hipMemAddressReserve": BASE,
+            "hipMemCreate": HANDLE,
+            "hipMemExportToShareableHandle": os.open("/dev/null", os.O_RDONLY),
+            "hipMemGetAllocationGranularity": 4096,
+            "hipMemImportFromShareableHandle": HANDLE + 1,
+            "hipRuntimeGetVersion": 70_253_211,
+            "hipStreamCreateWithFlags": STREAM,
+        }
+        for name, types in _ARGUMENTS.items():
+            function = ctypes.CFUNCTYPE(ctypes.c_int, *types)(self._recorder(name, given.get(name)))
+            setattr(self, name, function)
+
+    def _recorder(self, name: str, given: int | None) -> Any:
+        def record(*arguments: Any) -> int:
+            if given is not None:
+                arguments[0].contents.value = given
+            self.came[name] = [one for one in arguments if not hasattr(one, "contents")]
+            return 0
+
+        return record
+
+
+def test_addresses_and_sizes_reach_hip_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctypes would pass a number as 32 bits."""
+    monkeypatch.setattr("torch.as_tensor", lambda exported, device: exported)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    backend: Any = HipBackend.__new__(HipBackend)
+    backend._hip, backend._properties, backend.device = Recorded(), _Properties(), SimpleNamespace()
+    backend._handles, backend._mapped, backend._shared, backend._base = [], [], [], 0
+    group: Any = Group()
+    backend.open_window(group, HEAP)
+    memory: Any = SimpleNamespace(data_ptr=lambda: BUFFER, nbytes=HEAP)
+    assert backend.share_with_kernels(memory) == BUFFER
+    assert backend._create_stream() == STREAM
+    assert backend._get("RuntimeGetVersion") == 70_253_211
+    backend.waiting_for_value(STREAM, BUFFER, 5)()
+    backend.writing_value(STREAM, BUFFER, HEAP)()
+    rows = {"dst": BUFFER, "dst_pitch": HEAP, "src": BUFFER + 1, "src_pitch": HEAP + 1}
+    backend.copying_2d(**rows, width_bytes=HEAP - 1, height=3, stream=STREAM)()
+    backend.order_streams(STREAM, EVENT, STREAM + 1)
+    backend.close_window()
+    last = BASE + (WORLD_SIZE - 1) * HEAP
+    descriptor = backend._hip.came["hipMemImportFromShareableHandle"][0]
+    assert backend._hip.came == {
+        "hipEventRecord": [EVENT, STREAM],
+        "hipHostGetDevicePointer": [BUFFER, 0],
+        "hipHostRegister": [BUFFER, HEAP, 3],
+        "hipHostUnregister": [BUFFER],
+        "hipMemAddressFree": [BASE, WORLD_SIZE * HEAP],
+        "hipMemAddressReserve": [WORLD_SIZE * HEAP, 2 << 20, None, 0],
+        "hipMemCreate": [HEAP, 0],
+        "hipMemExportToShareableHandle": [HANDLE, 1, 0],
+        "hipMemGetAllocationGranularity": [1],
+        "hipMemImportFromShareableHandle": [descriptor, 1],  # the number itself, as HIP takes it from 7.1 on
+        "hipMemMap": [last, HEAP, 0, HANDLE + 1, 0],
+        "hipMemRelease": [HANDLE],
+        "hipMemSetAccess": [BASE, WORLD_SIZE * HEAP, 1],
+        "hipMemUnmap": [BASE, HEAP],
+        "hipMemcpy2DAsync": [BUFFER, HEAP, BUFFER + 1, HEAP + 1, HEAP - 1, 3, 3, STREAM],
+        "hipRuntimeGetVersion": [],
+        "hipStreamCreateWithFlags": [1],
+        "hipStreamWaitEvent": [STREAM + 1, EVENT, 0],
+        "hipStreamWaitValue32": [STREAM, BUFFER, 5, 0, 0xFFFFFFFF],
+        "hipStreamWriteValue64": [STREAM, BUFFER, HEAP, 0],
+    }
+    assert backend._hip.came.keys() == _ARGUMENTS.keys()

@@ -162,11 +162,13 @@ def test_an_interrupt_while_garbage_is_collected_is_not_swallowed(interrupt: sig
         def __init__(self) -> None:
             self.own = self
 
-    watcher = weakref.ref(Cycle(), lambda _: signal.raise_signal(interrupt))
+    alive = [Cycle()]  # until interrupts are held: Python may collect garbage at any time
+    watcher = weakref.ref(alive[0], lambda _: signal.raise_signal(interrupt))
     collected: list[bool] = []
 
     def collect() -> None:
         with interrupts_held():
+            alive.clear()
             gc.collect()
             collected.append(watcher() is None)
 

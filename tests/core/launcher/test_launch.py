@@ -16,7 +16,7 @@ from unittest import mock
 import psutil
 import pytest
 import torch
-from limits import wait_until
+from limits import HUNG_S, UNLIMITED, wait_until
 from ranks import context, raised
 
 from iris_core import PeerError, RankError, RankPool, iris, launch
@@ -73,14 +73,12 @@ def die_while_peers_wait(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize("killed", ["by itself", "none: an error that cannot be rebuilt"])
 def test_no_rank_outlives_a_failed_call(killed: str) -> None:
-    with RankPool(3, "cpu") as pool:
+    with RankPool(3, "cpu", environment=UNLIMITED) as pool:
         pids = pool.call(pids_then_wait)
         assert all(psutil.pid_exists(pid) for pid in pids)
         if killed == "by itself":
-            start = time.monotonic()
             with pytest.raises(PeerError, match=r"rank 1 (left|was killed by SIGKILL)"):
                 pool.call(die_while_peers_wait)
-            assert time.monotonic() - start < 25  # not by running into the limit of a wait, 30 s
         else:
             with pytest.raises(RuntimeError, match="Unpicklable: an error that"):
                 pool.call(fail_strangely)
@@ -144,13 +142,13 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         sockets, files = names_of_sockets(pids), shared_files(pids)
         assert any(name.startswith("@iris-") for name in sockets)  # so this test looks in the right place
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does
-        _, error = program.communicate(timeout=60)
+        _, error = program.communicate(timeout=HUNG_S)
     finally:
         if program.poll() is None:
             program.kill()
     assert "KeyboardInterrupt" in error
     assert program.returncode != 0
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=HUNG_S)
     assert not alive
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     assert not {name for name in sockets if name.startswith("@iris-")} & {row[7] for row in rows if len(row) > 7}

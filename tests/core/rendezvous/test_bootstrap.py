@@ -61,14 +61,14 @@ def test_a_context_of_some_of_the_ranks() -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_rank_of_another_host_hears_that_it_is(monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
     store = torch.distributed.HashStore()
-    first = rank_info._from_store(store, 0, 2, "a test", str(world_size))
+    first = rank_info._from_store(store, 0, 2, "a test", str(world_size), 0)
     monkeypatch.setattr(rank_info, "_contexts_made", rank_info.Counter())
     if world_size == 1:
-        assert rank_info._from_store(store, 1, 2, "a test", str(world_size)).address == first.address
+        assert rank_info._from_store(store, 1, 2, "a test", str(world_size), 1).address == first.address
     else:
         monkeypatch.setattr(rank_info, "_host", lambda: "another boot, another network")
         with pytest.raises(RuntimeError, match=r"rank 1 is on another host than rank 0.*group=") as caught:
-            rank_info._from_store(store, 1, 2, "a test", str(world_size))
+            rank_info._from_store(store, 1, 2, "a test", str(world_size), 1)
         print(caught.value)
 
 
@@ -76,7 +76,7 @@ def test_a_rank_0_that_does_not_come_is_named_within_our_limit(monkeypatch: pyte
     """Torch's store would wait for half an hour."""
     monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(PeerError, match="rank 0 put no address into torchrun's store within 0 s"):
-        rank_info._from_store(torch.distributed.HashStore(), 1, 2, "torchrun", "a test of late ranks")
+        rank_info._from_store(torch.distributed.HashStore(), 1, 2, "torchrun", "a test of late ranks", 1)
 
 
 def test_mpirun() -> None:

@@ -5,7 +5,6 @@ Here the ranks are threads; a stranger is a socket. docs/reliability.md says wha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import socket
@@ -53,9 +52,11 @@ def meet(group: ControlPlane) -> list[int]:
     return group.all_gather(group.rank)
 
 
-def stranger(address: str) -> socket.socket:
-    """Connect to rank 0 as soon as it is there."""
+def stranger(address: str, place: str = "") -> socket.socket:
+    """Connect to rank 0 as soon as it is there; `place` is the rank and the number of ranks, for one that says so."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if place:
+        connection.bind(f"\0{address}/{place}/token")
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -79,41 +80,42 @@ def with_strangers(act: Callable[[str], Any]) -> tuple[dict[Any, Any], Any]:
     return results, acted
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_waiting() -> None:
+def test_who_connects_without_a_name_keeps_nobody_waiting() -> None:
     results, connections = with_strangers(lambda address: [stranger(address) for _ in range(3)])
     assert results == {0: [0, 1], 1: [0, 1]}
     for connection in connections:
-        assert connection.recv(1) == b""  # closed once all ranks are there
+        assert connection.recv(1) == b""
         connection.close()
 
 
-def say(*hello: int, part: int = 16) -> Callable[[str], bytes]:
+def claim(place: str) -> Callable[[str], bytes]:
     def act(address: str) -> bytes:
-        with stranger(address) as connection:
-            connection.sendall(struct.pack("!QQ", *hello)[:part])
-            return connection.recv(1000) if part == 16 else b""
+        with stranger(address, place) as connection:
+            return connection.recv(1000)
 
     return act
 
 
 @pytest.mark.parametrize(
-    ("hello", "answer"),
+    ("place", "answer"),
     [
-        ((0, 2), b"there is no rank 0 to join"),
-        ((2, 2), b"there is no rank 2 to join"),
-        ((2**64 - 1, 2), b"there is no rank"),
-        ((1, 3), b"it counts 3 ranks, rank 0 counts 2"),
+        ("0/2", b"there is no rank 0 to join"),
+        ("2/2", b"there is no rank 2 to join"),
+        (f"{2**64 - 1}/2", b"there is no rank"),
+        ("1/3", b"it counts 3 ranks, rank 0 counts 2"),
     ],
 )
-def test_a_rank_that_does_not_exist_is_turned_away(hello: tuple[int, int], answer: bytes) -> None:
-    results, heard = with_strangers(say(*hello))
+def test_a_rank_that_does_not_exist_is_turned_away(place: str, answer: bytes) -> None:
+    results, heard = with_strangers(claim(place))
     assert results == {0: [0, 1], 1: [0, 1]}
     assert answer in heard
 
 
-def test_half_a_greeting_is_forgotten() -> None:
-    results, _ = with_strangers(say(1, 2, part=9))
+@pytest.mark.parametrize("place", ["1", "1/2/3", "-1/2", "one/2"])
+def test_one_that_is_of_no_rank_is_turned_away(place: str) -> None:
+    results, heard = with_strangers(claim(place))
     assert results == {0: [0, 1], 1: [0, 1]}
+    assert heard == b""
 
 
 def test_a_rank_that_is_taken_is_turned_away() -> None:
@@ -140,7 +142,7 @@ def seen(judge: Callable[..., Any], event: threading.Event) -> Any:
         event.set()
         return judge(*arguments)
 
-    return mock.patch.object(unix_socket, "_rank_of", judged)
+    return mock.patch.object(unix_socket, "_refusal", judged)
 
 
 def test_nobody_goes_on_before_all_are_there() -> None:
@@ -151,7 +153,7 @@ def test_nobody_goes_on_before_all_are_there() -> None:
         is_in.set()
         return meet(group)
 
-    with seen(unix_socket._rank_of, has_come):
+    with seen(unix_socket._refusal, has_come):
         threads = [start(address, rank, 3, results, say_so_and_meet) for rank in (0, 1)]
         assert has_come.wait(30)
         assert not is_in.wait(0.5)
@@ -165,10 +167,9 @@ def test_nobody_goes_on_before_all_are_there() -> None:
 def test_who_has_come_hears_who_has_not() -> None:
     address, results, has_come = random_address(), {}, threading.Event()
     clock = SimpleNamespace(monotonic=lambda: 1e4 * has_come.is_set())
-    with seen(unix_socket._rank_of, has_come), mock.patch.object(unix_socket, "time", clock):
+    with seen(unix_socket._refusal, has_come), mock.patch.object(unix_socket, "time", clock):
         first = start(address, 0, 3, results, meet)
-        with stranger(address) as connection:
-            connection.sendall(struct.pack("!QQ", 1, 3))
+        with stranger(address, "1/3") as connection:
             answer = connection.recv(1000)
         first.join(30)
     assert str(results[0]) == "rank(s) [2] did not start on this host within 180 s"
@@ -194,9 +195,7 @@ def test_another_users_process_is_not_let_in() -> None:
         mock.patch.object(unix_socket, "time", clock),
     ):
         first = start(address, 0, 2, results, meet)
-        # Closed at once: what is sent may find it so.
-        with stranger(address) as connection, contextlib.suppress(ConnectionError):
-            connection.sendall(struct.pack("!QQ", 1, 2))
+        with stranger(address, "1/2") as connection:
             assert connection.recv(1) == b""
         turned_away.set()
         first.join(30)
@@ -246,8 +245,7 @@ def test_a_malformed_message_is_an_error_that_names_its_rank(message: str) -> No
     first = start(address, 0, 3, results, meet)
     third = start(address, 2, 3, results, meet)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with stranger(address) as connection:
-        connection.sendall(struct.pack("!QQ", 1, 3))
+    with stranger(address, "1/3") as connection:
         assert b"welcome" in connection.recv(100)
         connection.sendall(data)
         for thread in (first, third):

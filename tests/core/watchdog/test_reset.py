@@ -18,7 +18,7 @@ import triton
 from checking import fault, make_data, poison
 from families import FUSED, GPU_FUSED, make_problem, name
 from limits import clock_of_waits, has_happened, never, short_limit
-from ranks import Ranks, context, raised
+from ranks import TIMEOUT_S, Ranks, context, raised
 
 import iris_core
 from iris_core import RankPool
@@ -127,7 +127,7 @@ def test_a_dropped_signal_is_reported_by_all_ranks_and_reset_mends_it(
                 f"{variant.family}/{variant.name} of 40x70x33: rank 1 to be {lost}",
                 f"flag {lost}[1]",
                 "rank 0: program",
-                "timed out after 30 s waiting",
+                f"timed out after {TIMEOUT_S} s waiting",
                 "expected at least",
                 "saw",
                 "reset()",

@@ -77,21 +77,19 @@ def test_a_reset_that_a_rank_does_not_come_to_can_be_repeated(ranks: Callable[[i
 def reset_while_the_other_meets(rank: int, world_size: int, resetting: int) -> Any:
     ctx = context()
     ctx.barrier()
-    start, error = time.monotonic(), None
+    error = None
     if rank == resetting:
         time.sleep(0.2)  # the other waits for it, or will hear of it when it comes
     else:
         error = raised(ctx.barrier)
     ctx.reset()
-    seconds = time.monotonic() - start
     ctx.barrier()
-    return error, seconds
+    return error
 
 
 @pytest.mark.parametrize("resetting", [0, 1])
 def test_who_waits_for_a_rank_that_resets_hears_of_it_at_once(ranks: Callable[[int], Ranks], resetting: int) -> None:
     results = ranks(2).call(reset_while_the_other_meets, resetting)
-    kind, message = results[1 - resetting][0]
+    kind, message = results[1 - resetting]
     assert kind == "PeerError"
-    assert f"rank {resetting} aborted and waits in reset()" in message
-    assert all(seconds < 30 for _, seconds in results)  # the host would wait for 60
+    assert f"rank {resetting} aborted and waits in reset()" in message  # and not that it did not answer

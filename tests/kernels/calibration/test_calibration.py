@@ -429,6 +429,13 @@ def test_what_is_shipped_comes_first() -> None:
     assert not ctx.control_plane.all_gather.called
 
 
+def test_what_was_kept_counts_where_nothing_is_shipped(cache: Path) -> None:
+    for gpu in (NEW, "NVIDIA H200"):
+        write_calibration(gpu, 2, to_text({**FACTS, "gpu": gpu}, {"link_gbps": 500.0}))
+    assert auto._calibration_of(NEW, 2) == read_calibration(NEW, 2) is not None
+    assert auto._calibration_of("NVIDIA H200", 2) is None
+
+
 def test_others_on_the_gpu_are_told_by_how_times_spread() -> None:
     alone = [100.0 + index % 7 for index in range(150)]
     assert spread_reason(alone) == ""

@@ -20,7 +20,7 @@ from iris_core import Context
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.choice import auto, corrections, ranking
 from iris_kernels.common.choice.choices import Choices
-from iris_kernels.common.choice.corrections import BLIND, NOISE
+from iris_kernels.common.choice.corrections import NOISE, SPREAD
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table, key_of, shipped_table
 from iris_kernels.common.choice.ranking import CAUTION, Ranking
@@ -128,16 +128,16 @@ def predicted(times: dict[str, float]) -> Any:
 
 
 @pytest.mark.parametrize("gpu", [GPU, "AMD Instinct MI300X"])
-def test_where_nothing_was_measured_the_model_must_promise_much(gpu: str) -> None:
-    promised = math.exp(-CAUTION * BLIND)
+def test_where_nothing_was_measured_the_model_must_promise_more(gpu: str) -> None:
+    promised = math.exp(-CAUTION * SPREAD)
     for ours_us, name in ((105 * promised, "library_layout"), (95 * promised, "copy_engine:portable")):
         with predicted({"library_layout": 100.0, "copy_engine:portable": ours_us}):
             assert choose(FAMILY, problem(), CANDIDATES, gpu=gpu) == Choice(name, None, "predicted")
 
 
 def test_the_nearer_a_measured_problem_is_the_less_the_model_must_promise() -> None:
-    """Those that were measured took as long as the model says, the fused one four fifths of the library's."""
-    times = {"library_layout": 100.0, "copy_engine:portable": 89.0, "fused_sequential:portable": 100.0}
+    """Those that were measured took as long as the model says, the fused one a little less than the library's."""
+    times = {"library_layout": 100.0, "copy_engine:portable": 96.0, "fused_sequential:portable": 100.0}
     with predicted(times):
         for m, name in ((6144, "copy_engine:portable"), (1, "library_layout")):
             table = {key_of(FAMILY, problem(m=m)): Measured(times)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_kernels.common.choice.corrections import BLIND, NOISE, SPREAD, Estimate, distance, is_narrow
+from iris_kernels.common.choice.corrections import NOISE, SPREAD, Estimate, distance, is_narrow
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table, key_of
 from iris_kernels.common.choice.ranking import Ranking
@@ -48,11 +48,11 @@ def doubt(tables: dict[str, Table]) -> float:
 
 def test_without_any_it_is_the_models() -> None:
     assert off({}) == pytest.approx({"library": 1.0, OURS: 1.0})  # and kraken is not modelled
-    assert doubt({}) == BLIND
+    assert doubt({}) == SPREAD
 
 
 def test_one_just_like_it_corrects_all_and_leaves_the_noise() -> None:
-    assert off({GPU: known()}) == pytest.approx({"library": 1.5, OURS: 3.0}, rel=0.02)
+    assert off({GPU: known()}) == pytest.approx({"library": 1.5, OURS: 3.0}, rel=0.04)
     assert doubt({GPU: known()}) == pytest.approx(math.sqrt(2) * NOISE, rel=0.01)
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from checking import fault, make_data
+from families import make_problem
+from ranks import Ranks, context, raised
+from torch_compiling import FUNCTIONS, sizes_of
 
 from iris_bench.records.csv_rows import append_records
 from iris_bench.records.record import YARDSTICKS, read_records
 from iris_kernels.common.choice.measured import from_json
 from iris_kernels.common.config import GemmConfig, current_fields, parse_config
-from overlap_taxonomy import list_variants
+from overlap_taxonomy import list_variants, registry
 
 RESULTS = Path(__file__).parents[3] / "results"
 CONFIG = GemmConfig(128, 64, 32, num_sms=78, row_chunks=2, k_chunks=3, splits=4)
@@ -97,6 +105,36 @@ def test_variants_are_read_under_former_names(family: str, former: str, present:
     append_records(tmp_path / "former.csv", [replace(row, family=family, variant=former)])
     assert former in (tmp_path / "former.csv").read_text()
     assert [one.variant for one in read_records(tmp_path / "former.csv")] == [present]
+
+
+def call_by_former_names(rank: int, world_size: int, family: str) -> list[str]:
+    """Call a family's function, twice by each name of older versions; return what was wrong."""
+    registry._warn_of_former_name.cache_clear()
+    ctx, faults = context(), []
+    problem = make_problem(family, 18, 34, 16, world_size, torch.float32)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    for one in list_variants(family):
+        if not one.has_kernels or not (name := one.former_name):
+            continue
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", FutureWarning)
+            for _ in range(2):
+                call = partial(FUNCTIONS[family], ctx, data.a, data.b, variant=name, **sizes_of(family, 18, 34, 16))
+                if reason := one.unsupported_reason(problem, None):
+                    if reason not in raised(call)[1]:
+                        faults.append(f"{name} does not say {reason}")
+                elif wrong := fault(call(), data, problem.dtype):
+                    faults.append(f"{name}: {wrong}")
+        messages = [str(warning.message) for warning in said if warning.category is FutureWarning]
+        if len(messages) != 1 or f"is called {one.name!r} now" not in messages[0]:
+            faults.append(f"{name} warns by {messages}")
+    return faults
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("family", FUNCTIONS)
+def test_functions_take_former_names_with_one_warning(ranks: Callable[[int], Ranks], family: str) -> None:
+    assert ranks(2).call(call_by_former_names, family) == [[]] * 2
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("h200x4-*bf16.csv")), ids=lambda file: file.stem)

@@ -10,7 +10,7 @@ import epilogues
 import pytest
 from emulated_operators import COPIES, KERNELS, Case, run_case
 
-from iris_kernels.all_gather_gemm import schedule
+from iris_kernels.all_gather_gemm import gather_plan
 from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 CASES = [
@@ -165,12 +165,26 @@ def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
 def test_output_is_right_where_the_last_shard_comes_in_chunks(
     case: Case, keep_gathered: bool, late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "_STEPS_OF_A_K_CHUNK", 1)
+    monkeypatch.setattr(gather_plan, "_STEPS_OF_A_K_CHUNK", 1)
     run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
+
+
+GATED = [  # of two or three columns of tiles a rank
+    Case(301, 1160, 160, "divides nothing, an uneven number of tiles a program", block_n=128),
+    Case(260, 1024, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
+    Case(300, 624, 336, "in turns", block_n=128, world_size=3, programs=2, pingpong=True),
+]
 
 
 @pytest.mark.parametrize("case", FINISHED, ids=lambda case: f"{case.why}-w{case.world_size}")
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_an_epilogue_is_applied_to_each_element_once(family: str, name: str, case: Case) -> None:
-    epilogues.register_marks()
+    epilogues.register_ops()
     run_case(family, name, case, 0, epilogue=("bias", "relu", "marks"))
+    run_case(family, name, case, 0, epilogue=("scale", "row_factors", "residual"))
+
+
+@pytest.mark.parametrize("case", GATED, ids=lambda case: f"{case.why}-w{case.world_size}")
+@pytest.mark.parametrize("name", [name for family, name in KERNELS if family == "all_gather_gemm"])
+def test_ups_are_multiplied_by_their_gates(name: str, case: Case) -> None:
+    run_case("all_gather_gemm", name, case, 0, epilogue=("bias", "swiglu"))

@@ -30,13 +30,14 @@ def test_subtiles_are_spread_over_the_steps_but_the_last_eighth(steps: int, subt
         "trace_time": lambda bundle: 0,
         "trace_until": lambda *arguments: None,
     }
-    pipeline, pending = SimpleNamespace(barriers=None), SimpleNamespace(num_subtiles=subtiles)
+    warp = SimpleNamespace(pipeline=SimpleNamespace(barriers=None), store=None)
+    pending = SimpleNamespace(num_subtiles=subtiles)
     first = 5
     with emulated(Machine(0), [epilogue_store, tile_scheduler], **fakes):
-        step = epilogue_store.load_and_send(
-            *(None, None, pipeline, 100, 0, 0, first, first + steps, None, None), pending, 1, destinations, 8, TILE
+        number = epilogue_store.load_and_send(
+            None, warp, None, 100, first, first + steps, pending, 1, None, destinations, 8, TILE
         )
-    assert step == 100 + steps
+    assert number == 100 + steps
     assert len(loaded) == steps
     span = max(steps - steps // 8, 1)
     due = [min((done + 1) * subtiles * destinations // span, subtiles * destinations) for done in range(steps)]

@@ -86,7 +86,7 @@ def ordered(
     sent_us: float = 25.0,
     sends_sums: bool = False,
 ) -> Any:
-    return tile_scheduler.schedule_tiles(
+    return tile_scheduler.mixed_shards(
         None,
         m=0,
         n=0,
@@ -102,20 +102,18 @@ def ordered(
 
 
 def waves_of(tiles: int, world_size: int, num_programs: int = 132) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the wave, and the program, of each tile, given by whose it is and its number."""
+    """Return the wave, and the program, of each tile, given by its owner's distance, 0 for own ones, and its number."""
     shards, places = ordered(tiles, world_size, num_programs), {}
     gl = SimpleNamespace(
         num_programs=lambda axis: num_programs,
         where=lambda yes, a, b: a if yes else b,
         minimum=min,
         maximum=max,
-        program_id=None,
     )
     with mock.patch.multiple(tile_scheduler, gl=gl, _between=tile_scheduler._between.fn):
         for number in range(tiles * world_size):
-            wave, program = divmod(number, num_programs)
-            gl.program_id = lambda axis, program=program: program
-            places[tuple(tile_scheduler.work_tile.fn(wave, shards, world_size))] = (wave, program)
+            turn, tile = tile_scheduler._turn_and_tile.fn(number, shards, world_size)
+            places[(turn + 1) % world_size, tile] = divmod(number, num_programs)
     return places
 
 

@@ -10,9 +10,10 @@ from unittest import mock
 import compiling
 import pytest
 import torch
+import torch.distributed as dist
 from checking import fault, make_data
 from compiling import TARGETS, Case, StubContext, recorded_launches
-from families import FUSED, make_problem, name
+from families import FUSED, GPU_FUSED, make_problem, name
 from ranks import Ranks, close_context, raised
 
 from iris_core import iris
@@ -125,3 +126,58 @@ def test_reservations_that_make_no_sense_are_refused(ranks: Callable[[int], Rank
             assert f"reserve_sms is {asked}; it takes 0 to 2 of the 4 SMs here" in message
         assert differing[0] == "ValueError"
         assert "'reserve_sms': 1" in differing[1]
+
+
+ROUNDS, CALLS_A_ROUND = 200, 4
+NCCL_SMS = 16
+REDUCED = 1 << 24  # elements, which NCCL takes as long for as a round's calls
+
+
+def run_beside_nccl(rank: int, world_size: int) -> tuple[list[str], int]:
+    """Call variants in turn on one stream, and all-reduce on another, unordered; return what is wrong of each."""
+    close_context()
+    with iris(1 << 30, timeout_s=30, reserve_sms=NCCL_SMS) as ctx:
+        own = ctx.process_group()
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.max_ctas = NCCL_SMS
+        group = dist.new_group(dist.get_process_group_ranks(own), backend="nccl", pg_options=options)
+        device = ctx.get_device()
+        x, off = torch.zeros(REDUCED, device=device), torch.zeros(ROUNDS, dtype=torch.int64, device=device)
+        dist.all_reduce(x, group=group)  # its first call makes connections, and waits
+        made = []
+        for variant in GPU_FUSED:
+            problem = make_problem(variant.family, 1024, 1024, 1024, world_size, torch.bfloat16)
+            if not variant.unsupported_reason(problem, None):
+                data = [make_data(variant.family, problem, rank, seed, device) for seed in range(2)]
+                operator = variant.build(ctx, problem)
+                operator(data[0].a, data[0].b)  # compiled, and loaded, before anything waits for anything
+                made.append((operator, data))
+        ctx.barrier()
+        beside, outputs = torch.cuda.Stream(device), []
+        for number in range(ROUNDS):
+            with torch.cuda.stream(beside):
+                x.fill_(number + rank)
+                dist.all_reduce(x, group=group)
+                off[number] = (x != world_size * number + sum(range(world_size))).sum()
+            for call in range(number * CALLS_A_ROUND, (number + 1) * CALLS_A_ROUND):
+                operator, data = made[call % len(made)]
+                one = data[call // len(made) % len(data)]
+                outputs.append((operator, one, operator.as_matrix(operator(one.a, one.b)).clone()))
+        ctx.barrier()
+        wrong = [
+            f"{operator}: {said}" for operator, one, output in outputs if (said := fault(output, one, output.dtype))
+        ]
+        reduced_wrong = int(off.sum())
+        dist.destroy_process_group(group)
+    return wrong, reduced_wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.usefixtures("gpu_a_rank")
+def test_kernels_that_wait_leave_nccl_its_sms(ranks: Callable[[int], Ranks]) -> None:
+    """Without a reservation a rank's calls may fill its GPU, and wait for a peer whose stream waits for NCCL here.
+
+    A wait of theirs that passes its limit is an error, so the test ends.
+    """
+    assert ranks(2).call(run_beside_nccl) == [([], 0)] * 2

@@ -5,19 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from compiling import Case, Compiled, compile_case
 from families import stem
 
-from overlap_taxonomy import Mainloop, list_variants
+from overlap_taxonomy import Mainloop, list_families, list_variants
 
-EPILOGUE = ("bias", "gelu_tanh")
-HOPPER = [
-    Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=EPILOGUE)
-    for variant in list_variants()
+# With something of each that is in the code of none without: exponentials, and the elements of a matrix.
+EPILOGUES = {("bias", "gelu_tanh"): r"\bex2\.approx", ("scale", "bias", "residual"): r"\bld\.global"}
+GATED = [
+    Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=("bias", "swiglu"))
+    for variant in list_variants("all_gather_gemm")
     if variant.mainloop is Mainloop.SM90
 ]
+HOPPER = [
+    Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=epilogue)
+    for variant in list_variants()
+    if variant.mainloop is Mainloop.SM90
+    for epilogue in EPILOGUES
+]
 PORTABLE = [
-    Case("fused_sequential:portable", target, family=family, size=1024, epilogue=EPILOGUE)
+    Case("fused_sequential:portable", target, family=family, size=1024, epilogue=epilogue)
+    for epilogue in EPILOGUES
     for target, family in (
         ("sm_80", "gemm_all_scatter"),
         ("sm_90", "gemm_reduce_scatter"),
@@ -26,8 +35,10 @@ PORTABLE = [
         ("gfx950", "gemm_reduce_scatter"),
     )
 ]
-# Where partials are added, the words that say which tile comes next do not fit beside it, and now what is computed.
-MAY_SPILL = {"gemm_reduce_scatter": 64, "gemm_all_reduce": 128}
+# Where partials are added, the words that say which tile comes next do not fit beside it, and now what is computed. A
+# whole tile of 256 columns has a residual's elements, and those of two vectors, on their way at the same time.
+MAY_SPILL = {"gemm_reduce_scatter": 128, "gemm_all_reduce": 128}
+MAY_SPILL_READING = MAY_SPILL | {"all_gather_gemm": 288}
 
 
 def kernel_of(case: Case) -> Compiled:
@@ -39,11 +50,12 @@ def kernel_of(case: Case) -> Compiled:
 @pytest.mark.parametrize("case", HOPPER, ids=str)
 def test_a_hopper_kernel_finishes_tiles_in_registers(case: Case) -> None:
     kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
-    assert kernel.count(r"\bex2\.approx") > plain.count(r"\bex2\.approx")  # of the activation
+    assert kernel.count(EPILOGUES[case.epilogue]) > plain.count(EPILOGUES[case.epilogue])
     assert kernel.count(r"\bst\.shared") == plain.count(r"\bst\.shared")
     assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
     assert kernel.shared_bytes == plain.shared_bytes
-    assert kernel.scratch_bytes <= MAY_SPILL.get(case.family, 0)
+    may_spill = MAY_SPILL_READING if "residual" in case.epilogue else MAY_SPILL
+    assert kernel.scratch_bytes <= may_spill.get(case.family, 0)
 
 
 @pytest.mark.parametrize("case", PORTABLE, ids=str)
@@ -52,3 +64,25 @@ def test_a_portable_kernel_stores_tiles_as_wide_as_without(case: Case) -> None:
     assert kernel.stores_by_file() == plain.stores_by_file()
     assert kernel.scratch_bytes <= plain.scratch_bytes
     assert kernel.code != plain.code
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("family", list_families())
+def test_a_c_of_fp32_is_stored_sixteen_bytes_at_a_time(family: str, target: str) -> None:
+    case = Case("fused_sequential:portable", target, family=family, size=1024, out_dtype=torch.float32)
+    kernel, plain = kernel_of(case), kernel_of(replace(case, out_dtype=None))
+    wide, narrow = (one.stores_by_file()["gemm.py"] for one in (kernel, plain))
+    assert set(wide) == {16}
+    assert wide.total() * 16 == 2 * sum(width * count for width, count in narrow.items())
+    assert kernel.scratch_bytes <= MAY_SPILL.get(family, 0)
+
+
+@pytest.mark.parametrize("case", GATED, ids=str)
+def test_a_gated_activation_stages_half_a_tile(case: Case) -> None:
+    kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
+    assert kernel.config.block_n == plain.config.block_n
+    tile_bytes = 2 * kernel.config.block_m * kernel.config.block_n
+    assert plain.shared_bytes - kernel.shared_bytes == tile_bytes // 2
+    assert kernel.count(r"\bex2\.approx") > plain.count(r"\bex2\.approx")
+    assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
+    assert kernel.scratch_bytes == 0

@@ -112,6 +112,16 @@ def may_spill(case: Case) -> int:
     return 0
 
 
+@pytest.mark.parametrize("size", [1, 8])  # of 8: each of 8 ranks has a row and a column
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"{variant.family}-{variant.name}")
+def test_kernels_compile_where_sizes_are_one(variant: Variant, size: int) -> None:
+    """Triton makes constants of such arguments, also within a bundle of a bundle."""
+    case = Case(variant.name, "sm_90", family=variant.family, world_size=size, size=size, epilogue=("bias",))
+    if variant.family == "gemm_all_scatter":
+        case = replace(case, world_size=1)  # columns of C begin on 16 bytes
+    assert compile_case(case)
+
+
 @each_case
 def test_nothing_spills_and_every_register_is_used(case: Case) -> None:
     for kernel in compile_once(case):

@@ -8,9 +8,11 @@ from families import FUSED
 
 from overlap_taxonomy import Variant
 
+EPILOGUE = ("scale", "bias", "residual")
+
 
 @pytest.mark.parametrize("size", [1, 2])  # of two: a row and a column on each of two ranks
 @pytest.mark.parametrize("variant", FUSED, ids=lambda variant: f"{variant.family}-{variant.name}")
 def test_kernels_compile(variant: Variant, size: int) -> None:
-    case = Case(variant.name, "sm_90", family=variant.family, world_size=2, size=size, epilogue=("bias",))
+    case = Case(variant.name, "sm_90", family=variant.family, world_size=2, size=size, epilogue=EPILOGUE)
     assert compile_case(case)

@@ -124,17 +124,17 @@ def call_any_rows(rank: int, world_size: int, family: str, seed: int) -> tuple[l
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_number_of_rows_is_one_operator(ranks: Callable[[int], Ranks], family: str) -> None:
-    """It grows by doubling, so its buffers are at most twice those of the largest call alone."""
+    """It grows by a quarter or more, so its buffers are hardly larger than those of the largest call alone."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     for wrong, made, used, of_the_largest in ranks(2).call(call_any_rows, family, seed):
         assert wrong == [None] * 13
         assert made == 1
-        assert 0 < used <= 2 * of_the_largest
+        assert 0 < used <= 1.3 * of_the_largest
 
 
 def grow_without_room(rank: int, world_size: int) -> tuple[list[int], tuple[str, str], bool]:
-    """Grow where there is room for the call but not for twice as much, then where there is none."""
+    """Grow where there is room for the call but not for more, then where there is none, then where there is much."""
     close_context()
     ctx, most = iris(1 << 20), []
 
@@ -143,17 +143,20 @@ def grow_without_room(rank: int, world_size: int) -> tuple[list[int], tuple[str,
         most.append(next(iter(ctx.operators.values())).problem.m)
         return output
 
-    for m in (400, 500, 600):
+    for m in (1900, 1910):
         call(m)
     error = raised(call, 4000)
-    is_right = bool((call(550) == 8).all())
+    is_right = bool((call(1905) == 8).all())
+    ctx.release_operators()
+    for m in (400, 450):
+        call(m)
     ctx.close()
     return most, error, is_right
 
 
 def test_an_operator_that_cannot_grow_stays_as_it_is(ranks: Callable[[int], Ranks]) -> None:
     for most, (kind, message), is_right in ranks(2).call(grow_without_room):
-        assert most == [400, 800, 800, 800]
+        assert most == [1900, 1910, 1910, 400, 500]
         assert kind == "HeapExhausted"
         assert "1 operators are kept" in message
         assert is_right

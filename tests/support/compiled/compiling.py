@@ -102,6 +102,7 @@ class Case:
     splits: int = 1
     pingpong: bool = False
     epilogue: tuple[str, ...] = ()
+    out_dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
@@ -110,6 +111,7 @@ class Case:
             ["chunks"] * (self.k_chunks > 1) + [f"team{self.splits}"] * (self.splits > 1) + ["pingpong"] * self.pingpong
         )
         parts += self.epilogue
+        parts += [f"to-{str(self.out_dtype)[6:]}"] if self.out_dtype else []
         return "-".join(parts)
 
     @property
@@ -199,7 +201,7 @@ class StubContext(TensorFactories):
         self.control_plane = mock.Mock(rank=case.rank, world_size=case.world_size)
         self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
         self.note_call = mock.Mock()
-        self.profiler_ranges = None
+        self.profiler_range = None
         self.backend = mock.Mock(
             device=torch.device("cpu"),
             open_window=self._open_window,
@@ -320,7 +322,8 @@ def _descriptors_on(heap: SymmetricHeap, arguments: dict[str, Any]) -> frozenset
 def make_problem(case: Case) -> Any:
     """Return the problem that a case's operator is made for."""
     family = importlib.import_module(f"iris_kernels.{case.family}")
-    return family.Problem(case.size, case.size, case.size, case.world_size, case.dtype, case.epilogue)
+    sizes = case.size, case.size, case.size
+    return family.Problem(*sizes, case.world_size, case.dtype, case.epilogue, case.out_dtype)
 
 
 def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -91,6 +91,14 @@ class Pointer:
         return Pointer(self.memory, self.offsets + offsets)
 
 
+def elements_from(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements from a tensor's first to its last, those between them too; of an empty one, NaN."""
+    if not tensor.numel():
+        return torch.full((1,), float("nan"), dtype=tensor.dtype)
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,))
+
+
 class Descriptor:
     """A tensor descriptor: what reaches past the end reads as zero and is not stored."""
 

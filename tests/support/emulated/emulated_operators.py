@@ -18,7 +18,7 @@ import pytest
 import torch
 from checking import fault, make_data, poison
 from emulated_handshake import World
-from emulated_memory import Descriptor, Pointer
+from emulated_memory import Descriptor, Pointer, elements_from
 from families import make_problem, stem
 from gluon_emulator import Machine, emulated
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -36,12 +36,11 @@ from iris_kernels.common.hopper import (
     epilogue_store,
     fixup,
     pipeline,
-    roles,
     signal_pipeline,
+    tile_loop,
     tile_scheduler,
 )
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.gemm_reduce_scatter.hopper import roles as reduce_scatter_roles
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
 
@@ -89,10 +88,7 @@ class Context(compiling.StubContext):
 def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     """Make one call of one rank and wait for its end."""
     rank = operator.rank
-    operands = {
-        name: epilogues.own_vector(name, operator.family, operator.problem, rank)
-        for name in operator.problem.operand_shapes(rank)
-    }
+    operands = epilogues.own_operands(operator.family, operator.problem, rank)
     with compiling.recorded_launches() as launches:
         operator(data.a, data.b, **operands)
     named = {kernel.fn.__name__: (kernel, arguments) for kernel, arguments in launches}
@@ -113,8 +109,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         if isinstance(value, TensorDescriptor):
             arguments[name] = Descriptor(value)
     epilogue = arguments["epilogue"]
-    vectors = tuple(one and one._replace(ptr=Pointer(one.ptr)) for one in epilogue.operands)
-    arguments["epilogue"] = epilogue._replace(operands=vectors)
+    read = tuple(one and one._replace(ptr=Pointer(elements_from(one.ptr))) for one in epilogue.operands)
+    arguments["epilogue"] = epilogue._replace(operands=read)
     if "flags_ptr" in arguments:
         arguments["flags_ptr"] = 0
     if "shards" in arguments:
@@ -236,10 +232,9 @@ def run_case(
             epilogue_load,
             signal_pipeline,
             fixup,
-            roles,
+            tile_loop,
             comm_programs,
             reduce_scatter_schedule,
-            reduce_scatter_roles,
             KERNELS[family, name],
         ]
         with emulated(machine, modules, [epilogue_ops, epilogues], **world.names):

@@ -249,7 +249,14 @@ def _load_elements(pointers: Pointer, mask: torch.Tensor, other: float) -> torch
 
 
 # What stands for `triton.language` in the ops of epilogues, which compute with torch's tensors.
-_OPS_LANGUAGE = SimpleNamespace(load=_load_elements, where=torch.where, float32=torch.float32, int64=torch.int64)
+_OPS_LANGUAGE = SimpleNamespace(
+    load=_load_elements,
+    where=torch.where,
+    sigmoid=torch.sigmoid,
+    split=lambda pairs: pairs.unbind(-1),
+    float32=torch.float32,
+    int64=torch.int64,
+)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ is on pytest's path is on theirs.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from iris_core import Context, RankPool, iris
 from iris_core.utils.settings import ranks_per_gpu
 
+# Of a wait: more than a peer takes to compile meanwhile on a busy machine, and less than a test may take.
+TIMEOUT_S = os.environ.get("IRIS_TIMEOUT_S", "100")
 HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes a rank
 
 _context: Context | None = None
@@ -69,7 +72,7 @@ class Pools:
     def call(self, world_size: int, device: str, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on every rank of a pool."""
         key = (world_size, device)
-        pool = self._pools.get(key) or RankPool(world_size, device)
+        pool = self._pools.get(key) or RankPool(world_size, device, environment={"IRIS_TIMEOUT_S": TIMEOUT_S})
         self._pools[key] = pool
         try:
             return pool.call(fn, *args)

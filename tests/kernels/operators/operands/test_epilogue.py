@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 from checking import fault, make_data, poison
-from epilogues import MARKS, finished_data, own_columns, own_vector, register_marks
+from epilogues import MARKS, finished_data, own_columns, own_operands, own_rows, register_ops
 from families import FAMILIES, VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 from torch_compiling import FUNCTIONS, are_close, sizes_of
@@ -24,7 +24,7 @@ SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; mo
 
 def run(rank: int, world_size: int, family: str, variant: str, epilogue: tuple[str, ...]) -> list[str]:
     """Call an operator with an epilogue, twice; return what was wrong."""
-    register_marks()
+    register_ops()
     ctx, faults = context(), []
     for m, n, k in SIZES:
         problem = replace(make_problem(family, m, n, k, world_size, torch.float32), epilogue=epilogue)
@@ -36,7 +36,7 @@ def run(rank: int, world_size: int, family: str, variant: str, epilogue: tuple[s
         operator = found.build(ctx, problem)
         for seed in range(2):
             data = make_data(family, problem, rank, seed=seed, device=ctx.get_device())
-            operands = {op: own_vector(op, family, problem, rank) for op in problem.operand_shapes(rank)}
+            operands = own_operands(family, problem, rank)
             poison(operator)
             ctx.barrier()
             output = operator.as_matrix(operator(data.a, data.b, **operands))
@@ -47,66 +47,158 @@ def run(rank: int, world_size: int, family: str, variant: str, epilogue: tuple[s
 
 
 @pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize(
+    "epilogue", [("bias", "gelu", "marks"), ("scale", "row_factors", "bias", "residual", "silu")], ids="-".join
+)
 @pytest.mark.parametrize("variant", [one for one in VARIANTS if not one.delegates], ids=name)
-def test_every_variant_applies_it(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    assert ranks(3).call(run, variant.family, variant.name, ("bias", "gelu", "marks")) == [[]] * 3
+def test_every_variant_applies_it(ranks: Callable[[int], Ranks], variant: Variant, epilogue: tuple[str, ...]) -> None:
+    assert ranks(3).call(run, variant.family, variant.name, epilogue) == [[]] * 3
+
+
+def run_gated(rank: int, world_size: int, variant: str, dtype: torch.dtype) -> list[str]:
+    """Call all-gather + GEMM with gates and ups side by side; return what was wrong."""
+    ctx, faults, family = context(), [], "all_gather_gemm"
+    for m, n, k in ((33, 36, 41), (70, 132, 32), (2, 4, 7)):
+        problem = replace(make_problem(family, m, n, k, world_size, dtype), epilogue=("bias", "swiglu"))
+        operator = get_variant(family, variant).build(ctx, problem)
+        data = make_data(family, problem, rank, 0, ctx.get_device())
+        poison(operator)
+        ctx.barrier()
+        output = operator(data.a, data.b, **own_operands(family, problem, rank))
+        if wrong := fault(output, finished_data(data, family, problem, rank), dtype):
+            faults.append(f"{m}x{n}x{k}, rank {rank}: {wrong}")
+        operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "variant", [one.name for one in VARIANTS if one.family == "all_gather_gemm" and not one.delegates]
+)
+def test_all_gather_multiplies_ups_by_their_gates(
+    ranks: Callable[[int], Ranks], variant: str, dtype: torch.dtype
+) -> None:
+    assert ranks(3).call(run_gated, variant, dtype) == [[]] * 3
+
+
+def differentiate_gated(rank: int, world_size: int) -> list[bool]:
+    """Return whether the function's C, and gradients, are those of torch's own; and C without a gradient, too."""
+    ctx, draw = context(), torch.Generator().manual_seed(1)
+    problem = make_problem("all_gather_gemm", 18, 36, 16, world_size, torch.float32)
+    a, b, grad = (torch.randn(*shape, generator=draw) for shape in ((18, 16), (16, 36), (18, 18)))
+    leaves = [one.clone().requires_grad_() for one in (a, b)]
+    gate, up = (leaves[0] @ leaves[1]).unflatten(1, (-1, 2)).unbind(-1)
+    whole = torch.nn.functional.silu(gate) * up
+    whole.backward(grad)
+    columns = slice(*problem.columns(rank))
+    halves = slice(columns.start // 2, columns.stop // 2)
+    own = [one.clone().requires_grad_() for one in problem.shards(rank, a, b)]
+    output = FUNCTIONS["all_gather_gemm"](ctx, *own, m=18, n=36, activation="swiglu")
+    output.backward(grad[:, halves])
+    without = FUNCTIONS["all_gather_gemm"](ctx, *(one.detach() for one in own), m=18, n=36, activation="swiglu")
+    expected = [whole[:, halves], whole[:, halves], *problem.shards(rank, leaves[0].grad, leaves[1].grad)]
+    return are_close([output, without, own[0].grad, own[1].grad], expected)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_gated_activation_has_gradients(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(differentiate_gated) == [[True] * 4] * 2
+
+
+def call_for_fp32(rank: int, world_size: int, family: str, variant: str) -> tuple[torch.dtype, float]:
+    """Return the dtype of a C of bf16 operands that is to be fp32, and how far it is from the product of these."""
+    ctx = context()
+    problem = replace(make_problem(family, 70, 132, 32, world_size, torch.bfloat16), out_dtype=torch.float32)
+    operator = get_variant(family, variant).build(ctx, problem)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    poison(operator)
+    ctx.barrier()
+    output = operator.as_matrix(operator(data.a, data.b)).clone()
+    operator.close()
+    norm = torch.linalg.vector_norm
+    return output.dtype, float(norm(output - data.expected) / norm(data.expected))
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("variant", [one for one in VARIANTS if not one.delegates], ids=name)
+def test_c_may_have_another_dtype(ranks: Callable[[int], Ranks], variant: Variant) -> None:
+    for dtype, error in ranks(3).call(call_for_fp32, variant.family, variant.name):
+        assert dtype == torch.float32
+        assert error < (1e-6 if variant.has_kernels else 5e-3)  # torch rounds a product before it is cast
 
 
 def call_functions(rank: int, world_size: int, family: str, activation: str) -> list[str | None]:
-    """Return what is wrong with a function's output, with a bias and an activation, and with either."""
+    """Return what is wrong with a function's output, with all that it takes for the epilogue, and with some of it."""
     ctx, faults = context(), []
     for m in (18, 7):
-        problem = make_problem(family, m, 34, 16, world_size, torch.float32)
-        data = make_data(family, problem, rank, m, ctx.get_device())
-        bias = own_vector("bias", family, problem, rank)
-        for options in ({"bias": bias, "activation": activation}, {"activation": activation}, {"bias": bias}):
-            epilogue = tuple(name for name in ("bias", activation) if name in (*options, options.get("activation")))
-            expected = finished_data(data, family, replace(problem, epilogue=epilogue), rank)
+        for epilogue in (("scale", "bias", "residual", activation), (activation,), ("bias",), ("scale", "residual")):
+            problem = replace(make_problem(family, m, 34, 16, world_size, torch.float32), epilogue=epilogue)
+            data = make_data(family, problem, rank, m, ctx.get_device())
+            operands = own_operands(family, problem, rank)
+            options = operands | ({"activation": activation} if activation in epilogue else {})
+            expected = finished_data(data, family, problem, rank)
             output = FUNCTIONS[family](ctx, data.a, data.b, **sizes_of(family, m, 34, 16), **options)
             faults.append(fault(output, expected, problem.dtype))
     return faults
 
 
+def scale_and_cast(rank: int, world_size: int, family: str) -> bool:
+    ctx = context()
+    problem = make_problem(family, 18, 34, 16, world_size, torch.float32)
+    data = make_data(family, problem, rank, 0, ctx.get_device())
+    options = {"scale": torch.tensor(0.25), "out_dtype": torch.float16}
+    output = FUNCTIONS[family](ctx, data.a, data.b, **options, **sizes_of(family, 18, 34, 16))
+    return output.dtype == torch.float16 and torch.allclose(4 * output.double(), data.expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize(("family", "activation"), list(zip(FUNCTIONS, ACTIVATIONS, strict=True)))
-def test_functions_take_a_bias_and_an_activation(ranks: Callable[[int], Ranks], family: str, activation: str) -> None:
-    assert ranks(2).call(call_functions, family, activation) == [[None] * 6] * 2
+def test_functions_take_what_operators_take(ranks: Callable[[int], Ranks], family: str, activation: str) -> None:
+    assert ranks(2).call(call_functions, family, activation) == [[None] * 8] * 2
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("family", FUNCTIONS)
+def test_a_scale_may_be_a_number_and_c_of_another_dtype(ranks: Callable[[int], Ranks], family: str) -> None:
+    assert ranks(2).call(scale_and_cast, family) == [True] * 2
 
 
 def differentiate(rank: int, world_size: int, family: str, backend: str | None) -> list[bool]:
     """Return whether the output and all gradients are those of torch's own product of the whole."""
     ctx = context()
     problem = make_problem(family, 18, 34, 16, world_size, torch.float32)
-    data = make_data(family, problem, rank, 0, ctx.get_device())
     shards, draw = FAMILIES[family], torch.Generator().manual_seed(1)
     whole_a, whole_b = (torch.randn(*shape, generator=draw) for shape in ((18, 16), (16, 34)))
-    whole_bias, grad = (torch.randn(*shape, generator=draw) for shape in ((34,), (18, 34)))
-    leaves = [one.clone().requires_grad_() for one in (whole_a, whole_b, whole_bias)]
-    torch.nn.functional.gelu(leaves[0] @ leaves[1] + leaves[2]).backward(grad)
+    whole_scale, whole_bias, whole_residual, grad = (
+        torch.randn(*shape, generator=draw) for shape in ((34,), (34,), (18, 34), (18, 34))
+    )
+    leaves = [one.clone().requires_grad_() for one in (whole_a, whole_b, whole_bias, whole_residual)]
+    pre = leaves[0] @ leaves[1] * whole_scale + leaves[2] + leaves[3]
+    torch.nn.functional.gelu(pre).backward(grad)
+    rows, columns = own_rows(family, problem, rank), own_columns(family, problem, rank)
+    scale = whole_scale[columns]
 
-    def step(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def step(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         sizes = sizes_of(family, 18, 34, 16)
-        return FUNCTIONS[family](ctx, a, b, bias=bias, activation="gelu", **sizes)
+        return FUNCTIONS[family](ctx, a, b, scale=scale, bias=bias, residual=residual, activation="gelu", **sizes)
 
-    own = [one.clone().requires_grad_() for one in (data.a, data.b, data.b[0])]
-    with torch.no_grad():
-        own[0].copy_(shards.own_a(problem, rank, whole_a))
-        own[1].copy_(shards.own_b(problem, rank, whole_b))
-        of_bias = own_columns(family, problem, rank)
-        own[2].copy_(whole_bias[of_bias])
+    parts = (
+        shards.own_a(problem, rank, whole_a),
+        shards.own_b(problem, rank, whole_b),
+        whole_bias[columns],
+        whole_residual[rows, columns],
+    )
+    own = [one.clone().requires_grad_() for one in parts]
     torch._dynamo.reset()
     output = (torch.compile(step, backend=backend, fullgraph=True) if backend else step)(*own)
     output.backward(shards.own_output(problem, rank, grad))
-    rows = slice(None)  # whose gradient of the bias a rank has
-    if family == "gemm_reduce_scatter":
-        rows = slice(*problem.rows(rank))
-    pre = (whole_a @ whole_b + whole_bias).requires_grad_()
-    torch.nn.functional.gelu(pre).backward(grad)
-    assert pre.grad is not None
+    of_residual = leaves[3].grad[rows, columns]
     expected = [
         shards.own_a(problem, rank, leaves[0].grad),
         shards.own_b(problem, rank, leaves[1].grad),
-        pre.grad[rows].sum(0)[of_bias],
+        of_residual.sum(0),  # of the rows that the rank has
+        of_residual,
     ]
     return are_close([one.grad for one in own], expected)
 
@@ -115,7 +207,7 @@ def differentiate(rank: int, world_size: int, family: str, backend: str | None) 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize("family", FUNCTIONS)
 def test_gradients_are_those_of_torch(ranks: Callable[[int], Ranks], family: str, backend: str | None) -> None:
-    assert ranks(2).call(differentiate, family, backend) == [[True] * 3] * 2
+    assert ranks(2).call(differentiate, family, backend) == [[True] * 4] * 2
 
 
 def refuse(rank: int, world_size: int) -> list[str]:
@@ -127,12 +219,18 @@ def refuse(rank: int, world_size: int) -> list[str]:
     refused = [
         raised(by_function, ctx, a, b, activation="tanh"),
         raised(replace, problem, epilogue=("bias", "tanh")),
+        raised(replace, problem, epilogue=("swiglu",)),
+        raised(replace, make_problem("all_gather_gemm", 4, 6, 8, 2, a.dtype), epilogue=("swiglu",)),
+        raised(replace, problem, epilogue=("swiglu", "relu")),
+        raised(replace, problem, out_dtype=torch.float64),
         raised(replace, problem, epilogue=("bias", "relu", "bias")),
         raised(call, a, b),
         raised(call, a, b, bias=torch.ones(4)),
         raised(call, a, b, bias=torch.ones(5, dtype=torch.float16)),
         raised(call, a, b, bias=torch.ones(5), marks=torch.ones(5)),
         raised(call, a, b, bias=[1.0] * 5),
+        raised(by_function, ctx, a, b, residual=torch.ones(5, 4)),
+        raised(by_function, ctx, a, b, scale=torch.ones(5).requires_grad_()),
         raised(register_epilogue_op, EpilogueOp("relu", MARKS.apply, torch.relu)),
     ]
     operator.close()
@@ -142,14 +240,20 @@ def refuse(rank: int, world_size: int) -> list[str]:
 @pytest.mark.parametrize("device", ["cpu"])
 def test_what_makes_no_sense_is_named(ranks: Callable[[int], Ranks]) -> None:
     expected = [
-        "activation is 'tanh'; it takes relu, gelu, gelu_tanh, silu, or None",
-        "there is no epilogue op 'tanh'; there are bias, relu, gelu, gelu_tanh, silu",
+        "activation is 'tanh'; it takes relu, gelu, gelu_tanh, silu, swiglu, or None",
+        "there is no epilogue op 'tanh'; there are scale, bias, residual, relu, gelu, gelu_tanh, silu, swiglu",
+        "swiglu makes C narrower than A @ B; all-gather + GEMM can do that, a GemmAllReduceProblem cannot",
+        "n is 6, of which rank 0 has 3: both must be multiples of 2",
+        "swiglu narrows C, so it must be the last op of the epilogue swiglu, relu",
+        "out_dtype torch.float64 is not supported; supported: torch.bfloat16",
         "two ops of the epilogue bias, relu, bias read the same operand",
         "the operands are A, B; it takes A, B, bias",
         "bias is (4,) on rank",
         "bias is torch.float16; the operator was made for torch.float32",
         "the operands are A, B, bias, marks; it takes A, B, bias",
         "bias is a list; it must be a torch.Tensor",
+        "residual is (5, 4) on rank",
+        "scale requires a gradient, which is not computed: multiply B or C by it, in torch",
         "there is an epilogue op 'relu' already",
     ]
     for messages in ranks(2).call(refuse):

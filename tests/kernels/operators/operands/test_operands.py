@@ -255,3 +255,5 @@ def test_no_overlap_is_missed() -> None:
     assert overlap(far_apart, memory[101:102])
     assert not overlap(far_apart, memory[4:100])
     assert not overlap(far_apart[:0], memory)
+    assert overlap(memory[10:20], memory[19:30])
+    assert not overlap(memory[10:20], memory[20:30])

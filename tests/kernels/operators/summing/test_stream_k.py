@@ -29,7 +29,7 @@ from iris_kernels.common.config import MOST_SPLITS, GemmConfig
 from iris_kernels.common.portable import stream_k
 from iris_kernels.common.portable.stream_k import UNEVEN
 from iris_kernels.common.portable.stream_k_host import default_stream_k_config
-from iris_kernels.common.portable.stream_k_plan import GROUP_M, Tiling, fastest_tiling, plan_stream_k, tiling_us
+from iris_kernels.common.portable.stream_k_plan import GROUP_M, StreamKTiling, fastest_tiling, plan_stream_k, tiling_us
 from overlap_taxonomy import Variant, get_variant
 
 STREAM_K = [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"]
@@ -39,7 +39,7 @@ SHARED_BYTES = 227 << 10
 SMALL_M = [(1, 1024, 14336), (64, 2048, 8192), (128, 4096, 2048), (512, 7168, 8192), (1, 4096, 3584)]
 
 
-def tiling_of(m: int, n: int, k: int) -> Tiling:
+def tiling_of(m: int, n: int, k: int) -> StreamKTiling:
     return fastest_tiling(m, n, k, num_sms=NUM_SMS, block_k=64, low_block_k=128, element_bytes=2)
 
 
@@ -66,7 +66,9 @@ def test_no_split_is_empty() -> None:
 
 def test_a_cut_is_the_best_of_its_neighbours() -> None:
     best = tiling_of(1, 1024, 14336)
-    times = [tiling_us(Tiling(16, best.block_n, splits), 1, 1024, 14336, NUM_SMS, 128, 2) for splits in range(1, 33)]
+    times = [
+        tiling_us(StreamKTiling(16, best.block_n, splits), 1, 1024, 14336, NUM_SMS, 128, 2) for splits in range(1, 33)
+    ]
     assert min(times) == times[best.splits - 1]
 
 
@@ -184,19 +186,19 @@ def note_work_kernel(
     """
     before = tl.full((), -1, tl.int32)
     for wave in range(stream_k._num_waves(tiles, steps, stream, HAS_WHOLE, SPLITS)):
-        work = stream_k._work_tile(wave, tiles, steps, stream, HAS_WHOLE, SPLITS)
-        is_wrong = (work.tile <= before) | (work.first >= work.stop) | (work.split < 0) | (work.split >= work.splits)
+        work = stream_k._tile_split(wave, tiles, steps, stream, HAS_WHOLE, SPLITS)
+        is_wrong = (work.index <= before) | (work.start >= work.stop) | (work.split < 0) | (work.split >= work.splits)
         is_later = wave > stream_k._whole_waves(tiles, HAS_WHOLE)
-        is_wrong |= ((work.split == 0) != (work.first == 0)) | ((work.split > 0) & is_later)
+        is_wrong |= ((work.split == 0) != (work.start == 0)) | ((work.split > 0) & is_later)
         tl.atomic_add(faults_ptr, is_wrong.to(tl.int32))
-        before = work.tile
-        for step in range(work.first, work.stop):
-            tl.atomic_add(steps_ptr + work.tile * steps + step, 1)
+        before = work.index
+        for step in range(work.start, work.stop):
+            tl.atomic_add(steps_ptr + work.index * steps + step, 1)
         tl.atomic_add(faults_ptr, ((work.stop == steps) != (work.split == work.splits - 1)).to(tl.int32))
         if work.split > 0:
-            tl.atomic_add(stored_ptr + tl.program_id(0), work.tile + 1)
+            tl.atomic_add(stored_ptr + tl.program_id(0), work.index + 1)
         for split in range(1, tl.where(work.split == 0, work.splits, 1)):
-            tl.atomic_add(loaded_ptr + tl.program_id(0) + split * stream.height, work.tile + 1)
+            tl.atomic_add(loaded_ptr + tl.program_id(0) + split * stream.height, work.index + 1)
 
 
 def note_work(rank: int, world_size: int, seed: int) -> list[str]:

@@ -1,10 +1,10 @@
 """A model of copy engines beside the sm90 main loop: the tiling, row chunks and k chunks that are fastest by it.
 
 Which tiles a program multiplies is known beforehand, and so is, nearly, when the rows of A that each needs have come. A
-program that comes to a tile too early waits. The constants were chosen together, for 124 schedules of 13 problems over
-2 H200s: times are 1 % off beside a factor a problem, and the chosen schedule is 0.5 % slower than the fastest. They
+program that comes to a tile too early waits. The constants were chosen together, for 124 plans of 13 problems over
+2 H200s: times are 1 % off beside a factor a problem, and the chosen plan is 0.5 % slower than the fastest. They
 held on four, where the last shard may come in k chunks (results/notebook.md). Chunks are taken as equal. What a split
-costs is of 20 later schedules of 5 problems, 3 % off without such a factor: there all programs share a last wave.
+costs is of 20 later plans of 5 problems, 3 % off without such a factor: there all programs share a last wave.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def k_chunks_of(steps: int, most: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class GatherPlan:
     """How a call is cut.
 
     Args:
@@ -78,39 +78,39 @@ class Gathering:
     itemsize: int
     num_programs: int
 
-    def fastest(self) -> Schedule:
-        """Return the schedule that is predicted to end first."""
+    def fastest(self) -> GatherPlan:
+        """Return the plan that is predicted to end first."""
         tilings = possible_tilings(self.k, num_programs=self.num_programs, splits=SPLITS)
         counts = [count for count in ROW_CHUNKS if count == 1 or self._shard_bytes >= count * LEAST_CHUNK_BYTES]
-        schedules = [
-            Schedule(tiling, row_chunks, self._group(row_chunks), k_chunks)
+        plans = [
+            GatherPlan(tiling, row_chunks, self._group(row_chunks), k_chunks)
             for tiling, row_chunks, k_chunks in product(tilings, counts, K_CHUNKS)
             if k_chunks == 1 or self._shard_bytes >= row_chunks * k_chunks * LEAST_CHUNK_BYTES
         ]
 
-        us = {schedule: self.predicted_us(schedule) for schedule in schedules}
+        us = {plan: self.predicted_us(plan) for plan in plans}
 
-        def is_worth_its_k_chunks(one: Schedule) -> bool:
+        def is_worth_its_k_chunks(one: GatherPlan) -> bool:
             return one.k_chunks == 1 or us[one] * _LEAST_GAIN <= us[replace(one, k_chunks=1)]
 
-        def cost(one: Schedule) -> float:
+        def cost(one: GatherPlan) -> float:
             return us[one] * (1.0 if one.k_chunks == one.tiling.splits == 1 else _LEAST_GAIN)
 
-        return min(filter(is_worth_its_k_chunks, schedules), key=cost)
+        return min(filter(is_worth_its_k_chunks, plans), key=cost)
 
-    def predicted_us(self, schedule: Schedule) -> float:
+    def predicted_us(self, plan: GatherPlan) -> float:
         """Return how long the call is predicted to take, in µs."""
-        tiling = schedule.tiling
+        tiling = plan.tiling
         tflops = COSTS.sm_tflops * COSTS.rates_beside_copies[tiling.block_n]
         tile_us = 2e-6 * BLOCK_M * tiling.block_n * self.k / tflops
-        arrivals = self.arrivals_us(schedule)
+        arrivals = self.arrivals_us(plan)
         count = self.num_programs
         ends = np.zeros(count)
         waves = whole_waves(len(arrivals), count) + (tiling.splits == 1)
         for wave in range(waves):
             coming = arrivals[wave * count : (wave + 1) * count]
             for chunk in coming.T:
-                ends[: len(coming)] = np.maximum(ends[: len(coming)], chunk) + tile_us / schedule.k_chunks
+                ends[: len(coming)] = np.maximum(ends[: len(coming)], chunk) + tile_us / plan.k_chunks
         if tiling.splits > 1:
             left = arrivals[waves * count :, -1]  # whose programs multiply all k chunks at once
             for tiles, splits in split_waves(tiling, len(left), self.k, num_programs=count):
@@ -123,19 +123,19 @@ class Gathering:
                 ends[programs] = (begun + split_us)[:, None]
         return float(ends.max()) + COSTS.beside_copies_us
 
-    def arrivals_us(self, schedule: Schedule) -> np.ndarray:
+    def arrivals_us(self, plan: GatherPlan) -> np.ndarray:
         """Return when the chunks of the rows of A that each tile needs are there: (tiles, chunks).
 
         Tiles are in their order, from the own shard's on.
         """
-        rows, columns = self._row_tiles, -(-self.columns // schedule.tiling.block_n)
-        first = np.arange(0, rows, schedule.group)
-        heights = np.minimum(rows - first, schedule.group)
+        rows, columns = self._row_tiles, -(-self.columns // plan.tiling.block_n)
+        first = np.arange(0, rows, plan.group)
+        heights = np.minimum(rows - first, plan.group)
         row = np.concatenate(
             [start + np.tile(np.arange(high), columns) for start, high in zip(first, heights, strict=True)]
         )
-        chunk_rows, row_chunks = row_chunks_of(rows, schedule.group, schedule.row_chunks)
-        k_chunks = schedule.k_chunks
+        chunk_rows, row_chunks = row_chunks_of(rows, plan.group, plan.row_chunks)
+        k_chunks = plan.k_chunks
         shard_us = 1e-3 * self._shard_bytes / COSTS.copy_gbps
         shards = [np.zeros((len(row), k_chunks))]
         copies = 0  # of shards before

@@ -19,9 +19,9 @@ import torch
 from compiling import Case, StubContext, recorded_launches
 from families import make_problem
 
-from iris_kernels.all_gather_gemm import schedule as module
+from iris_kernels.all_gather_gemm import gather_plan as module
 from iris_kernels.all_gather_gemm.copies import begins_with_barrier, num_programs, shard_chunks
-from iris_kernels.all_gather_gemm.schedule import LEAST_CHUNK_BYTES, Gathering, Schedule
+from iris_kernels.all_gather_gemm.gather_plan import LEAST_CHUNK_BYTES, Gathering, GatherPlan
 from iris_kernels.common.config import parse_config
 from iris_kernels.common.device import tile_scheduler
 from iris_kernels.common.hopper import host as operator_module
@@ -50,7 +50,7 @@ def rows_of_tiles(rows: int, columns: int, group: int) -> Iterator[int]:
 )
 def test_rows_arrive_in_the_order_of_their_chunks(rows: int, columns: int, group: int, row_chunks: int) -> None:
     gathering = Gathering(128 * rows, 256 * columns, 4096, world_size=3, itemsize=2, num_programs=5)
-    arrivals = gathering.arrivals_us(Schedule(Tiling(256, 1), row_chunks, group)).reshape(3, -1)
+    arrivals = gathering.arrivals_us(GatherPlan(Tiling(256, 1), row_chunks, group)).reshape(3, -1)
     assert (arrivals[0] == 0).all()
     assert (arrivals[1] < arrivals[2]).all()
     groups = math.ceil(rows / group)
@@ -80,7 +80,7 @@ FOUR_OF_LONG_ROWS = Gathering(2048, 1024, 14336, world_size=4, itemsize=2, num_p
 
 
 def test_chunks_of_the_last_shard_arrive_one_after_the_other() -> None:
-    whole, cut = (FOUR_OF_LONG_ROWS.arrivals_us(Schedule(Tiling(128, 1), 1, 8, chunks)) for chunks in (1, 3))
+    whole, cut = (FOUR_OF_LONG_ROWS.arrivals_us(GatherPlan(Tiling(128, 1), 1, 8, chunks)) for chunks in (1, 3))
     tiles = len(whole) // 4
     assert cut.shape == (4 * tiles, 3)
     assert (cut[: 3 * tiles] == whole[: 3 * tiles]).all()  # the others come whole
@@ -108,7 +108,7 @@ def test_a_split_tile_takes_all_k_chunks_at_once(monkeypatch: pytest.MonkeyPatch
     """Two tiles, both split by the two programs: the peer's is begun when its last chunk has come."""
     monkeypatch.setattr(module, "COSTS", replace(module.COSTS, copy_gbps=1.0))
     two = Gathering(128, 256, 65536, world_size=2, itemsize=2, num_programs=2)
-    whole, cut = (Schedule(Tiling(256, 2), 1, 1, chunks) for chunks in (1, 2))
+    whole, cut = (GatherPlan(Tiling(256, 2), 1, 1, chunks) for chunks in (1, 2))
     later_us = two.arrivals_us(cut)[-1, -1] - two.arrivals_us(whole)[-1, -1]
     assert two.predicted_us(cut) == pytest.approx(two.predicted_us(whole) + later_us)
 
@@ -122,7 +122,7 @@ def test_chunks_are_whole_steps_of_rows_that_copy_engines_are_fast_with() -> Non
 
 def test_with_all_rows_there_waves_are_what_counts() -> None:
     alone = Gathering(128 * 132, 256, 8192, world_size=1, itemsize=2, num_programs=132)
-    whole = Schedule(Tiling(256, 1), 1, 8)
+    whole = GatherPlan(Tiling(256, 1), 1, 8)
     wave_us = alone.predicted_us(whole) - module.COSTS.beside_copies_us
     twice = replace(alone, rows=128 * 133).predicted_us(whole) - module.COSTS.beside_copies_us
     assert twice == pytest.approx(2 * wave_us)
@@ -131,7 +131,7 @@ def test_with_all_rows_there_waves_are_what_counts() -> None:
 def test_a_tile_is_multiplied_when_its_rows_have_come() -> None:
     """Two tiles and two programs: one begins at once, the other when the peer's shard is there."""
     two = Gathering(128, 256, 65536, world_size=2, itemsize=2, num_programs=2)
-    whole = Schedule(Tiling(256, 1), 1, 1)
+    whole = GatherPlan(Tiling(256, 1), 1, 1)
     both_at_once = replace(two, rows=256, world_size=1).predicted_us(whole)
     assert two.predicted_us(whole) == pytest.approx(both_at_once + two.arrivals_us(whole)[-1, -1])
 
@@ -179,8 +179,8 @@ def test_what_is_chosen_is_possible(gathering: Gathering) -> None:
     assert chosen.tiling.splits == 1 or chosen.tiling.splits < gathering.num_programs
 
 
-def measured() -> Iterator[tuple[tuple[str, ...], Schedule, float]]:
-    """Give the schedules that were measured with flags in the copies' order: run and sizes, schedule, µs."""
+def measured() -> Iterator[tuple[tuple[str, ...], GatherPlan, float]]:
+    """Give the plans that were measured with flags in the copies' order: run and sizes, plan, µs."""
     with MEASURED.open(newline="") as file:
         for row in csv.DictReader(file):
             config = parse_config(row["config"]) if row["config"] else None
@@ -192,7 +192,7 @@ def measured() -> Iterator[tuple[tuple[str, ...], Schedule, float]]:
             if re.match(r"t1p\d", row["label"]) and least and (in_order or row_chunks == 1):
                 key = (row["run"], row["m"], row["n"], row["k"])
                 tiling = Tiling(config.block_n, config.splits)
-                yield key, Schedule(tiling, row_chunks, config.group_m), float(row["time_us"])
+                yield key, GatherPlan(tiling, row_chunks, config.group_m), float(row["time_us"])
 
 
 def test_splits_are_chosen_where_they_were_faster_or_nearly() -> None:
@@ -211,7 +211,7 @@ def test_splits_are_chosen_where_they_were_faster_or_nearly() -> None:
     for sizes, times in runs.items():
         gathering = Gathering(*sizes, world_size=2, itemsize=2, num_programs=132)
         group = 4 if row_chunks[sizes] == 8 or sizes[0] == 512 else 8
-        predicted = {tiling: gathering.predicted_us(Schedule(tiling, row_chunks[sizes], group)) for tiling in times}
+        predicted = {tiling: gathering.predicted_us(GatherPlan(tiling, row_chunks[sizes], group)) for tiling in times}
         assert times[min(predicted, key=predicted.__getitem__)] <= 1.03 * min(times.values()), sizes
         off += [abs(predicted[tiling] / us - 1) for tiling, us in times.items()]
     assert statistics.mean(off) < 0.03
@@ -222,13 +222,13 @@ def test_a_split_tile_begins_when_the_last_of_its_programs_is_free(monkeypatch: 
     """Three tiles a shard, two programs: one of them waits for the peer's first tile, and then both split two."""
     monkeypatch.setattr(module, "COSTS", replace(module.COSTS, copy_gbps=1.0))
     two = Gathering(128, 768, 65536, world_size=2, itemsize=2, num_programs=2)
-    schedule = Schedule(Tiling(256, 2), 1, 1)
-    tile_us = replace(two, rows=128, columns=256, world_size=1).predicted_us(Schedule(Tiling(256, 1), 1, 1))
+    plan = GatherPlan(Tiling(256, 2), 1, 1)
+    tile_us = replace(two, rows=128, columns=256, world_size=1).predicted_us(GatherPlan(Tiling(256, 1), 1, 1))
     tile_us -= module.COSTS.beside_copies_us
-    arrived_us = two.arrivals_us(schedule)[-1, -1]
+    arrived_us = two.arrivals_us(plan)[-1, -1]
     assert arrived_us > 2 * tile_us
     both_us = 2 * (tile_us / 2 + module.COSTS.exchange_beside_copies_us * 2)
-    assert two.predicted_us(schedule) == pytest.approx(arrived_us + tile_us + both_us + module.COSTS.beside_copies_us)
+    assert two.predicted_us(plan) == pytest.approx(arrived_us + tile_us + both_us + module.COSTS.beside_copies_us)
 
 
 def test_splits_and_k_chunks_must_gain_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,9 +249,9 @@ def test_splits_and_k_chunks_must_gain_enough(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_predicted_to_be_fastest_was_nearly_the_fastest() -> None:
-    runs: dict[tuple[str, ...], dict[Schedule, float]] = defaultdict(dict)
-    for key, schedule, us in measured():
-        runs[key][schedule] = us
+    runs: dict[tuple[str, ...], dict[GatherPlan, float]] = defaultdict(dict)
+    for key, plan, us in measured():
+        runs[key][plan] = us
     assert len(runs) > 20
     slower = []
     for (_, m, n, k), times in runs.items():
