@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 from unittest import mock
@@ -10,6 +11,7 @@ import pytest
 import torch
 from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, compile_kernel
 
+from iris_core.backends.base import PreparedStream
 from iris_core.collectives import launches
 from iris_core.collectives.all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from iris_core.collectives.config import Config
@@ -88,10 +90,15 @@ def test_launched_early_it_waits_before_it_touches_memory(target: str, name: str
         assert len(re.findall(r"\.release\.", kernel.code.split("griddepcontrol.launch_dependents")[0])) == 2
 
 
-def options_of(nbytes: int, target: str) -> dict[str, int]:
-    """Return with which options an all-reduce of two ranks is launched."""
+def two_gpus(target: str) -> Any:
     ctx: Any = StubContext(Case("none", target, world_size=2))
     ctx.is_interpreted, ctx.barrier, ctx.backend.name = lambda: False, lambda: None, "cuda"
+    return ctx
+
+
+def options_of(nbytes: int, target: str) -> dict[str, int]:
+    """Return with which options an all-reduce of two ranks is launched."""
+    ctx = two_gpus(target)
     group, x = Group(ctx, range(2)), torch.zeros(nbytes, dtype=torch.uint8)
     with mock.patch.object(launches, "compiled_kernel") as compiled, mock.patch.object(launches, "LoadedKernel"):
         launches.Launches(ctx).run(Call("all_reduce", x, x, op="sum"), group, group.channel, Config())
@@ -104,3 +111,51 @@ def test_a_short_collective_is_launched_early(target: str) -> None:
     early = [options_of(nbytes, target).get("launch_pdl", False) for nbytes in (16, in_flight, in_flight + 16)]
     has_launch = TARGETS[target].is_nvidia
     assert early == [has_launch, has_launch, False]
+
+
+def test_copies_that_are_summed_are_prepared_on_their_lanes(target: str) -> None:
+    """As the second call queues them: 64 MiB in chunks of a slot, 8 MiB, of two ranks."""
+    ctx = two_gpus(target)
+    queued: list[tuple[Any, ...]] = []
+
+    def lane(name: str) -> mock.Mock:
+        stream = mock.Mock(spec=PreparedStream, handle=name)
+        stream.as_current.side_effect = contextlib.nullcontext
+        stream.wait_for_current.side_effect = lambda: queued.append(("fork", name))
+        stream.current_waits.side_effect = lambda: queued.append(("join", name))
+        stream.copying_2d.side_effect = lambda dst, src: lambda: queued.append(("copy", name, dst.nbytes, src.nbytes))
+        return stream
+
+    class Loaded:
+        def __init__(self, kernel: str) -> None:
+            self.kernel = kernel
+
+        def launching(self, programs: int, stream: Any, arguments: list[Any]) -> Any:
+            return lambda: queued.append((self.kernel, "current" if callable(stream) else stream, programs))
+
+    ctx.make_stream = mock.Mock(side_effect=[lane("a"), lane("b")])
+    group, x = Group(ctx, range(2)), ctx.zeros(64 << 20, dtype=torch.uint8)
+    made = launches.Launches(ctx)
+    with (
+        mock.patch.object(launches, "compiled_kernel", lambda kernel, *_: kernel.fn.__name__),
+        mock.patch.object(launches, "LoadedKernel", Loaded),
+    ):
+        made.run(Call("all_reduce", x, x, op="sum"), group, group.channel, Config())
+    queued.clear()
+    with mock.patch.object(launches, "compiled_kernel", side_effect=AssertionError("prepared already")):
+        made.run(Call("all_reduce", x, x, op="sum"), group, group.channel, Config())
+    programs = min(MOST_PROGRAMS, ctx.get_cu_count())
+    turns = {
+        name: [
+            ("copy", name, 8 << 20, 8 << 20),
+            ("ccl_barrier", name, 1),
+            ("ccl_combine_chunk", name, programs),
+            ("ccl_barrier", name, 1),
+        ]
+        for name in "ab"
+    }
+    first, *rest = turns["a"]
+    assert queued == [
+        *(("ccl_barrier", "current", 1), ("fork", "a"), first, ("fork", "b"), *rest),
+        *(*turns["b"], *turns["a"], *turns["b"], ("join", "a"), ("join", "b")),
+    ]
