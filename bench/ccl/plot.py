@@ -30,7 +30,7 @@ def speedups(records: Sequence[CclRecord]) -> pd.DataFrame:
 
 
 def _way(kind: str, variant: str, comm_sms: float | None) -> str:
-    chosen = [variant] if variant != AUTO else []
+    chosen = [variant] if variant not in ("", AUTO) else []
     chosen += [] if pd.isna(comm_sms) else [f"{comm_sms:g} programs"]
     return f"{kind} ({', '.join(chosen)})" if chosen else kind
 

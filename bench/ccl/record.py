@@ -13,7 +13,7 @@ class Outcome:
         kind: the collective.
         library: "iris", or the backend of torch's process group: "nccl", "gloo".
         mode: "eager" or "graph".
-        variant: of iris, by name; of torch's empty.
+        variant: of iris, by name; empty where there was no choice, as of torch's.
         comm_sms: most programs of iris, or None for its own choice.
         bytes: of the larger of a rank's tensors.
         time_us: of a call among others, back to back; of the slowest rank, the median.

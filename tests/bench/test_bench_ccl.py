@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pandas as pd
 import pytest
 from ranks import Ranks as Pool
 from ranks import context
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from iris_bench import cli
 from iris_bench.ccl import cli as command
 from iris_bench.ccl import rank as ccl
+from iris_bench.ccl.plot import speedups
 from iris_bench.ccl.record import CclRecord, Outcome
 from iris_bench.command.ranks import Ranks
 from iris_bench.records.record import read_as
@@ -109,6 +111,17 @@ def test_variants_and_programs_are_compared(tmp_path: Path) -> None:
         ("reduce_scatter", "", None),
     ]
     assert {one.status for one in records} == {"ok"}
+
+
+def test_rows_without_a_variant_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "ccl.csv"
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "reduce", "--out", str(path)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    frame = pd.read_csv(path).drop(columns=["variant", "comm_sms"])
+    frame.to_csv(path, index=False)
+    records = read_as(path, CclRecord)
+    assert [(one.library, one.variant, one.comm_sms) for one in records] == [("iris", "", None), ("gloo", "", None)]
+    assert list(speedups(records).way) == ["reduce"]
 
 
 class Interrupted(Ranks):

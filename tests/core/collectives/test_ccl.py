@@ -59,6 +59,15 @@ def run_in_groups(rank: int, world_size: int) -> None:
         for group in groups:
             if rank in group.ranks:
                 check_call(ctx, Case(name, 1500, root=group.ranks[-1]), ctx.ccl, list(group.ranks), group)
+    x = ctx.full((1500,), 10.0**rank)
+    copied = Config(all_reduce_variant="copy_engine", reduce_scatter_variant="copy_engine")
+    for group in groups:
+        if rank in group.ranks:
+            check_call(ctx, Case("reduce_scatter", 1500, options=(("config", copied),)), ctx.ccl, group.ranks, group)
+            ctx.ccl.all_reduce(x, group=group, config=copied)
+            ctx.backend.synchronize()
+            if len(group.ranks) > 1:
+                assert (x == sum(10.0**member for member in group.ranks)).all()
     ctx.barrier()
 
 
