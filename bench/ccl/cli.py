@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from iris_core.collectives.config import AUTO, VARIANTS
 
 from ..command.exits import complain, interrupted, leave, refuse
 from ..command.options import Device, Overwrite, Seed, WorldSize
@@ -30,11 +32,14 @@ _SIZES_KIB = {"cpu": "4,16", "cuda": "4,64,256,1024,4096,16384,65536,262144"}
 _ROUNDS = {"cpu": 1, "cuda": 20}
 _BURST = {"cpu": 1, "cuda": 10}
 _STAGING_BYTES = 320 << 20
+T = TypeVar("T", int, float)
 
 
 def ccl(
     kib: Annotated[str | None, typer.Option(help="Sizes in KiB [default: 4 to 262144; CPU: 4,16].")] = None,
     kind: Annotated[str | None, typer.Option(help="Collectives, with commas [default: all].")] = None,
+    variant: Annotated[str | None, typer.Option(help="Variants of iris, with commas [default: auto].")] = None,
+    comm_sms: Annotated[str | None, typer.Option(help="Most programs of iris, with commas [default: its own].")] = None,
     world_size: WorldSize = None,
     device: Device = "auto",
     rounds: Annotated[int | None, typer.Option(help="Most samples of each [default: 20; CPU: 1].")] = None,
@@ -46,9 +51,10 @@ def ccl(
     """Measure the collectives on whole tensors (ctx.ccl) beside NCCL's or RCCL's, eager and in CUDA graphs.
 
     What comes is checked first, and rows are written as they come. A size is that of the larger tensor of a rank, in
-    bf16. Without a GPU the times are the interpreter's and gloo's, and say nothing. Exit status: 0, or 1 if anything
-    was wrong or failed or the ranks were lost, 2 if the command makes no sense, 130 if it was interrupted, by Ctrl-C or
-    SIGTERM.
+    bf16. A collective is measured by those of the variants that it has: one_shot, two_shot and ring are all-reduce's,
+    `all` is each of them. Without a GPU the times are the interpreter's and gloo's, and say nothing. Exit status: 0, or
+    1 if anything was wrong or failed or the ranks were lost, 2 if the command makes no sense, 130 if it was
+    interrupted, by Ctrl-C or SIGTERM.
     """
     is_first = True
     try:
@@ -57,7 +63,7 @@ def ccl(
         device, world_size = choose_setting(device, world_size, launcher=launcher)
         if plot:
             check_path(plot)
-        plan = _plan(kib, kind, rounds, seed, device)
+        plan = _plan(kib, kind, variant, comm_sms, rounds, seed, device)
         check_outputs(("--out", out), ("--plot", plot))
         check_new(("--out", out), overwrite=overwrite)
     except ValueError as error:
@@ -109,7 +115,7 @@ def _run(plan: rank.Plan, ranks: Ranks, output: _Output, columns: dict[str, Any]
             columns["timestamp"] = environment.timestamp()
             output.add([CclRecord(**asdict(outcome), **columns) for outcome in outcomes])
             if not console.is_terminal:
-                took = "; ".join(f"{one.library} {one.mode} {_time(one)}" for one in outcomes)
+                took = "; ".join(f"{_way(one)} {one.mode} {_time(one)}" for one in outcomes)
                 console.print(f"[{number}/{len(problems)}] {_describe(kind, size)}: {took}", markup=False)
             progress.advance(task)
         ranks.call(measure.close_rank)
@@ -120,24 +126,57 @@ def _describe(kind: str, size: int) -> str:
     return f"{kind} of {size / 1024:g} KiB"
 
 
+def _way(outcome: Outcome) -> str:
+    chosen = [str(one) for one in (outcome.variant, outcome.comm_sms) if one not in ("", AUTO, None)]
+    return " ".join([outcome.library, *chosen])
+
+
 def _time(outcome: Outcome) -> str:
     return outcome.status if outcome.time_us is None else f"{outcome.time_us:,.1f} us"
 
 
-def _plan(kib: str | None, kind: str | None, rounds: int | None, seed: int, device: str) -> rank.Plan:
-    try:
-        sizes = tuple(int(float(size) * 1024) for size in (kib or _SIZES_KIB[device]).split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"--kib {kib} makes no sense; it takes positive numbers with commas")
+def _plan(
+    kib: str | None,
+    kind: str | None,
+    variant: str | None,
+    comm_sms: str | None,
+    rounds: int | None,
+    seed: int,
+    device: str,
+) -> rank.Plan:
+    sizes = tuple(int(size * 1024) for size in _numbers("--kib", kib or _SIZES_KIB[device], float))
     kinds = tuple(kind.split(",")) if kind else rank.KINDS
     if unknown := set(kinds) - set(rank.KINDS):
         raise ValueError(f"--kind {', '.join(sorted(unknown))}: there are {', '.join(rank.KINDS)}")
+    known = dict.fromkeys(name for names in VARIANTS.values() for name in names)
+    variants = tuple(known) if variant == "all" else tuple((variant or AUTO).split(","))
+    if unknown := set(variants) - set(known):
+        raise ValueError(f"--variant {', '.join(sorted(unknown))}: there are all, {', '.join(known)}")
+    programs = _numbers("--comm-sms", comm_sms, int) if comm_sms else (None,)
     rounds = _ROUNDS[device] if rounds is None else rounds
     if rounds < 1:
         raise ValueError(f"--rounds {rounds} makes no sense; it takes a positive number")
-    return rank.Plan(sizes, kinds, rounds, _BURST[device], seed)
+    plan = rank.Plan(sizes, kinds, rounds, _BURST[device], seed, variants, programs)
+    if without := [one for one in kinds if not plan.variants_of(one)]:
+        raise ValueError(
+            f"--variant {variant}: {without[0]} has none of them, but {', '.join(VARIANTS.get(without[0], (AUTO,)))}"
+        )
+    return plan
+
+
+def _numbers(option: str, text: str, number: type[T]) -> tuple[T, ...]:
+    """Return what an option lists.
+
+    Raises:
+        ValueError: it is no list of positive numbers.
+    """
+    try:
+        found = tuple(number(one) for one in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) <= 0:
+        raise ValueError(f"{option} {text} makes no sense; it takes positive numbers with commas")
+    return found
 
 
 def print_ccl(console: Console, records: list[CclRecord]) -> None:
@@ -151,13 +190,13 @@ def print_ccl(console: Console, records: list[CclRecord]) -> None:
         table.add_column(name, justify="right")
     by_problem: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
-        by_problem.setdefault((row["kind"], row["bytes"]), {})[row["mode"]] = row
-    for (kind, size), by_mode in by_problem.items():
+        by_problem.setdefault((row["way"], row["bytes"]), {})[row["mode"]] = row
+    for (way, size), by_mode in by_problem.items():
         cells = [_number(by_mode[mode][what]) for mode in modes for what in ("iris", "other", "speedup")]
-        table.add_row(kind, f"{size / 1024:g}", *cells)
+        table.add_row(way, f"{size / 1024:g}", *cells)
     console.print(table)
     for reason in dict.fromkeys(
-        f"{one.kind} of {one.library}: {one.status}, {one.reason}" for one in records if one.reason
+        f"{one.kind} of {_way(one)}: {one.status}, {one.reason}" for one in records if one.reason
     ):
         console.print(reason, markup=False)
 

@@ -1,4 +1,4 @@
-"""A picture of ``iris-bench ccl``: the speedup over NCCL by size, a line a collective."""
+"""A picture of ``iris-bench ccl``: the speedup over NCCL by size, a line a collective and variant."""
 
 from __future__ import annotations
 
@@ -7,18 +7,32 @@ from pathlib import Path
 
 import pandas as pd
 
+from iris_core.collectives.config import AUTO
+
 from ..records.looks import save, use_files
 from .record import CclRecord
 
 
 def speedups(records: Sequence[CclRecord]) -> pd.DataFrame:
-    """Return a row a collective, mode and size: both libraries' times in µs, and the speedup over torch's backend."""
+    """Return a row a way of iris's, mode and size: both libraries' times in µs, and the speedup over torch's backend.
+
+    The column `way` names the collective, and the variant and the number of programs where they were chosen.
+    """
     frame = pd.DataFrame(records)
-    frame["side"] = frame.library.where(frame.library == "iris", "other")
-    table = frame.pivot(index=["kind", "mode", "bytes"], columns="side", values="time_us")
-    table = table.reindex(columns=["iris", "other"]).reset_index()
+    problem = ["kind", "mode", "bytes"]
+    is_of_iris = frame.library == "iris"
+    others = frame[~is_of_iris].set_index(problem).time_us.rename("other")
+    table = frame[is_of_iris].join(others, on=problem).rename(columns={"time_us": "iris"})
+    table["way"] = [_way(*row) for row in zip(table.kind, table.variant, table.comm_sms, strict=True)]
+    table[["iris", "other"]] = table[["iris", "other"]].astype(float)
     table["speedup"] = table.other / table.iris
-    return table
+    return table[["kind", "way", "mode", "bytes", "iris", "other", "speedup"]].reset_index(drop=True)
+
+
+def _way(kind: str, variant: str, comm_sms: float | None) -> str:
+    chosen = [variant] if variant not in ("", AUTO) else []
+    chosen += [] if pd.isna(comm_sms) else [f"{comm_sms:g} programs"]
+    return f"{kind} ({', '.join(chosen)})" if chosen else kind
 
 
 def plot_ccl(records: Sequence[CclRecord], path: Path) -> None:
@@ -31,8 +45,8 @@ def plot_ccl(records: Sequence[CclRecord], path: Path) -> None:
     figure, axes = plt.subplots(1, len(modes), figsize=(1 + 5 * len(modes), 4), layout="constrained", squeeze=False)
     other = next((record.library for record in records if record.library != "iris"), "")
     for ax, mode in zip(axes[0], modes, strict=True):
-        for kind, rows in table[table["mode"] == mode].groupby("kind", sort=False):
-            ax.plot(rows.bytes, rows.speedup, marker="o", label=kind)
+        for way, rows in table[table["mode"] == mode].groupby("way", sort=False):
+            ax.plot(rows.bytes, rows.speedup, marker="o", label=way)
         ax.axhline(1.0, color="black", linewidth=0.5)
         ax.set_xscale("log", base=2)
         ax.set_xlabel("bytes of the larger tensor")

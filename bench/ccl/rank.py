@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from iris_core import Context
+from iris_core.collectives.config import AUTO, VARIANTS, Config
 from iris_kernels.common.calibration import timing
 
 from ..measure.job import attempt, context
@@ -25,13 +26,38 @@ _LIMIT_S = 0.5  # of timing one collective of one size
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: sizes are bytes of the larger tensor of a rank; there are fewer rounds where they take long."""
+    """What to measure.
+
+    Args:
+        sizes: bytes of the larger tensor of a rank.
+        kinds: collectives.
+        rounds: most samples of each; fewer where they take long.
+        burst: calls of a sample.
+        seed: of the inputs.
+        variants: of iris, by name; those that a collective has.
+        comm_sms: most programs of iris; None for its own choice.
+    """
 
     sizes: tuple[int, ...]
     kinds: tuple[str, ...]
     rounds: int
     burst: int
     seed: int
+    variants: tuple[str, ...] = (AUTO,)
+    comm_sms: tuple[int | None, ...] = (None,)
+
+    def variants_of(self, kind: str) -> list[str]:
+        """Return those of the variants that a collective has."""
+        return [name for name in self.variants if name in VARIANTS.get(kind, (AUTO,))]
+
+
+class Key(NamedTuple):
+    """One way of calling a collective: fields of `Outcome`."""
+
+    library: str
+    mode: str
+    variant: str = ""
+    comm_sms: int | None = None
 
 
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
@@ -47,8 +73,10 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     modes = ("eager",) if ctx.is_interpreted() else ("eager", "graph")
     outcomes = []
     for kind in plan.kinds:
+        ways = [("iris", variant, comm_sms) for variant in plan.variants_of(kind) for comm_sms in plan.comm_sms]
+        ways.append((library, "", None))
+        keys = [Key(name, mode, variant, comm_sms) for name, variant, comm_sms in ways for mode in modes]
         for size in plan.sizes:
-            keys = [(name, mode) for name in ("iris", library) for mode in modes]
             found, error = attempt(ctx, _measure, ctx, kind, size, plan, keys)
             outcomes += found or [
                 Outcome(kind, *key, size, None, None, None, "error", plan.rounds, error) for key in keys
@@ -56,7 +84,7 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     return outcomes
 
 
-def _measure(ctx: Context, kind: str, size: int, plan: Plan, keys: Sequence[tuple[str, str]]) -> list[Outcome]:
+def _measure(ctx: Context, kind: str, size: int, plan: Plan, keys: Sequence[Key]) -> list[Outcome]:
     """Measure one collective of one size, by each library in each mode."""
     rank, world_size = ctx.get_rank(), ctx.get_num_ranks()
     part = max(1, size // (2 * world_size * _ALIGNMENT)) * _ALIGNMENT
@@ -68,47 +96,45 @@ def _measure(ctx: Context, kind: str, size: int, plan: Plan, keys: Sequence[tupl
         given = inputs[rank]
         del inputs
         of_torch = _of_torch(kind, output, given, ctx.process_group())
-        verdicts: dict[tuple[str, str], tuple[str, str]] = {}
+        verdicts: dict[Key, tuple[str, str]] = {}
         subjects: list[timing.Subject] = []
-        for name, mode in keys:
-            call = of_torch if name != "iris" else lambda: getattr(ctx.ccl, kind)(output, given)
-            is_in_place = name != "iris" and kind in _IN_PLACE and (kind != "broadcast" or rank == 0)
-            if mode == "graph" and verdicts[name, "eager"][0] != "ok":
-                verdicts[name, mode] = verdicts[name, "eager"]
+        for key in keys:
+            is_of_iris = key.library == "iris"
+            call = _of_iris(ctx, kind, key, output, given) if is_of_iris else of_torch
+            is_in_place = not is_of_iris and kind in _IN_PLACE and (kind != "broadcast" or rank == 0)
+            eager = key._replace(mode="eager")
+            if key.mode == "graph" and verdicts[eager][0] != "ok":
+                verdicts[key] = verdicts[eager]
                 continue
-            queued, reason = attempt(ctx, _captured, call) if mode == "graph" else (call, "")
+            queued, reason = attempt(ctx, _captured, call) if key.mode == "graph" else (call, "")
             status = "error"
             if queued is not None:
                 status, reason = _judge(ctx, queued, output, given if is_in_place else None, expected)
-            verdicts[name, mode] = status, reason
+            verdicts[key] = status, reason
             if queued is not None and status == "ok":
-                subjects.append(timing.Subject(f"{name} {mode}", lambda *_, queued=queued: queued()))
+                subjects.append(timing.Subject(str(key), lambda *_, queued=queued: queued()))
         timing.measure(ctx, subjects, [(given, output)], rounds=plan.rounds, burst=plan.burst, limit_s=_LIMIT_S)
         times = timing.slowest_medians(ctx, subjects)
     finally:
         ctx.barrier()
         ctx.free(output)
     rounds = {subject.name: len(subject.samples) for subject in subjects}
+    nbytes = whole * given.element_size()
     outcomes = []
-    for (name, mode), (status, reason) in verdicts.items():
-        key = f"{name} {mode}"
-        outcome = Outcome(
-            kind,
-            name,
-            mode,
-            whole * given.element_size(),
-            None,
-            None,
-            None,
-            status,
-            rounds.get(key, plan.rounds),
-            reason,
-        )
-        if key in times:
-            found = times[key]
+    for key, (status, reason) in verdicts.items():
+        outcome = Outcome(kind, *key, nbytes, None, None, None, status, rounds.get(str(key), plan.rounds), reason)
+        if found := times.get(str(key)):
             outcome = replace(outcome, time_us=found.time_us, latency_us=found.latency_us, host_us=found.host_us)
+            outcome = replace(outcome, reason=found.remark)
         outcomes.append(outcome)
     return outcomes
+
+
+def _of_iris(ctx: Context, kind: str, key: Key, output: torch.Tensor, given: torch.Tensor) -> Callable[[], object]:
+    """Return the call of iris."""
+    chosen = {f"{kind}_variant": key.variant} if kind in VARIANTS else {}
+    config = Config(comm_sms=key.comm_sms, **chosen)
+    return lambda: getattr(ctx.ccl, kind)(output, given, config=config)
 
 
 def _drawn(ctx: Context, kind: str, seed: int, part: int, whole: int) -> torch.Tensor:

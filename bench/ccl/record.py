@@ -13,18 +13,22 @@ class Outcome:
         kind: the collective.
         library: "iris", or the backend of torch's process group: "nccl", "gloo".
         mode: "eager" or "graph".
+        variant: of iris, by name; empty where there was no choice, as of torch's.
+        comm_sms: most programs of iris, or None for its own choice.
         bytes: of the larger of a rank's tensors.
         time_us: of a call among others, back to back; of the slowest rank, the median.
         latency_us: of one call alone, likewise.
         host_us: that the host takes for a call.
         status: "ok", "wrong" if the output was not what the collective is defined to give, "unsupported", or "error" if
-            it failed on all ranks alike; `reason` says of what.
+            it failed on all ranks alike; `reason` says of what, or which times are not the device's alone.
         rounds: samples of it; fewer than asked for, where they take long; of what is not ok, those asked for.
     """
 
     kind: str
     library: str
     mode: str
+    variant: str
+    comm_sms: int | None
     bytes: int
     time_us: float | None
     latency_us: float | None

@@ -123,7 +123,10 @@ _COMMANDS: dict[str, type[Any]] = {
     "stress": StressRecord,
 }
 COLUMNS = tuple(column.name for column in fields(Record))
-_ADDED = {"link_source": "", "epilogue": ""}  # columns that older files lack, and what they stand for
+_ADDED: dict[type[Any], dict[str, str]] = {  # columns that older files lack, and what they stand for
+    Record: {"link_source": "", "epilogue": ""},
+    CclRecord: {"variant": "", "comm_sms": ""},
+}
 
 
 def read_records(path: Path, *, speak: bool = True) -> list[Record]:
@@ -163,7 +166,7 @@ def _check_columns(path: Path, header: list[str], kind: type[Any]) -> None:
     ours = [name for name in columns[own] if name in header]
     in_file = [name for name in dict.fromkeys(header) if name in columns[own]]
     wrong = {
-        "missing": [name for name in columns[own] if name not in (*header, *_ADDED)],
+        "missing": [name for name in columns[own] if name not in (*header, *_ADDED.get(kind, ()))],
         "unknown": [name for name in header if name not in columns[own]],
         "repeated": [name for name in ours if header.count(name) > 1],
         "out of order": [name for name, right in zip(in_file, ours, strict=True) if name != right],
@@ -190,10 +193,10 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     columns = fields(kind)
     if len(row) != len(header):
         raise ValueError(f"{where}: {len(row)} fields instead of {len(header)}")
-    cells = _ADDED | dict(zip(header, row, strict=True))
+    cells = _ADDED.get(kind, {}) | dict(zip(header, row, strict=True))
     if "shape_set" in cells:
         cells["shape_set"] = OLD_NAMES.get(cells["shape_set"], cells["shape_set"])
-    if "variant" in cells:
+    if "family" in cells and "variant" in cells:
         cells["variant"] = current_name(cells["family"], cells["variant"])
     try:
         record = kind(**{column.name: _PARSERS[str(column.type)](cells[column.name]) for column in columns})

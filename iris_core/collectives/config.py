@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from ..utils.settings import is_whole
 
 AUTO = "auto"
-ALL_REDUCE_VARIANTS = (AUTO, "one_shot", "two_shot", "ring")
-COPIED_VARIANTS = (AUTO, "direct", "copy_engine")
+_DIRECT_OR_COPIED = (AUTO, "direct", "copy_engine")
+VARIANTS = {  # of the collectives that have more than one
+    "all_reduce": (AUTO, "one_shot", "two_shot", "ring", "copy_engine"),
+    "all_gather": _DIRECT_OR_COPIED,
+    "reduce_scatter": _DIRECT_OR_COPIED,
+    "broadcast": _DIRECT_OR_COPIED,
+}
 
 
 @dataclass(frozen=True)
@@ -17,9 +22,11 @@ class Config:
 
     Args:
         comm_sms: most programs, of one SM each; None for as many as a group has room for, 128, or 64 with ``async_op``.
-        all_reduce_variant: "one_shot", "two_shot", "ring", or "auto", which picks by size.
+        all_reduce_variant: "one_shot", "two_shot", "ring", "copy_engine" (the output is on the heap), or "auto", which
+            picks by size and by where the output lies.
         all_gather_variant, broadcast_variant: "direct" (kernels, through slots on the heap), "copy_engine" (the output
-            is on the heap), or "auto", which picks by size and by where the output lies.
+            is on the heap), or "auto", likewise.
+        reduce_scatter_variant: "direct", "copy_engine" (any output), or "auto", which picks by size.
 
     Raises:
         ValueError: there is no such variant or number of programs.
@@ -28,15 +35,13 @@ class Config:
     comm_sms: int | None = None
     all_reduce_variant: str = AUTO
     all_gather_variant: str = AUTO
+    reduce_scatter_variant: str = AUTO
     broadcast_variant: str = AUTO
 
     def __post_init__(self) -> None:
         if self.comm_sms is not None and not is_whole(self.comm_sms):
             raise ValueError(f"comm_sms is {self.comm_sms!r}; it takes a positive number, or None")
-        for name, given, known in (
-            ("all_reduce_variant", self.all_reduce_variant, ALL_REDUCE_VARIANTS),
-            ("all_gather_variant", self.all_gather_variant, COPIED_VARIANTS),
-            ("broadcast_variant", self.broadcast_variant, COPIED_VARIANTS),
-        ):
+        for kind, known in VARIANTS.items():
+            given = getattr(self, f"{kind}_variant")
             if given not in known:
-                raise ValueError(f"{name} is {given!r}; there are {', '.join(map(repr, known))}")
+                raise ValueError(f"{kind}_variant is {given!r}; there are {', '.join(map(repr, known))}")

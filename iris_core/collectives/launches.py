@@ -13,15 +13,16 @@ from typing import Any
 import torch
 import triton
 
-from ..backends.base import Step, Stream
+from ..backends.base import PreparedStream, Step, Stream
 from ..context import Context
 from .all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
-from .config import AUTO, Config
+from .config import AUTO, VARIANTS, Config
 from .exchange import ccl_barrier, ccl_exchange
 from .group import Channel, Group
 from .loaded_kernel import LoadedKernel, compiled_kernel
 from .operands import SHAPES, Call
 from .send_recv import ccl_recv, ccl_send
+from .summed_copies import LANES, Chunks, ccl_combine_chunk, place_of
 
 _VECTOR_BYTES = 16
 _LEAST_BLOCK_BYTES = 128 * _VECTOR_BYTES
@@ -29,6 +30,10 @@ _MOST_WARPS = 16
 _MOST_CALLS = 1024  # that are kept
 ONE_SHOT_BYTES = 512 << 10  # of an all-reduce, times the inputs that one shot sends more than two shots: W - 2
 COPY_BYTES = 8 << 20  # of a part from which on a copy engine is worth two barriers; not measured yet
+# That a rank sends, from which on copies are worth their barriers. Predicted, not measured: for two H200s 27 µs and
+# 365 GB/s, for 5 µs and 230 GB/s of the kernels; equal at 14 MB.
+SUMMED_COPY_BYTES = 32 << 20
+_SUMMED_BLOCK_BYTES = 16 << 10
 
 
 class Launches:
@@ -42,7 +47,8 @@ class Launches:
         self._ctx = ctx
         self._calls: dict[Any, Sequence[Step]] = {}
         self._kernels: dict[Any, LoadedKernel] = {}
-        self._barriers: dict[Channel, Step] = {}
+        self._barriers: dict[tuple[Channel, int], Step] = {}
+        self._lanes: dict[Channel, list[Stream]] = {}
         self._stream: Stream | None = None  # of copies beside others
 
     def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
@@ -57,7 +63,8 @@ class Launches:
             call.check(self._ctx, group.size)
             variant = self.variant(call, group, config)
             steps = self._prepare(call, variant, group, channel, config)
-            if self._ctx.backend.name == "cuda" and variant != "copy_engine":  # whose steps keep the operands
+            keeps_operands = variant == "copy_engine" and not SHAPES[call.name].reduces
+            if self._ctx.backend.name == "cuda" and not keeps_operands:
                 if len(self._calls) == _MOST_CALLS:
                     self._calls.clear()
                 self._calls[key] = steps
@@ -72,12 +79,14 @@ class Launches:
         size = call.part(group.size)
         if not size:
             return ()
+        if variant == "copy_engine" and SHAPES[call.name].reduces:
+            return self._summed_copies(call, group, channel, config)
         if variant == "copy_engine":
             return self._copies(call, group, channel)
         output, given = (_flat(one, call.op == "none", size) for one in (call.output, call.input))
         size = size * call.output.element_size() // output.element_size()
         if variant in ("two_shot", "ring"):
-            part = triton.cdiv(triton.cdiv(size, group.size), _VECTOR_BYTES) * _VECTOR_BYTES
+            part = _rounded(triton.cdiv(size, group.size))
             kernel = ccl_all_reduce_two_shot if variant == "two_shot" else ccl_all_reduce_ring
             arguments = {"out_ptr": output, "in_ptr": given, "size": size, "part": part, "OP": call.op}
             return (self._step(kernel, arguments, part, output, group, channel, config),)
@@ -98,22 +107,29 @@ class Launches:
             ValueError: the variant that the caller chose does not do it.
         """
         chosen = getattr(config, f"{call.name}_variant", "direct")
-        if call.name == "all_reduce":
-            if group.size == 1:
-                return "one_shot"  # the only one for a rank alone
-            if chosen == AUTO:
-                return "one_shot" if call.input.nbytes * (group.size - 2) <= ONE_SHOT_BYTES else "two_shot"
-        elif call.name in ("all_gather", "broadcast"):
+        if group.size == 1 and SHAPES[call.name].reduces:
+            return "one_shot" if call.name == "all_reduce" else "direct"  # the only one for a rank alone
+        if call.name in ("all_reduce", "all_gather", "broadcast"):
             is_symmetric = self._ctx.heap.contains(call.output)
             if chosen == "copy_engine" and not is_symmetric:
+                others = [repr(one) for one in VARIANTS[call.name] if one not in (AUTO, "copy_engine")]
                 raise ValueError(
                     f'{call.name}: the variant "copy_engine" takes an output on the heap, as ctx.empty makes it; '
-                    '"direct" takes any'
+                    f"{', '.join(others)} {'take' if others[1:] else 'takes'} any"
                 )
-            if chosen == AUTO:
-                is_large = call.part(group.size) * call.output.element_size() >= COPY_BYTES
-                return "copy_engine" if is_symmetric and is_large else "direct"
-        return str(chosen)
+        else:
+            is_symmetric = True  # no peer writes the output
+        if chosen != AUTO:
+            return str(chosen)
+        nbytes = call.part(group.size) * call.output.element_size()
+        if call.name in ("all_gather", "broadcast"):
+            return "copy_engine" if is_symmetric and nbytes >= COPY_BYTES else "direct"
+        sent_bytes = nbytes * (group.size - 1) * (2 / group.size if call.name == "all_reduce" else 1)
+        if is_symmetric and sent_bytes >= SUMMED_COPY_BYTES and self._ctx.backend.name == "cuda":
+            return "copy_engine"  # of so many launches that they are to be prepared
+        if call.name == "reduce_scatter":
+            return "direct"
+        return "one_shot" if nbytes * (group.size - 2) <= ONE_SHOT_BYTES else "two_shot"
 
     def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
         """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers.
@@ -140,13 +156,70 @@ class Launches:
 
         return (stream.wait_for_current, copy_own, barrier, *copies, barrier, stream.current_waits)
 
-    def _barrier(self, group: Group, channel: Channel) -> Step:
-        """Return what queues a barrier; it is prepared once."""
-        if channel not in self._barriers:
-            self._barriers[channel] = self._launch(
-                ccl_barrier, 1, {"state_ptr": channel.barrier_state}, {"num_warps": 1}, group
-            )
-        return self._barriers[channel]
+    def _summed_copies(self, call: Call, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
+        """Copy chunks to the members that combine them: see `summed_copies`."""
+        part = call.part(group.size)
+        if call.name == "all_reduce":
+            part = _rounded(triton.cdiv(part, group.size))
+        staging = channel.slots.view(call.output.dtype).view(LANES, -1)
+        most = staging.shape[1] // (group.size - 1) // _VECTOR_BYTES * _VECTOR_BYTES
+        number_of_chunks = max(LANES, triton.cdiv(part, most))
+        chunks = Chunks(call.input.numel(), part, _rounded(triton.cdiv(part, number_of_chunks)))
+        slots = staging[:, : (group.size - 1) * chunks.chunk].view(LANES, group.size - 1, chunks.chunk)
+        if channel not in self._lanes:
+            self._lanes[channel] = [self._ctx.make_stream() for _ in range(LANES)]
+        lanes = self._lanes[channel]
+        programs = min(channel.programs, config.comm_sms or channel.programs)
+        steps = [self._barrier(group, channel), lanes[0].wait_for_current]
+        for number in range(chunks.count):
+            lane = number % LANES
+            steps += self._copies_of_chunk(call, group, chunks, number, slots[lane], lanes[lane])
+            if number + 1 < min(LANES, chunks.count):
+                steps.append(functools.partial(_queue_on, lanes[lane], lanes[lane + 1].wait_for_current))
+            steps.append(self._barrier(group, channel, lane))
+            steps += self._combine_chunk(call, group, chunks, number, slots[lane], lanes[lane], programs)
+            steps.append(self._barrier(group, channel, lane))
+        return [*steps, *(lane.current_waits for lane in lanes[: chunks.count])]
+
+    def _copies_of_chunk(
+        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, lane: Stream
+    ) -> list[Step]:
+        """Return what copies a chunk of each other member's part to it, to `slot`, (group size - 1, elements)."""
+        assert group.index is not None
+        steps = []
+        for peer in ((group.index + step) % group.size for step in range(1, group.size)):
+            chunk = call.input.detach().view(-1)[chunks.span(peer, number)]
+            if chunk.numel():
+                place = slot[place_of(group.index, peer, group.size), : chunk.numel()]
+                steps.append(_copying(lane, self._ctx.heap.peer_view(place)[group.ranks[peer]], chunk))
+        return steps
+
+    def _combine_chunk(
+        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, lane: Stream, programs: int
+    ) -> list[Step]:
+        """Return what combines a chunk of this member's part."""
+        assert group.index is not None
+        span = chunks.span(group.index, number)
+        size, block = span.stop - span.start, _SUMMED_BLOCK_BYTES // slot.element_size()
+        if not size:
+            return []
+        to_all = call.name == "all_reduce"
+        output = call.output.detach().view(-1)[span.start if to_all else number * chunks.chunk :]
+        arguments: dict[str, Any] = {"out_ptr": output, "in_ptr": call.input.detach().view(-1)[span]}
+        arguments |= {"staging_ptr": slot, "size": size, "chunk": chunks.chunk}
+        arguments |= {"BLOCK": block, "TO_ALL": to_all, "OP": call.op}
+        options = {"num_warps": _SUMMED_BLOCK_BYTES // (2 * self._warp_bytes())}
+        programs = min(programs, triton.cdiv(size, block))
+        return [self._launch(ccl_combine_chunk, programs, arguments, options, group, lane)]
+
+    def _barrier(self, group: Group, channel: Channel, lane: int | None = None) -> Step:
+        """Return what queues a barrier on the current stream, or on a lane; it is prepared once."""
+        row = 0 if lane is None else 1 + lane
+        if (channel, row) not in self._barriers:
+            stream = None if lane is None else self._lanes[channel][lane]
+            arguments = {"state_ptr": channel.barriers[row]}
+            self._barriers[channel, row] = self._launch(ccl_barrier, 1, arguments, {"num_warps": 1}, group, stream)
+        return self._barriers[channel, row]
 
     def _step(
         self,
@@ -166,12 +239,15 @@ class Launches:
         arguments |= {"staging_ptr": channel.slots.view(words.dtype), "BLOCK": block_bytes // itemsize}
         arguments |= {"SLOT": channel.slot_bytes // itemsize}
         arguments["words_ptr" if "words_ptr" in kernel.arg_names else "flags_ptr"] = channel.flags
-        warp_bytes = (64 if self._ctx.backend.name == "hip" else 32) * _VECTOR_BYTES
-        options = {"num_warps": min(_MOST_WARPS, block_bytes // warp_bytes)}
+        options = {"num_warps": min(_MOST_WARPS, block_bytes // self._warp_bytes())}
         blocks = triton.cdiv(size * itemsize, block_bytes)
         if blocks <= programs and self._launches_early():
             options["launch_pdl"] = True  # worth the 3 us of a launch; programs of a long kernel come to SMs unevenly
         return self._launch(kernel, min(programs, blocks), arguments, options, group)
+
+    def _warp_bytes(self) -> int:
+        """Return how much a warp accesses at once."""
+        return (64 if self._ctx.backend.name == "hip" else 32) * _VECTOR_BYTES
 
     def _launches_early(self) -> bool:
         """Return whether the device has programmatic dependent launch."""
@@ -179,19 +255,47 @@ class Launches:
         return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
 
     def _launch(
-        self, kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, int], group: Group
+        self,
+        kernel: Any,
+        programs: int,
+        arguments: dict[str, Any],
+        options: dict[str, int],
+        group: Group,
+        stream: Stream | None = None,
     ) -> Step:
+        """Return what launches a kernel on a side stream, or on the one that is current when it is called."""
         arguments |= {"rank": self._ctx.get_rank(), "index": group.index, "members_ptr": group.members}
-        arguments |= {"heap_bases": self._ctx.heap.bases, "watchdog_ptr": self._ctx.watchdog.words}
-        arguments |= {"GROUP_SIZE": group.size}
+        arguments |= {"heap_bases": self._ctx.heap.bases, "GROUP_SIZE": group.size}
+        if "watchdog_ptr" in kernel.arg_names:
+            arguments["watchdog_ptr"] = self._ctx.watchdog.words
         backend: Any = self._ctx.backend
         if backend.name != "cuda":
-            return functools.partial(kernel.run, grid=(programs,), warmup=False, **options, **arguments)
+            launch = functools.partial(kernel.run, grid=(programs,), warmup=False, **options, **arguments)
+            return launch if stream is None else functools.partial(_queue_on, stream, launch)
         compiled = compiled_kernel(kernel, programs, arguments, options)
         if compiled not in self._kernels:
             self._kernels[compiled] = LoadedKernel(compiled)
         in_order = [arguments[name] for name in kernel.arg_names]
-        return self._kernels[compiled].launching(programs, backend.current_stream, in_order)
+        handle = stream.handle if isinstance(stream, PreparedStream) else backend.current_stream
+        return self._kernels[compiled].launching(programs, handle, in_order)
+
+
+def _queue_on(stream: Stream, step: Step) -> None:
+    with stream.as_current():
+        step()
+
+
+def _copying(stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> Step:
+    """Return what copies elements in a row by a copy engine; on a GPU it keeps the addresses and not the tensors."""
+    dst, src = dst.view(1, -1), src.view(1, -1)
+    if isinstance(stream, PreparedStream):
+        return stream.copying_2d(dst, src)
+    return functools.partial(stream.copy_2d, dst, src)
+
+
+def _rounded(size: int) -> int:
+    """Return the next number of elements that keeps what follows on 16 bytes, whatever the dtype."""
+    return triton.cdiv(size, _VECTOR_BYTES) * _VECTOR_BYTES
 
 
 def _flat(tensor: torch.Tensor, are_words: bool, size: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pandas as pd
 import pytest
 from ranks import Ranks as Pool
 from ranks import context
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from iris_bench import cli
 from iris_bench.ccl import cli as command
 from iris_bench.ccl import rank as ccl
+from iris_bench.ccl.plot import speedups
 from iris_bench.ccl.record import CclRecord, Outcome
 from iris_bench.command.ranks import Ranks
 from iris_bench.records.record import read_as
@@ -30,10 +32,10 @@ def measured(rank: int, world_size: int, broken: str, how: str = "wrong") -> lis
         def __getattr__(self, name: str) -> Any:
             call = getattr(ctx.ccl, name)
 
-            def forget(output: Any, given: Any) -> None:
+            def forget(output: Any, given: Any, config: Any) -> None:
                 if name == broken and how == "error":
                     raise RuntimeError("out of memory")
-                call(output, given)
+                call(output, given, config=config)
                 if name == broken and rank == world_size - 1:
                     output[-1:].fill_(77)
 
@@ -93,6 +95,35 @@ def test_the_command_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
     assert [record.library for record in read_as(out, CclRecord)] == ["iris", "gloo"]
 
 
+def test_variants_and_programs_are_compared(tmp_path: Path) -> None:
+    out = tmp_path / "ccl.csv"
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "all_reduce,reduce_scatter"]
+    arguments += ["--variant", "two_shot,copy_engine", "--comm-sms", "1,2", "--out", str(out)]
+    with mock.patch.dict("os.environ", COLUMNS="200"):
+        done = CliRunner().invoke(cli.app, [*arguments, "--plot", str(tmp_path / "ccl.svg")])
+    assert done.exit_code == 0, done.output
+    assert "all_reduce (two_shot, 2 programs)" in done.output
+    records = read_as(out, CclRecord)
+    assert [(one.kind, one.variant, one.comm_sms) for one in records] == [
+        *(("all_reduce", variant, programs) for variant in ("two_shot", "copy_engine") for programs in (1, 2)),
+        ("all_reduce", "", None),
+        *(("reduce_scatter", "copy_engine", programs) for programs in (1, 2)),
+        ("reduce_scatter", "", None),
+    ]
+    assert {one.status for one in records} == {"ok"}
+
+
+def test_rows_without_a_variant_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "ccl.csv"
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "reduce", "--out", str(path)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    frame = pd.read_csv(path).drop(columns=["variant", "comm_sms"])
+    frame.to_csv(path, index=False)
+    records = read_as(path, CclRecord)
+    assert [(one.library, one.variant, one.comm_sms) for one in records] == [("iris", "", None), ("gloo", "", None)]
+    assert list(speedups(records).way) == ["reduce"]
+
+
 class Interrupted(Ranks):
     """Ranks whose command is interrupted in the second measurement."""
 
@@ -108,7 +139,9 @@ class Interrupted(Ranks):
         self.plans.append(plan)
         if len(self.plans) == 2:
             raise KeyboardInterrupt
-        return [Outcome(*plan.kinds, "iris", "eager", *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds, "")]
+        return [
+            Outcome(*plan.kinds, "iris", "eager", "auto", None, *plan.sizes, 12.0, 12.0, 3.0, "ok", plan.rounds, "")
+        ]
 
     def close(self, *, kill: bool = False) -> None:
         assert kill
@@ -127,7 +160,13 @@ def test_an_interrupted_command_has_written_its_rows(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    for arguments, said in ((["--kib", "no"], "--kib no"), (["--kind", "scan"], "scan: there are all_reduce")):
+    for arguments, said in (
+        (["--kib", "no"], "--kib no"),
+        (["--kind", "scan"], "scan: there are all_reduce"),
+        (["--variant", "tree"], "tree: there are all, auto"),
+        (["--variant", "ring", "--kind", "reduce"], "reduce has none of them, but auto"),
+        (["--comm-sms", "1,0"], "--comm-sms 1,0"),
+    ):
         done = CliRunner().invoke(cli.app, ["ccl", "--device", "cpu", *arguments])
         assert done.exit_code == 2
         assert said in done.output

@@ -3,8 +3,10 @@
 A round measures every subject twice: a burst of calls back to back (`time_us`), and one call alone (`latency_us`), each
 after a barrier of all ranks on the device. On a GPU nothing waits for the host: the calls are queued while the device
 sleeps, before the barrier, so that times are the device's; the host's own time to queue a call is reported beside them.
-How long it sleeps goes by what the host took of late. Where it was late all the same, on any rank, the round is left
-out; where it was in most of them, that is said. A rank's time is the median over rounds, the result the slowest rank's.
+How long it sleeps goes by what the host took of late. What a call takes that the device holds until it is awake, as it
+does replays of some graphs, does not count, or each sleep would be longer than the last. Where the host was late all
+the same, on any rank, the round is left out; where it was in most of them, that is said. A rank's time is the median
+over rounds, the result the slowest rank's.
 
 Operands rotate through several sets, so that a call does not find in the cache what the last one read. The order of the
 subjects changes so that each comes equally often after each other: whoever follows a subject that keeps the multipliers
@@ -163,9 +165,8 @@ def measure(
         _warm_up(ctx, clock, subjects, operands, burst)
     start = time.perf_counter()
     for number in range(rounds):
-        if number >= LEAST_ROUNDS and limit_s < math.inf:
-            if max(ctx.control_plane.all_gather(time.perf_counter() - start)) > limit_s:
-                break
+        if number >= LEAST_ROUNDS and limit_s < math.inf and _longest(ctx, start) > limit_s:
+            break
         _round(ctx, clock, balanced(subjects, number), operands, burst)
 
 
@@ -230,15 +231,21 @@ def balanced(subjects: Sequence[T], number: int) -> list[T]:
 
 
 def _warm_up(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:
-    start = time.perf_counter()
     _round(ctx, clock, subjects, operands, burst)
     for subject in subjects:
         subject.recent.clear()  # what compiles, does so once
-    round_s = max(ctx.control_plane.all_gather(time.perf_counter() - start))  # all ranks must do equally many rounds
-    for _ in range(min(MAX_WARM_UP_ROUNDS, math.ceil(WARM_UP_S / round_s))):
+    start = time.perf_counter()
+    for _ in range(MAX_WARM_UP_ROUNDS):
         _round(ctx, clock, subjects, operands, burst)
+        if _longest(ctx, start) > WARM_UP_S:
+            break
     for subject in subjects:
         subject.samples.clear()
+
+
+def _longest(ctx: Context, start: float) -> float:
+    """Return the seconds since `start` on the rank where they are most: all ranks do equally many rounds."""
+    return max(ctx.control_plane.all_gather(time.perf_counter() - start))
 
 
 def _round(ctx: Context, clock: Clock, subjects: Sequence[Subject], operands: Iterator[Operands], burst: int) -> None:
@@ -262,8 +269,8 @@ class _Span:
 
 
 def _span(ctx: Context, clock: Clock, subject: Subject, operands: Iterator[Operands], calls: int) -> _Span:
-    sleeping = time.perf_counter()
-    clock.sleep(subject.head_start_us(calls))
+    sleeping, sleep_us = time.perf_counter(), subject.head_start_us(calls)
+    clock.sleep(sleep_us)
     ctx.device_barrier()
     begin = clock.mark()
     queueing = time.perf_counter()
@@ -271,5 +278,5 @@ def _span(ctx: Context, clock: Clock, subject: Subject, operands: Iterator[Opera
         subject.call(*next(operands))
     queued = time.perf_counter()
     is_held = clock.has_passed(begin)
-    subject.recent[calls].append((queued - sleeping) * 1e6)
+    subject.recent[calls].append(max((queued - sleeping) * 1e6 - sleep_us * is_held, 0.0))
     return _Span(begin, clock.mark(), (queued - queueing) * 1e6 / calls, is_held)

@@ -117,6 +117,34 @@ def test_what_compiles_does_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(slept[2:]) < 1000
 
 
+class HoldingMachine(Machine):
+    """A device that holds the host in a call until it has slept, as it does in replays of some graphs."""
+
+    def sleep(self, us: float) -> None:
+        super().sleep(us)
+        self.awake = self.device
+
+    def call(self, a: Any, b: Any) -> None:
+        self.host = max(self.host, self.awake)
+        super().call(a, b)
+
+
+def test_a_call_that_is_held_by_the_device_does_not_lengthen_its_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = HoldingMachine(lambda: 10.0)
+    slept: list[float] = []
+    sleep = machine.sleep
+    monkeypatch.setattr(machine, "sleep", lambda us: (slept.append(us), sleep(us)))
+    measured(monkeypatch, machine)
+    assert max(slept) < 1000
+
+
+def test_warm_up_ends_in_time_though_its_rounds_become_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+    machine = Machine(lambda: 10.0 if next(calls) < 2 * (BURST + 1) else 5000.0)
+    measured(monkeypatch, machine, rounds=1)
+    assert machine.host < 2e6 * timing.WARM_UP_S
+
+
 def test_a_round_is_left_out_on_all_ranks_if_one_was_late() -> None:
     fast = [Sample(1.0, 5.0, 0.1), Sample(2.0, 6.0, 0.1), Sample(9.0, 7.0, 0.1)]
     slow = [Sample(3.0, 5.0, 0.2), Sample(4.0, 6.0, 0.2), Sample(8.0, 7.0, 0.2, ("time_us",))]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from ranks import Ranks, context, raised
 
 from iris_core.collectives.config import Config
 from iris_core.collectives.group import Group
+from iris_core.collectives.launches import Launches
+from iris_core.collectives.operands import Call
 
 SIZES = [1, 64, 9000]  # elements of a part; the last takes three blocks of a program
 REDUCED = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16]
@@ -56,6 +59,15 @@ def run_in_groups(rank: int, world_size: int) -> None:
         for group in groups:
             if rank in group.ranks:
                 check_call(ctx, Case(name, 1500, root=group.ranks[-1]), ctx.ccl, list(group.ranks), group)
+    x = ctx.full((1500,), 10.0**rank)
+    copied = Config(all_reduce_variant="copy_engine", reduce_scatter_variant="copy_engine")
+    for group in groups:
+        if rank in group.ranks:
+            check_call(ctx, Case("reduce_scatter", 1500, options=(("config", copied),)), ctx.ccl, group.ranks, group)
+            ctx.ccl.all_reduce(x, group=group, config=copied)
+            ctx.backend.synchronize()
+            if len(group.ranks) > 1:
+                assert (x == sum(10.0**member for member in group.ranks)).all()
     ctx.barrier()
 
 
@@ -70,6 +82,20 @@ def test_variants_of_all_reduce(ranks: Callable[[int], Ranks], variant: str, wor
     exact = torch.int32 if variant == "ring" else torch.float32  # which rounds at each rank
     cases = [Case("all_reduce", size, exact, options=config) for size in (1, 500, 9000)]
     ranks(world_size).call(run, [*cases, Case("all_reduce", 999, exact, in_place=True, options=config)])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
+def test_copies_that_are_summed(ranks: Callable[[int], Ranks], name: str, world_size: int) -> None:
+    """Parts of no element, of one chunk, and of many: more than there are slots."""
+    options = (("config", Config(comm_sms=2, **{f"{name}_variant": "copy_engine"})),)
+    sizes = (1, 40, 36_007 * (world_size if name == "all_reduce" else 1))
+    cases = [Case(name, size, symmetric=True, options=options) for size in (*sizes, 0)]
+    cases += [Case(name, 999, dtype, symmetric=True, options=options) for dtype in (torch.bfloat16, torch.int8)]
+    cases += [Case(name, 999, op="max", symmetric=True, in_place=True, options=options)]
+    if name == "reduce_scatter":  # any output
+        cases += [Case(name, 999, options=options), Case(name, 999, in_place=True, options=options)]
+    ranks(world_size).call(run, cases)
 
 
 @pytest.mark.parametrize("name", ["all_gather", "broadcast"])
@@ -140,6 +166,7 @@ def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
         "root": raised(ccl.broadcast, x, src=2, group=pair),
         "no tensor": raised(ccl.all_reduce, [1.0]),
         "nowhere": raised(ccl.all_gather, ones(8), x, config=Config(all_gather_variant="copy_engine")),
+        "not on the heap": raised(ccl.all_reduce, x, config=Config(all_reduce_variant="copy_engine")),
         "variant": raised(Config, all_reduce_variant="tree"),
         "self": raised(ccl.send, x, rank),
         "ranks": raised(ccl.new_group, [0, 0]),
@@ -162,7 +189,8 @@ MISTAKES = {
     "group": ["'all'", "new_group"],
     "root": ["src is 2", "ranks 0, 1"],
     "no tensor": ["list"],
-    "nowhere": ["copy_engine", "direct", "ctx.empty"],
+    "nowhere": ["copy_engine", "'direct' takes any", "ctx.empty"],
+    "not on the heap": ["copy_engine", "'one_shot', 'two_shot', 'ring' take any"],
     "variant": ["tree", "'two_shot'"],
     "self": ["this rank", "copy_"],
     "ranks": ["[0, 0]", "0 to 1"],
@@ -242,3 +270,38 @@ def test_staging_memory_of_a_group(world_size: int, mib: int) -> None:
     assert sum(channel.slots.nbytes for channel in channels) == mib << 20
     flights = [channel.programs * channel.slot_bytes for channel in (group.channel, group.async_channel)]
     assert flights == [min(2 << 20, (8 << 20) // triton.next_power_of_2(world_size))] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "world_size", "kind", "is_symmetric", "expected"),
+    [
+        ("all_reduce", 32, 2, "cuda", True, "copy_engine"),
+        ("all_reduce", 31, 2, "cuda", True, "one_shot"),
+        ("all_reduce", 64, 2, "cuda", False, "one_shot"),
+        ("all_reduce", 22, 4, "cuda", True, "copy_engine"),
+        ("all_reduce", 21, 4, "cuda", True, "two_shot"),
+        ("all_reduce", 256, 1, "cuda", True, "one_shot"),
+        ("all_reduce", 256, 2, "hip", True, "one_shot"),
+        ("reduce_scatter", 64, 2, "cuda", False, "copy_engine"),
+        ("reduce_scatter", 62, 2, "cuda", False, "direct"),
+        ("reduce_scatter", 256, 1, "cuda", False, "direct"),
+        ("reduce_scatter", 256, 2, "hip", False, "direct"),
+        ("all_gather", 16, 2, "hip", True, "copy_engine"),
+        ("all_gather", 16, 2, "cuda", False, "direct"),
+        ("all_to_all", 256, 2, "cuda", True, "direct"),
+    ],
+)
+def test_auto_goes_by_what_is_sent(
+    name: str, mib: int, world_size: int, kind: str, is_symmetric: bool, expected: str
+) -> None:
+    """MiB of the larger tensor of a rank."""
+    ctx: Any = SimpleNamespace(
+        heap=SimpleNamespace(contains=lambda _: is_symmetric), backend=SimpleNamespace(name=kind)
+    )
+    whole = torch.empty(mib << 20, dtype=torch.uint8, device="meta")
+    output, given = (
+        whole[: whole.numel() // (world_size if is_part else 1)]
+        for is_part in (name == "reduce_scatter", name == "all_gather")
+    )
+    call = Call(name, output, given)
+    assert Launches(ctx).variant(call, cast("Group", SimpleNamespace(size=world_size)), Config()) == expected
