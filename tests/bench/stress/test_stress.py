@@ -162,9 +162,9 @@ def plant(rank: int, world_size: int, fault: str) -> None:
     calls = 0
     older: dict[Any, torch.Tensor] = {}
 
-    def broken(self: Operator[Any], call: Call[Any], operands: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def broken(self: Operator[Any], call: Call[Any], *given: Any) -> tuple[torch.Tensor, ...]:
         nonlocal calls
-        (output,) = outputs = RIGHT(self, call, operands)
+        (output,) = outputs = RIGHT(self, call, *given)
         if self.variant != "fused_sequential:portable":
             return outputs
         calls += 1
@@ -224,8 +224,8 @@ def test_a_planted_fault_is_found(pooled: Ranks, tmp_path: Path, fault: str) -> 
 def plant_beside_the_output(rank: int, world_size: int) -> None:
     """On rank 1, the gathered A lacks its first element wherever somebody reads it."""
 
-    def broken(self: Operator[Any], call: Call[Any], operands: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        outputs = RIGHT(self, call, operands)
+    def broken(self: Operator[Any], call: Call[Any], *given: Any) -> tuple[torch.Tensor, ...]:
+        outputs = RIGHT(self, call, *given)
         if rank == 1 and call.options["keep_gathered"]:
             outputs[1][0, 0] += 1
         return outputs
