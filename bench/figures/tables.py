@@ -203,6 +203,40 @@ def _links() -> str:
     return markdown(["", "", *(f"{ranks} × H200" for ranks in found)], rows)
 
 
+def _ccl(*names: str) -> str:
+    """Collectives on whole tensors, µs, with the speedup over NCCL; of a case in several files the last counts."""
+    found = pd.concat([pd.read_csv(RESULTS / f"{name}.csv") for name in names])
+    found = found[(found.status == "ok") & found.get("variant", "auto").fillna("auto").isin(["auto", ""])]
+    keys = ["kind", "bytes", "mode", "library"]
+    times = found.drop_duplicates(keys, keep="last").set_index(keys).time_us
+    lines = []
+    for kind, size in sorted({(kind, size) for kind, size, *_ in times.index}):
+        cells = [kind, f"{size >> 10:,}"]
+        for mode in ("eager", "graph"):
+            ours, nccl = (times.get((kind, size, mode, library), float("nan")) for library in ("iris", "nccl"))
+            cells += [_us(nccl), _with_speedup(ours, nccl)]
+        lines.append(cells)
+    header = ["collective", "KiB", "NCCL, eager", "`ctx.ccl`, eager", "NCCL, in a graph", "`ctx.ccl`, in a graph"]
+    return markdown(header, lines)
+
+
+def _epilogue(name: str) -> str:
+    """What an epilogue adds to a call, µs: each family's fastest variant with it and without."""
+    rows = frames.variants_only(frames.read_frame(RESULTS / f"{name}.csv"))
+    rows = rows[(rows.status == "ok") & (rows.variant != "library")]
+    keys = ["m", "n", "k", "family", "variant"]
+    plain = rows[rows.epilogue.fillna("") == ""].set_index(keys).time_us
+    with_ops = rows[rows.epilogue.fillna("") != ""].set_index(keys).time_us
+    fastest = plain.groupby(keys[:-1]).idxmin()
+    lines = []
+    for m, n, k, family, variant in fastest:
+        before, after = (times[m, n, k, family, variant] for times in (plain, with_ops))
+        more = f"{after - before:+.1f} ({after / before - 1:+.1%})"
+        lines.append([f"{m}, {n}, {k}", _SHORT[family], f"`{variant}`", _us(before), _us(after), more])
+    ops = next(ops for ops in rows.epilogue.fillna("") if ops)
+    return markdown(["M, N, K", "family", "variant", "without", f"with `{ops}`", "more"], lines)
+
+
 def _host(machine: Machine) -> str:
     """What a call costs the host, µs: median, lowest and highest over all problems."""
     rows = frames.variants_only(machine.rows)
@@ -244,6 +278,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-h200x4": partial(_paper, "h200x4-large-bf16", "library_layout"),
     "paper-h200x2": partial(_paper, "h200x2-paper-bf16", "library_list"),
     "links": _links,
+    "ccl": partial(_ccl, "ccl-h200x2", "ccl-variants-h200x2"),
+    "epilogue": partial(_epilogue, "epilogue-h200x2"),
     **{f"{name}-summary": partial(_summary, machine) for name, machine in MACHINES.items()},
     **{f"{name}-small-m": partial(_small_m, machine) for name, machine in MACHINES.items()},
     **{f"{name}-host": partial(_host, MACHINES[name]) for name in ("h200x4", "h200x2")},
