@@ -45,7 +45,8 @@ ARGUMENTS: dict[str, list[str]] = {
 }  # of an example; two ranks on the CPU where nothing is said
 FRESH = ("first_program.py",)  # and find_races.py, in a test of its own
 NEEDS_CPU = ("find_races.py", "race_test.py")
-NEEDS_A_GPU_A_RANK = ("parallelize_model.py",)  # it begins with torch's process groups
+NEEDS_A_GPU_A_RANK = ("parallelize_model.py", "transformers_model.py")  # they begin with torch's process groups
+NEEDS_TRANSFORMERS = ("transformers_model.py",)
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -179,6 +180,8 @@ def test_time_lines_are_drawn_anew(drawings: Any) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example_runs(example: Path, template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """One from a fresh start, as users start them; the others from where all is imported."""
+    if example.name in NEEDS_TRANSFORMERS:
+        pytest.importorskip("transformers")
     arguments = ARGUMENTS.get(example.name, ["--ranks", "2", "--device", "cpu"])
     for gpus in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.setenv(gpus, "")
@@ -226,6 +229,8 @@ def _without_lines(text: str) -> str:
 def test_example_runs_on_gpus(example: Path) -> None:
     if torch.cuda.device_count() * ranks_per_gpu() < 2:
         pytest.skip("needs 2 GPUs")
+    if example.name in NEEDS_TRANSFORMERS:
+        pytest.importorskip("transformers")
     if example.name in NEEDS_A_GPU_A_RANK:
         skip_where_ranks_share_a_gpu()
     has_options = example.name != "first_program.py"
