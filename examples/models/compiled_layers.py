@@ -30,7 +30,7 @@ class Block(torch.nn.Module):
 
 
 def body(rank, world_size, backend):
-    heap = iris_core.iris(heap_size=1 << 28)
+    heap = iris_core.iris(heap_size=1 << 30)
     tokens, width, features = (64, 48, 96) if heap.is_interpreted() else (4096, 4096, 16384)
     torch.manual_seed(0)  # the same on every rank
     model = torch.nn.Sequential(*(Block(heap, width, features) for _ in range(2))).eval()
