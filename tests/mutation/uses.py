@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 Variant = tuple[str, str]  # family, and the file in its folder, without its suffix
-_Place = tuple[Path, str]  # a file, and a function or class at its top
+_Place = tuple[Path, str]  # a file, and what is defined at its top
 
 
 class Uses:
@@ -22,14 +22,14 @@ class Uses:
         self._imports = {path: dict(self._imported(path, tree)) for path, tree in self._trees.items()}
         self._users: dict[_Place, set[_Place]] = defaultdict(set)
         for path, tree in self._trees.items():
-            for top in _tops(tree):
+            for name, top in _tops(tree):
                 for mentioned in self._mentioned(path, top):
-                    self._users[mentioned].add((path, top.name))
+                    self._users[mentioned].add((path, name))
 
     def variants(self, path: str, function: str) -> list[Variant]:
         """Return the variants that use a function, or a method of a class that they use."""
         file = Path(path)
-        reached = {(file, top.name) for top in _tops(self._trees[file]) if function in _names(top)}
+        reached = {(file, name) for name, top in _tops(self._trees[file]) if function in _names(top)}
         new = list(reached)
         while new:
             users = self._users[new.pop()] - reached
@@ -57,7 +57,7 @@ class Uses:
                             break
 
     def _mentioned(self, path: Path, top: ast.AST) -> Iterator[_Place]:
-        own = {other.name for other in _tops(self._trees[path])}
+        own = {name for name, _ in _tops(self._trees[path])}
         for node in ast.walk(top):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 file, what = self._imports[path].get(node.value.id, (path, node.value.id))
@@ -76,8 +76,13 @@ class Uses:
         return self._resolved(handed_on) if handed_on and handed_on != place else place
 
 
-def _tops(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
-    return (node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+def _tops(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    """Give the functions, classes and values that a file defines, by name."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name, node
+        elif isinstance(node, ast.Assign):
+            yield from ((target.id, node) for target in node.targets if isinstance(target, ast.Name))
 
 
 def _names(top: ast.AST) -> set[str]:

@@ -89,6 +89,11 @@ def test_explanations_are_of_mutants_that_there_are() -> None:
             [("gemm_all_scatter", "portable/fused_sequential_stream_k")],
         ),
         (
+            "kernels/gemm_reduce_scatter/portable/workgroup_specialized.py::gemm_reduce_scatter_workgroup_specialized: "
+            "no finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)",
+            [(family, "portable/workgroup_specialized") for family in ("gemm_all_reduce", "gemm_reduce_scatter")],
+        ),
+        (
             "kernels/all_gather_gemm/copies.py::queue: no copies.current_waits()",
             [("all_gather_gemm", name) for name in ("copies", "hopper/copy_engine", "portable/copy_engine")],
         ),
