@@ -1,6 +1,6 @@
-"""A Llama of transformers, cut over all ranks in one call, and compiled.
+"""A Llama of transformers, sharded over all ranks in one call, and compiled.
 
-The model is loaded whole, without `tp_plan=`: `parallelize` cuts it by its own plan. Needs transformers.
+The model is loaded whole, without `tp_plan=`: `parallelize` shards it by its own plan. Needs transformers.
 
 - python examples/models/transformers_model.py --ranks 2
 - torchrun --nproc-per-node 2 examples/models/transformers_model.py
