@@ -110,6 +110,13 @@ def _poll(flag_ptr, expected, rank, heap_bases, watchdog_ptr, SCOPE: tl.constexp
 
 
 @triton.jit
+def _flags(flags_ptr, pair, side, rank, peer, heap_bases):
+    """Return where a side's flag is, and where the other side's."""
+    there = flags_ptr + (pair * 2 + 1 - side) * LINE_WORDS
+    return flags_ptr + (pair * 2 + side) * LINE_WORDS, iris_core.translate(there, rank, peer, heap_bases)
+
+
+@triton.jit
 def _differ(values, expected):
     """Return 1 if any of a block's elements is another number, else 0."""
     return tl.max((tl.ravel(values) != expected).to(tl.int32), axis=0)
@@ -210,8 +217,7 @@ def read_first(
 ):
     """Load a block of the other side and signal; it waits, and overwrites the block. Arguments of `message_passing`."""
     pair, side, peer = _placed(rank, tl.program_id(0), SCOPE)
-    own_flag = flags_ptr + (pair * 2 + side) * LINE_WORDS
-    flag_there = iris_core.translate(flags_ptr + (pair * 2 + 1 - side) * LINE_WORDS, rank, peer, heap_bases)
+    own_flag, flag_there = _flags(flags_ptr, pair, side, rank, peer, heap_bases)
     state = _seeded(seed, rank)
     forbidden = tl.zeros((), tl.int64)
     for number in range(1, rounds + 1):
@@ -248,8 +254,8 @@ def chain(
     """Store a block to the other side and signal to a program beside this one, which waits and signals to that side.
 
     Programs with even numbers are ends of a chain, those with odd numbers pass signals on. Arguments of
-    `message_passing`, but for the flags, (pairs, 2, 2, LINE_WORDS): a side's end has the first, what is beside it the
-    second.
+    `message_passing`, except the flags, (pairs, 2, 2, LINE_WORDS): a side's end has the first, the program beside it
+    the second.
     """
     pair, side, peer = _placed(rank, tl.program_id(0) // 2, SCOPE)
     is_end = tl.program_id(0) % 2 == 0
@@ -298,8 +304,7 @@ def store_and_barrier(
     LINE_WORDS * lines) int64, zero, for `iris_core.barrier`.
     """
     pair, side, peer = _placed(rank, tl.program_id(0), SCOPE)
-    own_flag = flags_ptr + (pair * 2 + side) * LINE_WORDS
-    flag_there = iris_core.translate(flags_ptr + (pair * 2 + 1 - side) * LINE_WORDS, rank, peer, heap_bases)
+    own_flag, flag_there = _flags(flags_ptr, pair, side, rank, peer, heap_bases)
     state_ptr = states_ptr + tl.program_id(0) * tl.cdiv(world_size + 1, LINE_WORDS) * LINE_WORDS
     state = _seeded(seed, rank)
     forbidden = tl.zeros((), tl.int64)
@@ -338,8 +343,7 @@ def store_buffering(
     its word, and then whether the other side has missed a change, in odd and in even rounds.
     """
     pair, side, peer = _placed(rank, tl.program_id(0), SCOPE)
-    own_flag = flags_ptr + (pair * 2 + side) * LINE_WORDS
-    flag_there = iris_core.translate(flags_ptr + (pair * 2 + 1 - side) * LINE_WORDS, rank, peer, heap_bases)
+    own_flag, flag_there = _flags(flags_ptr, pair, side, rank, peer, heap_bases)
     own_word = words_ptr + (pair * 2 + side) * 2 * LINE_ELEMENTS
     word_there = words_ptr + (pair * 2 + 1 - side) * 2 * LINE_ELEMENTS
     state = _seeded(seed, rank)

@@ -14,7 +14,7 @@ import iris_core
 from iris_kernels.common.hopper.barrier import thread_barrier
 from iris_kernels.common.hopper.epilogue_store import wait_stores_arrived
 
-from .kernels import LINE_WORDS, TILE_COLUMNS, _late, _placed, _seeded, _slot
+from .kernels import TILE_COLUMNS, _flags, _late, _placed, _seeded, _slot
 
 
 @gluon.jit(do_not_specialize=["rounds", "seed", "rank"])
@@ -36,12 +36,11 @@ def descriptor_stores(
 ):
     """Store a block to the other side by descriptor and signal; wait, load it.
 
-    Arguments of `message_passing`, but for `tiles`, which is of the other side's memory, and LAYOUT, of a block.
+    Arguments of `message_passing`, except `tiles`, which is of the other side's memory, and LAYOUT, of a block.
     """
     ROWS: gl.constexpr = BLOCK // TILE_COLUMNS
     pair, side, peer = _placed(rank, gl.program_id(0), SCOPE)
-    own_flag = flags_ptr + (pair * 2 + side) * LINE_WORDS
-    flag_there = iris_core.translate(flags_ptr + (pair * 2 + 1 - side) * LINE_WORDS, rank, peer, heap_bases)
+    own_flag, flag_there = _flags(flags_ptr, pair, side, rank, peer, heap_bases)
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, TILE_COLUMNS, gl.SliceLayout(0, LAYOUT))
     places = rows[:, None] * TILE_COLUMNS + columns[None, :]

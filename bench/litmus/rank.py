@@ -233,7 +233,7 @@ class _Run:
                 if has_barrier:
                     ctx.device_barrier()
                 kernels.count_missing[(programs,)](data, self.forbidden, number, BLOCK=_WORDS_OF_A_PROGRAM)
-                ctx.device_barrier()  # nobody overwrites what another rank has yet to look at
+                ctx.device_barrier()  # no rank overwrites what another has yet to look at
             if not rounds:
                 data.zero_()
                 self.forbidden.zero_()

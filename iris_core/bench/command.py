@@ -125,7 +125,7 @@ def _changed(
 
 
 def _cells(row: Row) -> dict[str, Any]:
-    """Return a row's columns, but for those that it has nothing to say in."""
+    """Return a row's columns, without those that are empty in it."""
     params = {name: str(value).removeprefix("torch.") for name, value in row.params.items() if name != NUM_RANKS}
     measured = {"ms": row.time_ms, "GB/s": row.gbps, "TFLOP/s": row.tflops, **row.counters, "skipped": row.skipped}
     known = {name: value for name, value in measured.items() if value is not None}

@@ -134,7 +134,7 @@ class Launches:
     def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
         """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers.
 
-        To its own output on another stream: nobody else writes there, and the links need not wait for it.
+        To its own output on another stream: no other rank writes there, and the links need not wait for it.
         """
         barrier = self._barrier(group, channel)
         if call.sender not in (-1, group.index):
