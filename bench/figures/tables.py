@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from overlap_taxonomy import Agent, list_variants
 
+from ..ccl.record import CclRecord
 from ..decoder.record import DecoderRecord
 from ..decoder.show import best, by_step, step_name
 from ..decoder.systems import IRIS, SYSTEMS
@@ -205,15 +207,14 @@ def _links() -> str:
 
 def _ccl(*names: str) -> str:
     """Collectives on whole tensors, µs, with the speedup over NCCL; of a case in several files the last counts."""
-    found = pd.concat([pd.read_csv(RESULTS / f"{name}.csv") for name in names])
-    found = found[(found.status == "ok") & (found.variant.fillna("auto") == "auto")]
-    keys = ["kind", "bytes", "mode", "library"]
-    times = found.drop_duplicates(keys, keep="last").set_index(keys).time_us
+    rows = [row for name in names for row in read_as(RESULTS / f"{name}.csv", CclRecord, speak=False)]
+    by_auto = [row for row in rows if row.status == "ok" and row.variant in ("", "auto")]
+    times = {(row.kind, row.bytes, row.mode, row.library): row.time_us for row in by_auto}
     lines = []
-    for kind, size in sorted({(kind, size) for kind, size, *_ in times.index}):
+    for kind, size in sorted({(row.kind, row.bytes) for row in by_auto}):
         cells = [kind, f"{size >> 10:,}"]
         for mode in ("eager", "graph"):
-            ours, nccl = (times.get((kind, size, mode, library), float("nan")) for library in ("iris", "nccl"))
+            ours, nccl = (times.get((kind, size, mode, library)) or math.nan for library in ("iris", "nccl"))
             cells += [_us(nccl), _with_speedup(ours, nccl)]
         lines.append(cells)
     header = ["collective", "KiB", "NCCL, eager", "`ctx.ccl`, eager", "NCCL, in a graph", "`ctx.ccl`, in a graph"]
