@@ -38,7 +38,7 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder figures \
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder report \
 	memcheck codegen-diff compare mutants lint fmt clean
 
 help: ## List the commands
@@ -111,8 +111,8 @@ decoder: OUT =
 decoder: $(READY) ## Measure a tensor-parallel Llama end to end; needs transformers [NP=2 OUT=decoder.csv ARGS="--layers 4"]
 	$(PY) -m iris_bench decoder $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
-figures: $(READY) ## Make all tables and pictures of README, docs and results again, from the CSVs; no GPU
-	$(PY) -m iris_bench figures $(ARGS)
+report: $(READY) ## Make docs/report.md, and all tables and pictures of README and docs, from the CSVs; no GPU
+	$(PY) -m iris_bench report $(ARGS)
 	$(PY) docs/img/draw_timelines.py
 
 memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
