@@ -38,7 +38,7 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder report \
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder report predictions \
 	memcheck codegen-diff compare mutants lint fmt clean
 
 help: ## List the commands
@@ -114,6 +114,9 @@ decoder: $(READY) ## Measure a tensor-parallel Llama end to end; needs transform
 report: $(READY) ## Make docs/report.md, and all tables and pictures of README and docs, from the CSVs; no GPU
 	$(PY) -m iris_bench report $(ARGS)
 	$(PY) docs/img/draw_timelines.py
+
+predictions: $(READY) ## Make the table of docs/interactive from the cost model again: two minutes, no GPU
+	$(PY) -m iris_bench predictions $(ARGS)
 
 memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \

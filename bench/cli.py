@@ -38,6 +38,7 @@ from .trace.cli import trace
 from .tune.calibrate_cli import calibrate_machine
 from .tune.cli import defaults, tune
 from .tune.explain_cli import explain_choice
+from .tune.grid_cli import write_predictions
 from .tune.model_cli import model
 
 app = typer.Typer(
@@ -63,6 +64,7 @@ app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)
 app.command("report")(make_report)
+app.command("predictions")(write_predictions)
 app.command()(env)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
