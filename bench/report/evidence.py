@@ -41,10 +41,11 @@ def read_all(kind: type[AnyRow]) -> dict[Path, list[AnyRow]]:
 
 @functools.cache
 def sweeps() -> pd.DataFrame:
-    """Return all rows of ``iris-bench run`` on GPUs, without an epilogue, and the folder that each is from."""
-    parts = [frames.to_frame(rows).assign(folder=path.parent.name) for path, rows in read_all(Record).items()]
+    """Return all rows of ``iris-bench run`` on GPUs, and the folder that each is from; of no file with an epilogue."""
+    files = {path: frames.to_frame(rows) for path, rows in read_all(Record).items()}
+    parts = [rows.assign(folder=path.parent.name) for path, rows in files.items() if not rows.epilogue.any()]
     rows = pd.concat(parts, ignore_index=True)
-    return rows[(rows.device == "cuda") & (rows.epilogue == "")].reset_index(drop=True)
+    return rows[rows.device == "cuda"].reset_index(drop=True)
 
 
 def in_one_folder(rows: pd.DataFrame, wanted: pd.Series) -> pd.DataFrame:
@@ -122,12 +123,17 @@ def short_name(device_name: str) -> str:
     return re.sub(r"^(NVIDIA|AMD Instinct) ", "", device_name).split()[0]
 
 
+def dtypes() -> list[str]:
+    """Return the dtypes of all sweeps, bf16 first."""
+    return sorted(sweeps().dtype.unique(), key=lambda name: (name != "bf16", name))
+
+
 @functools.cache
-def machines() -> dict[str, Machine]:
-    """Return the machines that sweeps were measured on in bf16, by name: most GPUs first, then the newest chip."""
+def machines(dtype: str = "bf16") -> dict[str, Machine]:
+    """Return the machines that sweeps of a dtype were measured on, by name: most GPUs first, then the newest chip."""
     rows = sweeps()
-    rows = rows[(rows.dtype == "bf16") & of_ours(rows) & is_timed(rows)]
-    found = [Machine(*key) for key in dict.fromkeys(zip(rows.device_name, rows.world_size, strict=True))]
+    rows = rows[(rows.dtype == dtype) & of_ours(rows) & is_timed(rows)]
+    found = [Machine(*key, dtype) for key in dict.fromkeys(zip(rows.device_name, rows.world_size, strict=True))]
     found.sort(key=lambda one: one.gpu, reverse=True)
     return {one.name: one for one in sorted(found, key=lambda one: -one.world_size)}
 
@@ -187,7 +193,15 @@ def machine_of(row: AnyRow) -> Machine:
     return Machine(row.device_name, row.world_size)
 
 
-def links() -> dict[Machine, list[LinkRecord]]:
-    """Return the rows of the newest file of ``iris-bench links`` for each machine."""
-    found = newest(LinkRecord, machine_of)
+def by_machine(kind: type[AnyRow], key: Callable[[AnyRow], object]) -> dict[Machine, list[AnyRow]]:
+    """Return the rows of a command on each machine, of each key those of the newest file."""
+    found: dict[Machine, list[AnyRow]] = {}
+    for (machine, _), rows in newest(kind, lambda row: (machine_of(row), key(row))).items():
+        found.setdefault(machine, []).extend(rows)
     return dict(sorted(found.items(), key=lambda item: (item[0].world_size, item[0].gpu)))
+
+
+def links() -> dict[Machine, list[LinkRecord]]:
+    """Return the newest rows of ``iris-bench links`` for each machine: of each way and size."""
+    found = by_machine(LinkRecord, lambda row: (row.kind, row.bytes))
+    return {machine: [row for row in rows if row.status == "ok"] for machine, rows in found.items()}

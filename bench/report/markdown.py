@@ -17,8 +17,9 @@ SHORT = {
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
+    """Return a table in Markdown, without columns that no row has anything in."""
+    shown = [index for index in range(len(header)) if not rows or any(row[index] for row in rows)]
+    lines = [[line[index] for index in shown] for line in (header, ["---"] * len(header), *rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 

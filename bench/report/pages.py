@@ -59,9 +59,11 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "paper": questions.beside_the_paper,
         "llama-3-70b": partial(tables.model, front, "Llama-3-70B"),
         "losses": partial(tables.losses, *machines().values()),
+        "losses-of-several": partial(tables.losses, *questions.several()),
         "layers": tables.layers,
         "decoder": tables.decoder,
         "links": tables.link_rates,
+        "link-sizes": tables.link_sizes,
         "ccl": tables.collectives,
         "epilogue": tables.epilogue,
         "files": provenance.files,
@@ -70,7 +72,6 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "pictures": _pictures,
     }
     for name, machine in machines().items():
-        found[f"{name}-losses"] = partial(tables.losses, machine)
         found[f"{name}-summary"] = partial(tables.summary, machine)
         found[f"{name}-small-m"] = partial(tables.small_m, machine)
         found[f"{name}-host"] = partial(tables.host, machine)

@@ -13,11 +13,11 @@ from ..decoder.record import DecoderRecord
 from ..layers.plot import plot_layers
 from ..layers.record import LayersRecord
 from ..links.plot import plot_links
+from ..links.rank import PAIRWISE
 from ..records import frames
 from ..records.plot import plot_frame
-from ..records.record import AnyRow
 from . import drawings
-from .evidence import Machine, links, machine_of, newest
+from .evidence import Machine, by_machine, links
 from .questions import several
 from .tables import PAPER_BASELINE, paper_rows
 
@@ -51,12 +51,14 @@ def pictures() -> dict[str, Picture]:
         fastest = f"the fastest variant at M = 1 to 512, {machine.title}"
         found[f"{FOLDER}/{machine.name}-small-m.svg"] = Picture(fastest, partial(drawings.small_m, machine))
     for machine, link_rows in links().items():
+        pairs_of_ranks = [row for row in link_rows if row.kind in PAIRWISE]
+        largest = [row for row in pairs_of_ranks if row.bytes == max(row.bytes for row in pairs_of_ranks)]
         bandwidth = f"bandwidth between every two ranks, {machine.title}"
-        found[f"{FOLDER}/{machine.name}-links.svg"] = Picture(bandwidth, partial(plot_links, link_rows))
-    for machine, layers_rows in _by_machine(LayersRecord, lambda row: (row.pair_key, row.phase)).items():
+        found[f"{FOLDER}/{machine.name}-links.svg"] = Picture(bandwidth, partial(plot_links, largest))
+    for machine, layers_rows in by_machine(LayersRecord, lambda row: (row.pair_key, row.phase)).items():
         pairs = f"pairs of tensor-parallel layers, speedup over torch's, {machine.title}"
         found[f"{FOLDER}/{machine.name}-layers.svg"] = Picture(pairs, partial(plot_layers, layers_rows))
-    for machine, decoder_rows in _by_machine(DecoderRecord, lambda row: row.step_key).items():
+    for machine, decoder_rows in by_machine(DecoderRecord, lambda row: row.step_key).items():
         steps = f"Llama layers end to end, speedup over the best of torch's, {machine.title}"
         found[f"{FOLDER}/{machine.name}-decoder.svg"] = Picture(steps, partial(plot_decoder, decoder_rows))
     return found
@@ -70,11 +72,3 @@ def _large(machine: Machine, path: Path) -> None:
 def _paper(path: Path) -> None:
     rows = paper_rows(lambda rows: rows.variant == PAPER_BASELINE)
     plot_frame(frames.over(rows, PAPER_BASELINE), path, PAPER_BASELINE)
-
-
-def _by_machine(kind: type[AnyRow], key: Callable[[AnyRow], object]) -> dict[Machine, list[AnyRow]]:
-    """Return the rows of a command on each machine, of each key the newest."""
-    found: dict[Machine, list[AnyRow]] = {}
-    for (machine, _), rows in newest(kind, lambda row: (machine_of(row), key(row))).items():
-        found.setdefault(machine, []).extend(rows)
-    return found

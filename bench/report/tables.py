@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 
@@ -37,13 +38,14 @@ from .evidence import (
 from .markdown import SHORT, mean_and_lowest, sizes, table, times, us, with_speedup
 
 PAPER_BASELINE = "library_list"  # torch.mm, then an all-gather into a list of column slices
+_PEAK_GBPS = {"H100": 450.0, "H200": 450.0}  # NVLink 4 of an SXM module, one direction: data sheets
+_MOVES = ("store", "load", "copy", "all_store", "all_load", "all_copy")  # those of `KINDS` that move many bytes
 _M_GROUPS = ((1, 8), (32, 64), (128,), (256, 512))
 
 
 def layers_at(machine: Machine, m: int) -> str:
     """Return a row a layer at so many rows: times in µs, in brackets the speedup over NCCL + cuBLAS."""
     at_m = machine.best[(machine.best.m == m) & (machine.best.shape_set != "ragged")]
-    shown = [name for name in OTHERS if at_m[name].notna().any()]
     rows = []
     for family in FAMILIES:
         for row in frames.rows_of(at_m[at_m.family == family]):
@@ -51,13 +53,13 @@ def layers_at(machine: Machine, m: int) -> str:
             if layer is None:
                 continue
             cell = _time_alone if row.held_up else with_speedup
-            others = [cell(getattr(row, name), row.library) for name in shown]
+            others = [cell(getattr(row, name), row.library) for name in OTHERS]
             ours = cell(row.time_us, row.library)
-            fastest = all(pd.isna(getattr(row, name)) or row.time_us <= getattr(row, name) for name in shown)
+            fastest = all(pd.isna(getattr(row, name)) or row.time_us <= getattr(row, name) for name in OTHERS)
             ours = f"**{ours}**" if fastest and row.time_us < row.library else ours
             timed = [us(row.library), *others, ours, f"`{row.variant}`", us(row.ideal_us)]
             rows.append([SHORT[family], layer, f"{row.m}, {row.n}, {row.k}", *timed])
-    header = ["family", "layer", "M, N, K", "NCCL + cuBLAS", *(f"`{name}`" for name in shown)]
+    header = ["family", "layer", "M, N, K", "NCCL + cuBLAS", *(f"`{name}`" for name in OTHERS)]
     return table([*header, "iris-overlap", "variant", "ideal"], rows)
 
 
@@ -68,7 +70,6 @@ def _time_alone(time_us: float, library_us: float) -> str:
 def model(machine: Machine, name: str) -> str:
     """Return a row a layer of a model, for large and small M."""
     at_m = {m: machine.best[(machine.best.m == m) & ~machine.best.held_up] for m in (8192, 64)}
-    shown = [other for other in OTHERS if at_m[8192][other].notna().any()]
     lines = []
     for family in FAMILIES:
         there = machine.best[(machine.best.family == family) & machine.best.m.isin(at_m)].drop_duplicates(["n", "k"])
@@ -77,13 +78,13 @@ def model(machine: Machine, name: str) -> str:
             if layer.partition(" ")[0] != name:
                 continue
             cells = [SHORT[family], layer, f"{one.n}, {one.k}"]
-            for m, others in ((8192, shown), (64, [])):
+            for m, others in ((8192, OTHERS), (64, ())):
                 rows = at_m[m]
                 (row,) = frames.rows_of(rows[(rows.family == family) & (rows.n == one.n) & (rows.k == one.k)]) or [None]
                 cells.append(us(row.library) if row else "")
                 cells += [with_speedup(getattr(row, of), row.library) if row else "" for of in (*others, "time_us")]
             lines.append(cells)
-    header = ["", "layer", "N, K", "M = 8192: NCCL + cuBLAS", *(f"`{other}`" for other in shown), "iris-overlap"]
+    header = ["", "layer", "N, K", "M = 8192: NCCL + cuBLAS", *(f"`{other}`" for other in OTHERS), "iris-overlap"]
     return table([*header, "M = 64: NCCL + cuBLAS", "iris-overlap"], lines)
 
 
@@ -190,16 +191,32 @@ def link_rates() -> str:
     for kind, meaning in KINDS.items():
         cells = []
         for records in found.values():
-            at = [row for row in records if row.kind == kind and row.status == "ok" and row.time_us]
-            most = max((row.bytes for row in at), default=0)
-            frame = pd.DataFrame([row for row in at if row.bytes == most])
-            if frame.empty:
-                cells.append("")
-                continue
-            rate = frame.gbps.median()
-            cells.append(f"{frame.time_us.median():,.1f} µs" if pd.isna(rate) else f"{rate:,.0f} GB/s")
+            at = [row for row in records if row.kind == kind and row.time_us]
+            largest = [row for row in at if row.bytes == max(row.bytes for row in at)]
+            rate = _median(row.gbps for row in largest)
+            spent = _median(row.time_us for row in largest)
+            cells.append(f"{rate:,.0f} GB/s" if rate else f"{spent:,.1f} µs" if spent else "")
         rows.append([f"`{kind}`", meaning, *cells])
     return table(["", "", *(machine.title for machine in found)], rows)
+
+
+def link_sizes() -> str:
+    """Return the rate of each way to move bytes by size, GB/s, and in brackets the part of the links' peak."""
+    lines = []
+    for machine, records in links().items():
+        peak = _PEAK_GBPS.get(machine.gpu)
+        for size in sorted({row.bytes for row in records if row.gbps}):
+            cells = []
+            for kind in _MOVES:
+                rate = _median(row.gbps for row in records if (row.kind, row.bytes) == (kind, size))
+                cells.append(f"{rate:,.0f}" + (f" ({rate / peak:.0%})" if peak else "") if rate else "")
+            lines.append([machine.title, f"{size / 1024:,.0f}", *cells])
+    return table(["GPUs", "KiB a rank", *(f"`{kind}`" for kind in _MOVES)], lines)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Return the median of those that there are; None of nothing."""
+    return statistics.median(there) if (there := [value for value in values if value is not None]) else None
 
 
 def collectives() -> str:
