@@ -151,7 +151,7 @@ clean: ## Remove the environment, caches and build outputs; results/local stays
 	@if [ "$@$(ROCM)" != "$@" ] && [ $@ = .venv/.ready ]; then \
 		echo "make: there is ROCm here ($(firstword $(ROCM))); bring torch 2.11 or later built for it, with its Triton" >&2; \
 		echo "  (https://pytorch.org/get-started/locally), then pip install --no-deps --no-build-isolation -e ." >&2; \
-		echo "  and the extra bench (pip install matplotlib pandas rich typer), and make $(MAKECMDGOALS) PY=python3" >&2; \
+		echo "  and the extra bench (pip install markdown-it-py matplotlib pandas rich typer), and make $(MAKECMDGOALS) PY=python3" >&2; \
 		exit 1; fi
 	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -239,8 +239,9 @@ def predictions(path: Path) -> None:
 def small_m(machine: Machine, path: Path) -> None:
     """Draw speedup by M, a panel a family, all on one scale: the mean over the layers, and the range around it."""
     best = small(machine.best)
-    figure, axes = _figure(1, len(FAMILIES), (9.0, 2.9), sharey=True)
-    for ax, family in zip(axes, FAMILIES, strict=True):
+    shown = [family for family in FAMILIES if (best.family == family).any()]
+    figure, axes = _figure(1, len(shown), (9.0, 2.9), sharey=True)
+    for ax, family in zip(axes, shown, strict=True):
         at = best[best.family == family]
         speedups = (at.library / at.time_us).groupby(at.m)
         mean, bound = speedups.agg(frames.geomean), (at.library / at.ideal_us).groupby(at.m).agg(frames.geomean)

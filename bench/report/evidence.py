@@ -43,7 +43,11 @@ def read_all(kind: type[AnyRow]) -> dict[Path, list[AnyRow]]:
 def sweeps() -> pd.DataFrame:
     """Return all rows of ``iris-bench run`` on GPUs, and the folder that each is from; of no file with an epilogue."""
     files = {path: frames.to_frame(rows) for path, rows in read_all(Record).items()}
-    parts = [rows.assign(folder=path.parent.name) for path, rows in files.items() if not rows.epilogue.any()]
+    parts = [
+        rows.assign(folder=path.parent.relative_to(RESULTS).as_posix())
+        for path, rows in files.items()
+        if not rows.epilogue.any()
+    ]
     rows = pd.concat(parts, ignore_index=True)
     return rows[rows.device == "cuda"].reset_index(drop=True)
 

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from ..decoder.plot import plot_decoder
 from ..decoder.record import DecoderRecord
 from ..layers.plot import plot_layers
@@ -17,7 +19,7 @@ from ..links.rank import PAIRWISE
 from ..records import frames
 from ..records.plot import plot_frame
 from . import drawings
-from .evidence import Machine, by_machine, links
+from .evidence import Machine, by_machine, links, small
 from .questions import several
 from .tables import PAPER_BASELINE, paper_rows
 
@@ -46,10 +48,12 @@ def pictures() -> dict[str, Picture]:
         f"{FOLDER}/paper.svg": Picture("the paper's shapes and patterns, speedup over its baseline", _paper),
     }
     for machine in several():
-        of_all = f"every variant, M ≥ 2048, speedup over NCCL + cuBLAS, {machine.title}"
-        found[f"{FOLDER}/{machine.name}-large.svg"] = Picture(of_all, partial(_large, machine))
-        fastest = f"the fastest variant at M = 1 to 512, {machine.title}"
-        found[f"{FOLDER}/{machine.name}-small-m.svg"] = Picture(fastest, partial(drawings.small_m, machine))
+        if len(of_many := _many_rows(machine)):
+            of_all = f"every variant, M ≥ 2048, speedup over NCCL + cuBLAS, {machine.title}"
+            found[f"{FOLDER}/{machine.name}-large.svg"] = Picture(of_all, partial(plot_frame, of_many))
+        if len(small(machine.best)):
+            fastest = f"the fastest variant at M = 1 to 512, {machine.title}"
+            found[f"{FOLDER}/{machine.name}-small-m.svg"] = Picture(fastest, partial(drawings.small_m, machine))
     for machine, link_rows in links().items():
         pairs_of_ranks = [row for row in link_rows if row.kind in PAIRWISE]
         largest = [row for row in pairs_of_ranks if row.bytes == max(row.bytes for row in pairs_of_ranks)]
@@ -64,9 +68,8 @@ def pictures() -> dict[str, Picture]:
     return found
 
 
-def _large(machine: Machine, path: Path) -> None:
-    rows = machine.rows
-    plot_frame(frames.over(rows[(rows.m >= 2048) & (rows.shape_set != "ragged")], "library"), path)
+def _many_rows(machine: Machine) -> pd.DataFrame:
+    return machine.rows[(machine.rows.m >= 2048) & (machine.rows.shape_set != "ragged")]
 
 
 def _paper(path: Path) -> None:

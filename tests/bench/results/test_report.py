@@ -96,13 +96,16 @@ def test_what_the_host_held_up_is_no_speedup() -> None:
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Another folder of results, read anew."""
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
-    sweeps.cache_clear()
+    caches = (sweeps, machines)
+    for cached in caches:
+        cached.cache_clear()
     yield tmp_path
-    sweeps.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
 
 
 def test_csvs_are_found_in_every_folder_but_those_left_out(folders: Path) -> None:
-    for folder in (".", "2026-11-22-h200x4", *evidence.LEFT_OUT):
+    for folder in (".", "2026-11-22-h200x4", "archive", "local", "tuning"):
         (folders / folder).mkdir(exist_ok=True)
         shutil.copy(RESULTS / "2026-11-22-h200x2/large-bf16.csv", folders / folder)
     assert evidence.csvs() == [folders / "2026-11-22-h200x4/large-bf16.csv", folders / "large-bf16.csv"]
@@ -124,6 +127,17 @@ def test_the_newest_folder_counts_but_no_experiment(folders: Path) -> None:
     chosen = in_one_folder(rows, of_ours(rows))
     assert set(chosen.folder) == {"newer"}
     assert len(chosen) == len(rows) // 3
+
+
+def test_a_folder_of_another_machine_is_shown_without_being_named_anywhere(folders: Path) -> None:
+    text = (RESULTS / "2026-11-22-h200x2/large-bf16.csv").read_text()
+    (folders / "2026-12-01-h100x2").mkdir()
+    (folders / "2026-12-01-h100x2/any.csv").write_text(text.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
+    (folders / "half.csv").write_text(text.replace(",bf16,", ",fp16,"))
+    assert {name: set(machine.rows.folder) for name, machine in machines().items()} == {"h100x2": {"2026-12-01-h100x2"}}
+    assert list(machines("fp16")) == ["h200x2"]
+    assert evidence.dtypes() == ["bf16", "fp16"]
+    assert len(machines()["h100x2"].best) == len(machines("fp16")["h200x2"].best) > 40
 
 
 def test_the_parts_of_a_gain_are_all_of_it() -> None:
