@@ -21,15 +21,16 @@ def make_report(
     from .pictures import pictures
 
     try:
+        tables = blocks()
         if show:
-            if show != "all" and show not in blocks():
-                raise ValueError(f"no table is called {show!r}; known tables: {', '.join(blocks())}")
-            print("\n".join(blocks()) if show == "all" else blocks()[show]())
+            if show != "all" and show not in tables:
+                raise ValueError(f"no table is called {show!r}; known tables: {', '.join(tables)}")
+            print("\n".join(tables) if show == "all" else tables[show]())
             return
         texts = {page: page.read_text() for page in pages(ROOT)}
         for page, text in texts.items():
             try:
-                texts[page] = rewritten(text, blocks())
+                texts[page] = rewritten(text, tables)
             except ValueError as error:
                 raise ValueError(f"{page.relative_to(ROOT)}: {error}") from None
     except ValueError as error:

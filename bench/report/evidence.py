@@ -41,13 +41,21 @@ def read_all(kind: type[AnyRow]) -> dict[Path, list[AnyRow]]:
 
 @functools.cache
 def sweeps() -> pd.DataFrame:
-    """Return all rows of ``iris-bench run`` on GPUs, and the folder that each is from; of no file with an epilogue."""
+    """Return all rows of ``iris-bench run`` on GPUs, and the folder that each is from; of no file with an epilogue.
+
+    Raises:
+        ValueError: there are none, as where the package is installed without its repository.
+    """
     files = {path: frames.to_frame(rows) for path, rows in read_all(Record).items()}
     parts = [
         rows.assign(folder=path.parent.relative_to(RESULTS).as_posix())
         for path, rows in files.items()
         if not rows.epilogue.any()
     ]
+    if not parts:
+        raise ValueError(
+            f"no CSV of iris-bench run is in {RESULTS}; the report is made in a checkout of the repository"
+        )
     rows = pd.concat(parts, ignore_index=True)
     return rows[rows.device == "cuda"].reset_index(drop=True)
 

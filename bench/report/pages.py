@@ -108,7 +108,8 @@ def rewritten(text: str, of: Mapping[str, Callable[[], str]]) -> str:
 def pages(root: Path) -> list[Path]:
     """Return the Markdown pages that may have tables."""
     patterns = ("*.md", "docs/**/*.md", "results/**/*.md")
-    return sorted(page for pattern in patterns for page in root.glob(pattern) if "local" not in page.parts)
+    found = (page for pattern in patterns for page in root.glob(pattern))
+    return sorted(page for page in found if "local" not in page.relative_to(root).parts)
 
 
 def as_html(text: str) -> str:

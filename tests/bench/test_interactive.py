@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from iris_bench import cli
 from iris_bench.tune import grid_cli
 from iris_bench.tune.explain import gpu_name
-from iris_bench.tune.grid import GPUS, RANKS, ROWS, about_family, grid, pairs, product_times, rounded, variants_of
+from iris_bench.tune.grid import GPUS, RANKS, ROWS, about_family, pairs, product_times, rounded, variants_of
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import shipped_tables
 from overlap_taxonomy import Work, explain_us, list_families, machine_for
@@ -81,10 +81,11 @@ def test_the_command_writes_the_whole_table(tmp_path: Path, monkeypatch: pytest.
     result = CliRunner().invoke(cli.app, ["predictions", "--out", str(tmp_path / "new/predictions.js")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "new/predictions.js").read_text() == "const PREDICTIONS = {};\n"
-    assert grid is not grid_cli.grid
-    refused = CliRunner().invoke(cli.app, ["predictions", "--out", str(tmp_path)])
-    assert refused.exit_code == 2
-    assert "is a folder" in refused.stderr
+    monkeypatch.setattr(grid_cli, "PAGE", tmp_path / "none")
+    for arguments, said in (["--out", str(tmp_path)], "is a folder"), ([], "give --out predictions.js"):
+        refused = CliRunner().invoke(cli.app, ["predictions", *arguments])
+        assert refused.exit_code == 2
+        assert said in refused.stderr
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+import typer
 
 from iris_bench.records import frames
+from iris_bench.report import cli as report_cli
 from iris_bench.report import evidence
 from iris_bench.report.evidence import Machine, in_one_folder, machines, of_ours, sweeps
 from iris_bench.report.gains import gains
@@ -96,7 +98,8 @@ def test_what_the_host_held_up_is_no_speedup() -> None:
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Another folder of results, read anew."""
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
-    caches = (sweeps, machines)
+    monkeypatch.setattr(report_cli, "ROOT", tmp_path)
+    caches = (sweeps, machines, blocks, pictures)
     for cached in caches:
         cached.cache_clear()
     yield tmp_path
@@ -138,6 +141,13 @@ def test_a_folder_of_another_machine_is_shown_without_being_named_anywhere(folde
     assert list(machines("fp16")) == ["h200x2"]
     assert evidence.dtypes() == ["bf16", "fp16"]
     assert len(machines()["h100x2"].best) == len(machines("fp16")["h200x2"].best) > 40
+
+
+def test_the_report_of_nothing_is_refused(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        report_cli.make_report()
+    assert ended.value.exit_code == 2
+    assert f"no CSV of iris-bench run is in {folders}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_parts_of_a_gain_are_all_of_it() -> None:
