@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -127,7 +127,9 @@ class Machine:
     @functools.cached_property
     def best(self) -> pd.DataFrame:
         """The fastest variant of each problem, a row each, beside what other projects took."""
-        return best_of(self.rows)
+        rows = self.all_rows
+        others = {name: in_one_folder(rows, is_timed(rows) & (rows.variant == name)) for name in OTHERS}
+        return best_of(self.rows, others)
 
 
 def short_name(device_name: str) -> str:
@@ -150,20 +152,20 @@ def machines(dtype: str = "bf16") -> dict[str, Machine]:
     return {one.name: one for one in sorted(found, key=lambda one: -one.world_size)}
 
 
-def best_of(rows: pd.DataFrame) -> pd.DataFrame:
+def best_of(rows: pd.DataFrame, others: Mapping[str, pd.DataFrame] | None = None) -> pd.DataFrame:
     """Return a row a problem: the variant of this project with the highest speedup over NCCL + cuBLAS of its own run.
 
-    Beside it `library`, and what other projects' operators took (`OTHERS`; NaN where not measured), in the measure of
-    its run: times `library_us` of its run over that of theirs. `held_up` is True where `library` took more than
-    `HELD_UP` times its GEMM and its collective, each alone in that run: the host was late with its calls, and the
-    speedup is not the GPUs'.
+    Beside it `library`, and what other projects' operators took (`others`: by name the rows of the last run that has
+    each; NaN where not measured), in the measure of its run: times `library_us` of its run over that of theirs.
+    `held_up` is True where `library` took more than `HELD_UP` times its GEMM and its collective, each alone in that
+    run: the host was late with its calls, and the speedup is not the GPUs'.
     """
     timed = rows[is_timed(rows)]
     fastest = timed[of_ours(timed)].groupby(frames.PROBLEM).speedup_vs_library.idxmax()
     best = timed.loc[fastest].set_index(frames.PROBLEM).sort_index()
     best["library"] = best.library_us
-    for name in OTHERS:
-        speedup = timed[timed.variant == name].set_index(frames.PROBLEM).speedup_vs_library
+    for name, of_other in (others or {}).items():
+        speedup = of_other[of_other.variant == name].set_index(frames.PROBLEM).speedup_vs_library
         best[name] = best.library_us / speedup.reindex(best.index)
     alone = rows[rows.variant.isin(YARDSTICKS)].groupby(frames.PROBLEM).time_us.sum()
     best["held_up"] = (best.index.get_level_values("m") <= 512) & (best.library > HELD_UP * alone.reindex(best.index))

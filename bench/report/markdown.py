@@ -36,8 +36,8 @@ def times(ratio: float) -> str:
 
 
 def with_speedup(time_us: float, library_us: float) -> str:
-    """Return a time in µs, and in brackets how many times as long the library takes; empty for NaN."""
-    return "" if pd.isna(time_us) else f"{us(time_us)} ({times(library_us / time_us)})"
+    """Return a time in µs, and in brackets how many times as long the library takes; without what is NaN."""
+    return us(time_us) if pd.isna(time_us) or pd.isna(library_us) else f"{us(time_us)} ({times(library_us / time_us)})"
 
 
 def mean_and_lowest(values: pd.Series) -> str:

@@ -143,9 +143,9 @@ def losses(*shown: Machine) -> str:
                 worst = frames.rows_of(at.sort_values("speedup_vs_library"))[0]
                 layer = layer_name(OF_BENCH[family].collective, worst.n, worst.k)
                 where = sizes(worst.m, worst.n, worst.k) + (f" ({layer})" if layer else "")
-                counts = [f"{slower} of {len(at)}", times(worst.speedup_vs_library), where]
+                counts = [f"{slower} of {len(at)}", times(worst.speedup_vs_library), where, worst.timestamp[:10]]
                 rows.append([machine.title, SHORT[family], label, *counts])
-    return table(["GPUs", "family", "rows", "slower in", "slowest", "at M × N × K"], rows)
+    return table(["GPUs", "family", "rows", "slower in", "slowest", "at M × N × K", "measured"], rows)
 
 
 def layers() -> str:

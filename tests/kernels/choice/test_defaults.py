@@ -27,6 +27,7 @@ SWEEPS = {
         *("2026-11-21-h200x1/sweep", "2026-11-22-h200x1/small-m", "2026-11-22-h200x1/ragged"),
         *("tuning/h200x2-auto", "2026-11-22-h200x2/large", "tuning/h200x2-medium", "tuning/h200x2-rows512"),
         *("2026-11-23-h200x2/all-reduce", "2026-11-23-h200x2/small-m", "2026-11-22-h200x2/ragged"),
+        *("2026-11-26-h200x4/large", "2026-11-26-h200x4/small-m"),
     ),
     "NVIDIA H100 80GB HBM3": ("2026-11-24-h100x1/sweep",),
 }
