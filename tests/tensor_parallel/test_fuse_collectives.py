@@ -21,7 +21,8 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch_compiling import if_it_compiles
 
-from iris_tensor_parallel import fuse_collectives, graph_pass
+from iris_tensor_parallel import fuse_collectives
+from iris_tensor_parallel.graph import fuse_pass
 from iris_tensor_parallel.styles import mesh_of
 from overlap_taxonomy import Choice, get_variant
 
@@ -74,13 +75,13 @@ def logged() -> Iterator[list[str]]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    graph_pass.logger.addHandler(handler)
-    graph_pass.logger.setLevel(logging.INFO)
+    fuse_pass.logger.addHandler(handler)
+    fuse_pass.logger.setLevel(logging.INFO)
     try:
         yield messages
     finally:
-        graph_pass.logger.removeHandler(handler)
-        graph_pass.logger.setLevel(logging.NOTSET)
+        fuse_pass.logger.removeHandler(handler)
+        fuse_pass.logger.setLevel(logging.NOTSET)
 
 
 def run(fn: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> tuple[list[Any], Graphs, list[str]]:
@@ -233,11 +234,11 @@ def ask_auto(rank: int, world_size: int) -> Any:
     def variant(family: str, name: str) -> Any:
         return SimpleNamespace(choose=choose) if name == "auto" else get_variant(family, name)
 
-    graph_pass.get_variant = variant  # type: ignore[assignment]
+    fuse_pass.get_variant = variant  # type: ignore[assignment]
     try:
         return [run(REPLACED["reduce"][0], draw(1, rows, 6), draw(2, 6, 8), draw(3, 8, 6)) for rows in (19, 20)]
     finally:
-        graph_pass.get_variant = get_variant
+        fuse_pass.get_variant = get_variant
 
 
 @on_cpu

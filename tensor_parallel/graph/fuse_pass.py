@@ -25,7 +25,7 @@ from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from overlap_taxonomy import get_variant
 
-from .graph_patterns import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Site, gathers, reductions
+from .patterns import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Site, gathers, reductions
 
 logger = logging.getLogger(__name__)
 
