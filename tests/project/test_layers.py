@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tokenize
@@ -91,6 +92,12 @@ FILES = {
     for place in (path / "__init__.py", path.with_suffix(".py"))
     if place.exists()
 }
+
+
+def test_every_folder_is_in_the_wheel() -> None:
+    """An editable install finds folders that ``[tool.setuptools]`` does not list; an installed wheel lacks them."""
+    section = (ROOT / "pyproject.toml").read_text().split("[tool.setuptools]")[1].split("\n[")[0]
+    assert sorted(re.findall(r'"([\w.]+)"', section)) == sorted(module for module, file in FILES.items() if file.name == "__init__.py")
 
 
 def imports_of(module: str, *, lazy: bool = False) -> set[str]:
