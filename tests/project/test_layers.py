@@ -97,7 +97,8 @@ FILES = {
 def test_every_folder_is_in_the_wheel() -> None:
     """An editable install finds folders that ``[tool.setuptools]`` does not list; an installed wheel lacks them."""
     section = (ROOT / "pyproject.toml").read_text().split("[tool.setuptools]")[1].split("\n[")[0]
-    assert sorted(re.findall(r'"([\w.]+)"', section)) == sorted(module for module, file in FILES.items() if file.name == "__init__.py")
+    folders = [module for module, file in FILES.items() if file.name == "__init__.py"]
+    assert sorted(re.findall(r'"([\w.]+)"', section)) == sorted(folders)
 
 
 def imports_of(module: str, *, lazy: bool = False) -> set[str]:

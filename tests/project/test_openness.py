@@ -16,7 +16,7 @@ A_VARIANT = """
 from dataclasses import replace
 
 from iris_kernels.common.implementation import Implementation
-from iris_kernels.common.plans import default_plan
+from iris_kernels.common.operators.plans import default_plan
 from iris_kernels.common.variants import variant_of
 from iris_kernels.gemm_all_scatter import host
 from iris_kernels.gemm_all_scatter.portable import workgroup_specialized as existing

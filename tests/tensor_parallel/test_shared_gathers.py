@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, each_backend
 
-from iris_kernels.common import torch_op
+from iris_kernels.common.operators import torch_op
 from iris_tensor_parallel import ColumnParallelLinear, prepare, share_gathers, styles
 from iris_tensor_parallel.sharding import base
 

@@ -32,7 +32,7 @@ from overlap_taxonomy import (
 from ..calibration.first_use import measured_at_first_use
 from ..calibration.kept import machine_in, read_calibration
 from ..config import GemmConfig
-from ..operator import Operator
+from ..operators.operator import Operator
 from ..problem import Problem
 from .choices import Choices
 from .knowledge import Knowledge

@@ -16,7 +16,7 @@ from ranks import Ranks, close_context, context, raised
 from iris_core import HeapExhausted, iris
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .call import Device
-from .config import GemmConfig, default_config
-from .implementation import Implementation
-from .problem import Problem, plan_rows
+from ..call import Device
+from ..config import GemmConfig, default_config
+from ..implementation import Implementation
+from ..problem import Problem, plan_rows
 
 P = TypeVar("P", bound=Problem)
 

@@ -15,15 +15,15 @@ from torch.autograd.graph import increment_version
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from .call import Call, Channel, Device
-from .config import GemmConfig
-from .device.handshake import call_of_state, describe_state, state_words
-from .implementation import Implementation
-from .launch.launching import PreparedCall, place_of
+from ..call import Call, Channel, Device
+from ..config import GemmConfig
+from ..device.handshake import call_of_state, describe_state, state_words
+from ..implementation import Implementation
+from ..launch.launching import PreparedCall, place_of
+from ..problem import Problem, doublings
+from ..workspace import Buffer, Workspace
 from .operand_checks import check_kinds, check_operands, is_same, lies_within, overlap
 from .plans import Plans
-from .problem import Problem, doublings
-from .workspace import Buffer, Workspace
 
 P = TypeVar("P", bound=Problem)
 

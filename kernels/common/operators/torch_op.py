@@ -27,13 +27,13 @@ import torch
 from iris_core import Context
 from iris_core.context import context_named
 
-from .config import GemmConfig
-from .device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
+from ..config import GemmConfig
+from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
+from ..problem import Problem
 from .functional import operator_of, problem_for
 from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
-from .problem import Problem
 
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
