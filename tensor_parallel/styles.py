@@ -27,7 +27,7 @@ from iris_core import Context
 
 from .layers.modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, checked_whole, class_of_cut
 from .sharding.base import Sharding
-from .sharding.cuts import ColumnSharding, RowSharding
+from .sharding.linear import ColumnSharding, RowSharding
 
 _FEW_TOKENS = 512  # up to so many, kernels of split products may be the fastest
 

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from ..sharding.cuts import ColumnSharding
+from ..sharding.linear import ColumnSharding
 from .modules import ColumnParallelLinear, checked_whole
 
 

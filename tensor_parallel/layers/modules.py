@@ -13,7 +13,7 @@ from typing_extensions import Self
 from iris_core import Context
 
 from ..sharding.base import Sharding
-from ..sharding.cuts import ColumnSharding, RowSharding
+from ..sharding.linear import ColumnSharding, RowSharding
 
 
 class ParallelLinear(nn.Linear):
