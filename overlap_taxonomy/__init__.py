@@ -6,6 +6,7 @@ from .machine import Machine
 from .machines import MACHINES, assumed_machine, machine_for
 from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
 from .registry import (
+    Cut,
     current_name,
     find_variant,
     get_variant,
@@ -14,6 +15,7 @@ from .registry import (
     list_variants,
     module_of,
     register,
+    register_cut,
     variants_named,
 )
 from .variant import Choice, Variant, full_name
@@ -23,6 +25,7 @@ __all__ = [
     "Agent",
     "Arrangement",
     "Choice",
+    "Cut",
     "Machine",
     "Mainloop",
     "Parts",
@@ -45,5 +48,6 @@ __all__ = [
     "predict_ideal_us",
     "predict_us",
     "register",
+    "register_cut",
     "variants_named",
 ]
