@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .machine import Machine, StreamK
-from .registry import Cut, cut_of
+from .registry import Partition, partition_of
 
 LIBRARY_TILE_RATES = {
     (128, 192): 0.97,
@@ -42,9 +42,9 @@ class Work:
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
 
     @functools.cached_property
-    def cut(self) -> Cut:
-        """How the family cuts the product."""
-        return cut_of(self.family)
+    def partition(self) -> Partition:
+        """How the family partitions the product."""
+        return partition_of(self.family)
 
     @property
     def peers(self) -> int:
@@ -58,7 +58,7 @@ class Work:
     @property
     def product(self) -> tuple[int, int, int]:
         """M, N and K of the GEMM of the rank that has most to do."""
-        n, k = (self.n, self.share(self.k)) if self.cut.sums else (self.share(self.n), self.k)
+        n, k = (self.n, self.share(self.k)) if self.partition.sums else (self.share(self.n), self.k)
         return self.m, n, k
 
     def is_narrow(self, elements: int) -> bool:
@@ -68,7 +68,7 @@ class Work:
     @functools.cached_property
     def reads_narrow_rows(self) -> bool:
         """Whether rows of A, and columns of B, are not on 16 bytes, on any rank."""
-        if not self.cut.sums:
+        if not self.partition.sums:
             return self.is_narrow(self.k)
         share = self.share(self.k)
         return any(self.is_narrow(max(0, min(share, self.k - rank * share))) for rank in range(self.world_size))
@@ -285,7 +285,7 @@ def push_us(
 
 def stores_narrow_rows(machine: Machine, work: Work) -> bool:
     """Return whether kernels store rows off 16 bytes: with descriptors, those of partials and sums are longer."""
-    is_longer = work.cut.sums and machine.has_descriptors(work.element_bytes)
+    is_longer = work.partition.sums and machine.has_descriptors(work.element_bytes)
     return work.is_narrow(work.n) and not is_longer
 
 

@@ -17,12 +17,12 @@ ENTRY_POINT_GROUP = "iris_overlap.families"
 _OWN_DISTRIBUTION = "iris-overlap"
 
 _variants: dict[tuple[str, str], Variant] = {}
-_cuts: dict[str, Cut] = {}  # of families
+_partitions: dict[str, Partition] = {}  # of families
 _modules: dict[str, ModuleType] = {}  # of families, by their entry points
 
 
-class Cut(NamedTuple):
-    """How a family's product C = A @ B is cut over the ranks, as far as its time depends on that.
+class Partition(NamedTuple):
+    """How a family's product C = A @ B is partitioned over the ranks, as far as its time depends on that.
 
     Args:
         sums: whether A and B are cut along k, and C is the sum of the ranks' products; else B is cut by columns.
@@ -49,15 +49,15 @@ def register(variant: Variant) -> Variant:
     return variant
 
 
-def register_cut(family: str, cut: Cut) -> None:
-    """Say how a family cuts its product; one that does not gives all of A to every rank, and cuts B by columns."""
-    _cuts[family] = cut
+def register_partition(family: str, partition: Partition) -> None:
+    """Say how a family partitions its product; without this, every rank has all of A, and B is cut by columns."""
+    _partitions[family] = partition
 
 
-def cut_of(family: str) -> Cut:
-    """Return how a family cuts its product."""
+def partition_of(family: str) -> Partition:
+    """Return how a family partitions its product."""
     _discover()
-    return _cuts.get(family, Cut())
+    return _partitions.get(family, Partition())
 
 
 @functools.cache

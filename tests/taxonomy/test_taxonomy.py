@@ -59,13 +59,13 @@ def test_every_family_has_its_baseline_and_patterns() -> None:
 
 
 @pytest.mark.parametrize("family", list_families())
-def test_a_family_is_cut_as_its_problem_is(family: str) -> None:
+def test_a_family_is_partitioned_as_its_problem_is(family: str) -> None:
     """The cost model does not know problems."""
     module: Any = module_of(family)
     work, problem = Work(family, 96, 160, 224, 4), module.Problem(96, 160, 224, 4, torch.bfloat16)
     (rows, k), (_, n) = problem.a_shape(0), problem.b_shape(0)
     assert work.product == (96, n, k)
-    assert work.cut.gathers == (rows < 96)
+    assert work.partition.gathers == (rows < 96)
 
 
 def test_what_others_have_fused_is_no_sequence_of_library_calls() -> None:

@@ -26,7 +26,7 @@ import torch
 
 from iris_core import Context
 from iris_core.context import context_named
-from overlap_taxonomy import Cut, register_cut
+from overlap_taxonomy import Partition, register_partition
 
 from ..config import GemmConfig
 from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
@@ -121,7 +121,7 @@ def define_op(
     gathers: bool = False,
     own_columns: Callable[[Product, torch.Tensor], torch.Tensor] = _all_columns,
 ) -> None:
-    """Define a family's op, with a fake implementation for any sizes, and with gradients; say how it cuts its product.
+    """Define a family's op, with a fake implementation for any sizes, and with gradients; register its partition.
 
     Args:
         family: names it.
@@ -209,7 +209,7 @@ def define_op(
     torch.library.register_fake(f"iris_overlap::{family}", fake, lib=_LIBRARY)
     op = op_of(family)
     _families[family] = _Family(problem_type, gathers, dim)
-    register_cut(family, Cut(sums=dim == 0, gathers=gathers))
+    register_partition(family, Partition(sums=dim == 0, gathers=gathers))
 
 
 def _want_gradients(*operands: torch.Tensor | None) -> bool:
