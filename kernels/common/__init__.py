@@ -8,4 +8,5 @@
 | `operators` | operators: made, called, found again, and as torch ops |
 | `launch` | prepared calls, graphs, compiling ahead |
 | `choice` | what `auto` takes |
+| `calibration` | the constants of a machine, measured on it |
 """
