@@ -189,7 +189,9 @@ def run_two_contexts(rank: int, world_size: int) -> list[str]:
     close_context()
     half = torch.cuda.get_device_properties(rank).multi_processor_count // 2
     with contextlib.ExitStack() as stack:
-        contexts = [stack.enter_context(iris(1 << 30, timeout_s=30, reserve_sms=half)) for _ in range(2)]
+        first = stack.enter_context(iris(1 << 30, timeout_s=30, reserve_sms=half))
+        group = dist.new_group(dist.get_process_group_ranks(first.process_group()))
+        contexts = [first, stack.enter_context(iris(1 << 30, timeout_s=30, reserve_sms=half, group=group))]
         device = contexts[0].get_device()
         data = {
             family: make_data(
