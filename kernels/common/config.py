@@ -11,7 +11,10 @@ import torch
 
 from overlap_taxonomy.machines import H200X4
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of C, and of operands
+# Open compute formats, and those of gfx942, which have no infinities and no negative zero.
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+OPERAND_DTYPES = (*DTYPES, *FP8_DTYPES)
 LEAST_TILE = 16  # rows or columns of the smallest tile
 _MOST_TILE = 1024  # two such sides make the largest tensor that Triton takes
 
@@ -138,6 +141,11 @@ def invalid_reason(config: GemmConfig) -> str | None:
     return None
 
 
+def is_fp8(dtype: torch.dtype) -> bool:
+    """Whether a dtype is an 8-bit floating-point format."""
+    return dtype in FP8_DTYPES
+
+
 def default_config(
     arch: str, num_sms: int, *, m: int, n: int, dtype: torch.dtype, comm_share: float = 0.0
 ) -> GemmConfig:
@@ -165,7 +173,7 @@ def default_config(
     config = GemmConfig(
         block_m,
         block_n,
-        64,
+        128 // dtype.itemsize,
         num_warps=warps_of(block_m, block_n),
         num_stages=3 if block_n == 256 else 4,
         num_sms=num_sms,

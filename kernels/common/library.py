@@ -13,9 +13,10 @@ from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync, Variant
 
 from .call import Call, Device
-from .config import GemmConfig
+from .config import GemmConfig, is_fp8
 from .implementation import Implementation, Outputs
 from .problem import Problem
+from .scaled_mm import scaled_mm_reason
 from .variants import variant_of
 from .workspace import Buffer
 
@@ -45,7 +46,7 @@ def library_variant(
         summary: one line for tables.
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
-        has_epilogue: whether `launch` does what a problem's epilogue says, and gives C any dtype.
+        has_epilogue: whether `launch` does what a problem's epilogue says, gives C any dtype, and takes scales.
         place: in the taxonomy.
         more: what else an `Implementation` takes.
     """
@@ -53,8 +54,10 @@ def library_variant(
     def reason(problem: Problem, config: GemmConfig | None) -> str | None:
         if problem.epilogue and not has_epilogue:
             return f"it has no epilogue; the problem's is {', '.join(problem.epilogue)}"
-        if problem.out_dtype != problem.dtype and not has_epilogue:
-            return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"
+        if (problem.out_dtype != problem.dtype or problem.scales) and not has_epilogue:
+            return f"its C is of its operands' dtype, {problem.dtype}, and these have no scales"
+        if is_fp8(problem.dtype) and torch.cuda.is_available() and (reason := scaled_mm_reason(problem)):
+            return reason
         return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
 
     implementation = Implementation(

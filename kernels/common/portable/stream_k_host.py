@@ -39,7 +39,7 @@ def default_stream_k_config(arch: str, num_sms: int, *, m: int, n: int, k: int, 
         )
     is_amd = arch.startswith("gfx")
     is_exact = dtype == torch.float32
-    block_k = 16 if is_exact else 64
+    block_k = 16 if is_exact else 128 // dtype.itemsize
     # Exact products run on the ordinary cores: small tiles, in registers.
     largest = 64 if is_exact else widest_tile(arch)
     low_block_k = block_k if is_amd or is_exact else 128
@@ -127,10 +127,21 @@ def workspace(call: Call[Any]) -> dict[str, Buffer]:
     }
 
 
-def run(call: Call[Any], kernel: JITFunction[Any], a: torch.Tensor, b: torch.Tensor, **arguments: Any) -> None:
-    """Queue a kernel of `compute_stream_k`, early if it is short; `arguments` are those that not all of them take."""
+def run(
+    call: Call[Any],
+    kernel: JITFunction[Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None = None,
+    **arguments: Any,
+) -> None:
+    """Queue a kernel of `compute_stream_k`, early if it is short.
+
+    `a_scale` is A's, where that is not the call's; `arguments` are those that not all of these kernels take.
+    """
     programs, early = stream_k_plan(call).programs, is_short(call)
-    call.run(kernel, programs, early=early, **{**call.main_loop(a, b), **_arguments(call), **arguments})
+    multiply = call.main_loop(a, b, a_scale=a_scale)
+    call.run(kernel, programs, early=early, **{**multiply, **_arguments(call), **arguments})
 
 
 def _arguments(call: Call[Any]) -> dict[str, Any]:
