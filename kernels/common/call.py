@@ -245,8 +245,7 @@ class Call(Generic[P]):
 
         As cuBLAS does, a step of k or 128, whichever is less.
         """
-        is_promoted = is_fp8(self.problem.dtype) and not self.problem.use_fast_accum
-        return min(SCALE_BLOCK, config.block_k) if is_promoted else None
+        return min(SCALE_BLOCK, config.block_k) if self.problem.is_promoted else None
 
     @property
     def ops(self) -> tuple[Any, ...]:
@@ -340,6 +339,7 @@ class Call(Generic[P]):
             b_scale_ptr=b_scale,
             stride_bsk=stride_bsk,
             stride_bsn=stride_bsn,
+            rows=a.shape[0],
             columns=b.shape[1],
         )
 

@@ -147,7 +147,14 @@ def is_fp8(dtype: torch.dtype) -> bool:
 
 
 def default_config(
-    arch: str, num_sms: int, *, m: int, n: int, dtype: torch.dtype, comm_share: float = 0.0
+    arch: str,
+    num_sms: int,
+    *,
+    m: int,
+    n: int,
+    dtype: torch.dtype,
+    comm_share: float = 0.0,
+    is_promoted: bool = False,
 ) -> GemmConfig:
     """Return what to start from for an (m, n) output of one rank's GEMM.
 
@@ -157,6 +164,7 @@ def default_config(
         m, n: the rank's output.
         dtype: of the operands.
         comm_share: the part of the SMs that the variant sets apart for communication.
+        is_promoted: whether sums are promoted, as `Problem.is_promoted` says.
     """
     if arch == "cpu":
         return GemmConfig(
@@ -168,7 +176,9 @@ def default_config(
         config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if comm_share else num_sms
-    rates = {tile: rate for tile, rate in H200X4.tile_rates.items() if tile[1] <= widest_tile(arch)}
+    rates = {
+        tile: rate for tile, rate in H200X4.tile_rates.items() if tile[1] <= widest_tile(arch, is_promoted=is_promoted)
+    }
     block_m, block_n = fastest_tile(m, n, compute_sms, rates)
     config = GemmConfig(
         block_m,
@@ -203,9 +213,12 @@ def _multiplies_from_shared_memory(arch: str) -> bool:
     return 90 <= _capability(arch) < 120
 
 
-def widest_tile(arch: str) -> int:
-    """Return how many columns a tile of a 2-byte dtype has at most: with operands beside it, 256 fill the registers."""
-    return 256 if _multiplies_from_shared_memory(arch) else 128
+def widest_tile(arch: str, *, is_promoted: bool = False) -> int:
+    """Return how many columns a tile of a narrow dtype has at most: with operands beside it, 256 fill the registers.
+
+    With `is_promoted`, two accumulators do.
+    """
+    return 256 if _multiplies_from_shared_memory(arch) and not is_promoted else 128
 
 
 def operand_room(arch: str) -> int:

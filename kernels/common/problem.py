@@ -81,6 +81,11 @@ class Problem(ABC):
         return ops[-1].narrowing if ops else 1
 
     @property
+    def is_promoted(self) -> bool:
+        """Whether sums over blocks of k are added in fp32, beside the accumulator of the block: of fp8 products."""
+        return is_fp8(self.dtype) and (not self.use_fast_accum or "block" in self.scales)
+
+    @property
     def dtype_of_partials(self) -> torch.dtype:
         """That of partial sums on their way to other ranks."""
         return self.partial_dtype or self.out_dtype

@@ -15,8 +15,8 @@ class Gemm(NamedTuple):
     """The inner size and the operands' strides in elements; the operands themselves are arguments of their own.
 
     Scales of fp8 operands (../scales.py) are read through pointers: that of A at (row, block of k), that of B at (block
-    of k, column or block of columns), with strides of 0 where there is one for all; none past column `columns`. Without
-    scales all this is None.
+    of k, column or block of columns), with strides of 0 where there is one for all; of `rows` rows and `columns`
+    columns. Without scales all this is None.
     """
 
     k: int
@@ -30,6 +30,7 @@ class Gemm(NamedTuple):
     b_scale_ptr: Any = None
     stride_bsk: int | None = None
     stride_bsn: int | None = None
+    rows: int | None = None
     columns: int | None = None
 
 

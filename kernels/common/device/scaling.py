@@ -16,13 +16,13 @@ _SCALE_BLOCK = tl.constexpr(SCALE_BLOCK)
 
 
 @triton.jit
-def scaled(acc, a_scale_ptr, gemm, a_rows, is_row, cols, start, SCALES: tl.constexpr):
+def scaled(acc, a_scale_ptr, stride_asm, stride_ask, gemm, a_rows, is_row, cols, start, SCALES: tl.constexpr):
     """Return a sum of products times the scales of its rows of A and its columns of B.
 
     Args:
         acc: fp32 (ROWS, COLS).
-        a_scale_ptr: of the A that was multiplied, which has the strides of `gemm`.
-        gemm: the `Gemm`.
+        a_scale_ptr, stride_asm, stride_ask: of the A that was multiplied.
+        gemm: the `Gemm` with B's.
         a_rows, is_row: the rows of A, in the layout of the dimension, and which of them there are.
         cols: the columns of B.
         start: where in k the sum begins.
@@ -34,8 +34,9 @@ def scaled(acc, a_scale_ptr, gemm, a_rows, is_row, cols, start, SCALES: tl.const
     else:
         step = 0
         of_columns = cols
-    a_ptrs = a_scale_ptr + a_rows.to(tl.int64) * gemm.stride_asm + step * gemm.stride_ask
+    a_ptrs = a_scale_ptr + a_rows.to(tl.int64) * stride_asm + step * stride_ask
     b_ptrs = gemm.b_scale_ptr + step * gemm.stride_bsk + of_columns.to(tl.int64) * gemm.stride_bsn
-    a_scale = tl.load(a_ptrs, mask=is_row, other=0.0)
+    # .cg: a peer may have stored it past this SM's L1, which may hold an older call's.
+    a_scale = tl.load(a_ptrs, mask=is_row, other=0.0, cache_modifier=".cg")
     b_scale = tl.load(b_ptrs, mask=cols < gemm.columns, other=0.0)
     return acc * a_scale[:, None] * b_scale[None, :]

@@ -69,7 +69,8 @@ def matmul_steps(a, a_scale_ptr, b, gemm, block, row, col, a_row, first_k, stop_
                 b_tile = b.load([start, col])
             acc = add_product(acc, a_tile, b_tile, a_scale_ptr, gemm, a_rows, rows < block.m, cols, start, TILE)
     if TILE.SCALES == WHOLE_SUMS:
-        acc = scaled(acc, a_scale_ptr, gemm, a_rows, rows < block.m, cols, first_k, TILE.SCALES)
+        strides = (gemm.stride_asm, gemm.stride_ask)
+        acc = scaled(acc, a_scale_ptr, *strides, gemm, a_rows, rows < block.m, cols, first_k, TILE.SCALES)
     return acc
 
 
@@ -78,7 +79,8 @@ def add_product(acc, a_tile, b_tile, a_scale_ptr, gemm, a_rows, is_row, cols, st
     """Return a sum with the product of a step of k more, which begins at `start`; `scaled` has the other arguments."""
     tl.static_assert(TILE.SCALES == NO_SCALES or a_scale_ptr is not None)
     if TILE.SCALES == BLOCK_SUMS:
-        return acc + scaled(tl.dot(a_tile, b_tile), a_scale_ptr, gemm, a_rows, is_row, cols, start, TILE.SCALES)
+        product, strides = tl.dot(a_tile, b_tile), (gemm.stride_asm, gemm.stride_ask)
+        return acc + scaled(product, a_scale_ptr, *strides, gemm, a_rows, is_row, cols, start, TILE.SCALES)
     else:
         return tl.dot(a_tile, b_tile, acc, input_precision="ieee", max_num_imprecise_acc=TILE.MOST_IMPRECISE)
 

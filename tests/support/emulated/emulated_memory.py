@@ -80,6 +80,12 @@ class Register:
     def __add__(self, other: Register) -> Register:
         return Register(self.value + other.value)
 
+    def __mul__(self, other: Register | torch.Tensor) -> Register:
+        return Register(self.value * (other.value if isinstance(other, Register) else other))
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.value[index]
+
 
 class Pointer:
     """A place in global memory, or a block of them."""
