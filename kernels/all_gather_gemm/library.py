@@ -71,6 +71,7 @@ VARIANT = library_variant(
     options=OPTIONS,
     gathered=host.gathered,
     has_epilogue=True,
+    takes_fp8=True,
     predict=prediction.library,
     summary="all_gather_into_tensor, then torch.mm",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from .call import Device
 from .config import GemmConfig, default_config
@@ -15,9 +15,10 @@ P = TypeVar("P", bound=Problem)
 
 def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> GemmConfig:
     """Return what to start from for the rank that has most to do; `comm_share` as `default_config`'s."""
-    sizes = {"m": problem.m, "n": problem.b_shape(0)[1]}
-    how: dict[str, Any] = {"dtype": problem.dtype, "is_promoted": problem.is_promoted, "comm_share": comm_share}
-    return default_config(device.arch, device.num_sms, **sizes, **how)
+    n, how = problem.b_shape(0)[1], {"is_promoted": problem.is_promoted}
+    return default_config(
+        device.arch, device.num_sms, m=problem.m, n=n, dtype=problem.dtype, comm_share=comm_share, **how
+    )
 
 
 class Plans(Generic[P]):

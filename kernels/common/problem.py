@@ -81,6 +81,11 @@ class Problem(ABC):
         return ops[-1].narrowing if ops else 1
 
     @property
+    def scale_kind(self) -> str:
+        """The name of what operands have a scale each: that of A's; "row" where only B has one of each column."""
+        return "row" if self.scales[1:] == ("column",) else "".join(self.scales[:1])
+
+    @property
     def is_promoted(self) -> bool:
         """Whether sums over blocks of k are added in fp32, beside the accumulator of the block: of fp8 products."""
         return is_fp8(self.dtype) and (not self.use_fast_accum or "block" in self.scales)

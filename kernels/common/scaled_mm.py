@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from .problem import Problem
-from .scales import SCALE_BLOCK
+from .scales import dequantised
 
 _MULTIPLE = 16  # of which k and n must be, for torch
 
@@ -49,7 +49,7 @@ def multiply_scaled(
         use_fast_accum: as torch's.
     """
     if not a.is_cuda or not a.numel() or not b.numel():
-        c.copy_(_dequantised(a, a_scale) @ _dequantised(b, b_scale))
+        c.copy_(dequantised(a, a_scale) @ dequantised(b, b_scale))
         return
     if a_scale is None or b_scale is None:
         a_scale = b_scale = a.new_ones((), dtype=torch.float32)
@@ -94,15 +94,3 @@ def _multiply_blocks(
         output_dtype=dtype,
         use_fast_accum=use_fast_accum,
     )
-
-
-def _dequantised(matrix: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return what an operand and its scale stand for, in fp32."""
-    wide = matrix.float()
-    if scale is None:
-        return wide
-    if scale.shape[0] not in (1, len(wide)):
-        scale = scale.repeat_interleave(SCALE_BLOCK, 0)[: len(wide)]
-    if scale.shape[1] not in (1, wide.shape[1]):
-        scale = scale.repeat_interleave(SCALE_BLOCK, 1)[:, : wide.shape[1]]
-    return wide * scale

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 
 SCALE_BLOCK = 128  # of k, and of n
 SCALE_KINDS = (("tensor", "row", "block"), ("tensor", "column", "block"))  # A's, B's
@@ -77,6 +78,49 @@ def scale_strides(scale: torch.Tensor, kind: str) -> tuple[int, int]:
     """Return the strides with which a scale of this kind, of (rows or blocks, columns or blocks), is read."""
     by_row, by_column = kind in ("row", "block"), kind in ("column", "block")
     return scale.stride(0) if by_row else 0, scale.stride(1) if by_column else 0
+
+
+def quantise(
+    matrix: torch.Tensor, dtype: torch.dtype, kind: str, *, is_b: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a matrix in fp8, and its scale, by which the largest of what shares one becomes the largest of the format.
+
+    Args:
+        matrix: (rows, columns), of a wider dtype.
+        dtype: an fp8 format.
+        kind: of what there is a scale each: tensor, row, column or block.
+        is_b: whether it is a B, whose blocks are of 128 rows, too.
+
+    Returns:
+        The matrix, rows contiguous, and the scale, fp32, of the shape of `scale_shapes`.
+    """
+    rows, columns = matrix.shape
+    high = {"tensor": rows, "row": 1, "column": rows, "block": SCALE_BLOCK if is_b else 1}[kind]
+    wide = {"tensor": columns, "row": columns, "column": 1, "block": SCALE_BLOCK}[kind]
+    high, wide = max(high, 1), max(wide, 1)
+    padded = F.pad(matrix.float(), (0, -columns % wide, 0, -rows % high))
+    blocks = (
+        padded.unflatten(0, (-1, high)).unflatten(2, (-1, wide))
+        if padded.numel()
+        else padded.new_zeros(*(-(-rows // high), high, -(-columns // wide), wide))
+    )
+    most = torch.finfo(dtype).max
+    scale = blocks.abs().amax((1, 3)) / most if blocks.numel() else blocks.new_ones(blocks.shape[0], blocks.shape[2])
+    scale = torch.where(scale > 0, scale, 1.0)
+    small = (blocks / scale[:, None, :, None]).clamp_(-most, most).to(dtype)
+    whole = small.flatten(2).flatten(0, 1)[:rows, :columns].contiguous()
+    return whole, scale
+
+
+def dequantised(matrix: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Return what an operand and its scale stand for, in fp32."""
+    wide = matrix.float()
+    if scale is None:
+        return wide
+    for dim in (0, 1):
+        if scale.ndim == 2 and scale.shape[dim] not in (1, wide.shape[dim]):
+            scale = scale.repeat_interleave(SCALE_BLOCK, dim).narrow(dim, 0, wide.shape[dim])
+    return wide * scale
 
 
 @functools.lru_cache(4096)

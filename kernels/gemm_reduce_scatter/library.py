@@ -55,6 +55,7 @@ VARIANT = library_variant(
     workspace=workspace,
     outputs=outputs,
     has_epilogue=True,
+    takes_fp8=True,
     predict=prediction.library,
     summary="torch.mm, then reduce_scatter_tensor",
 )

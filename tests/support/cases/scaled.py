@@ -14,37 +14,9 @@ import torch
 from checking import FP32_ROUNDOFF, Data
 from families import FAMILIES
 
-from iris_kernels.common.scales import SCALE_BLOCK, scale_shapes
+from iris_kernels.common.scales import SCALE_BLOCK, quantise
 
 KINDS = (("tensor", "tensor"), ("row", "column"), ("tensor", "column"), ("block", "block"))
-
-
-class Quantised(NamedTuple):
-    """A matrix in fp8, its scale, and in fp64 what they stand for."""
-
-    matrix: torch.Tensor
-    scale: torch.Tensor
-    whole: torch.Tensor
-
-
-def quantised(matrix: torch.Tensor, dtype: torch.dtype, kind: str, scale_shape: tuple[int, ...]) -> Quantised:
-    """Return a matrix in fp8: the largest of what shares a scale is the largest of the format."""
-    rows, columns = matrix.shape
-    high, wide = {
-        "tensor": (max(1, rows), max(1, columns)),
-        "row": (1, max(1, columns)),
-        "column": (max(1, rows), 1),
-        "block": (1 if scale_shape[0] == rows else SCALE_BLOCK, SCALE_BLOCK),
-    }[kind]
-    scale = torch.ones(scale_shape)
-    most = torch.finfo(dtype).max
-    for row, column in ((row, column) for row in range(scale_shape[0]) for column in range(scale_shape[1])):
-        part = matrix[row * high : (row + 1) * high, column * wide : (column + 1) * wide]
-        if part.numel():
-            scale[row, column] = part.abs().max() / most
-    spread = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-    small = (matrix / spread).clamp(-most, most).to(dtype)
-    return Quantised(small, scale, small.double() * spread.double())
 
 
 class ScaledData(NamedTuple):
@@ -70,14 +42,13 @@ def make_scaled_data(family: str, problem: Any, rank: int, seed: int) -> ScaledD
     wide_a, wide_b = torch.zeros(whole_a.shape).double(), torch.zeros(whole_b.shape).double()
     for peer in range(problem.world_size):
         own_a, own_b = shards.own_a(problem, peer, whole_a), shards.own_b(problem, peer, whole_b)
-        shapes = scale_shapes(problem.scales, tuple(own_a.shape), tuple(own_b.shape))
-        of_a, of_b = problem.scales or ("tensor", "tensor")
-        a = quantised(own_a, problem.dtype, of_a, shapes.get("a_scale", (1, 1)))
-        b = quantised(own_b, problem.b_dtype, of_b, shapes.get("b_scale", (1, 1)))
-        shards.own_a(problem, peer, wide_a).copy_(a.whole)
-        shards.own_b(problem, peer, wide_b).copy_(b.whole)
-        partials.append((a.whole @ b.whole).to(problem.dtype_of_partials) if shards.sums_partials else None)
-        parts.append((a, b))
+        a, a_scale = quantise(own_a, problem.dtype, problem.scales[0])
+        b, b_scale = quantise(own_b, problem.b_dtype, problem.scales[1], is_b=True)
+        own = [one.double() * _spread(scale, one) for one, scale in ((a, a_scale), (b, b_scale))]
+        shards.own_a(problem, peer, wide_a).copy_(own[0])
+        shards.own_b(problem, peer, wide_b).copy_(own[1])
+        partials.append((own[0] @ own[1]).to(problem.dtype_of_partials) if shards.sums_partials else None)
+        parts.append((a, b, {"a_scale": a_scale, "b_scale": b_scale}))
     product, sums = wide_a @ wide_b, wide_a.abs() @ wide_b.abs()
     out, partial = (torch.finfo(dtype) for dtype in (problem.out_dtype, problem.dtype_of_partials))
     bound = out.eps / 2 * product.abs() + (problem.k + problem.world_size + 3) * FP32_ROUNDOFF * sums
@@ -88,14 +59,21 @@ def make_scaled_data(family: str, problem: Any, rank: int, seed: int) -> ScaledD
         library = functools.reduce(torch.add, partials).to(problem.out_dtype)
     norm = torch.linalg.vector_norm
     library_error = float(norm(library.double() - product) / norm(product))
-    a, b = parts[rank]
-    own = {"a_scale": a.scale, "b_scale": b.scale} if problem.scales else {}
+    a, b, scales = parts[rank]
     data = Data(
-        a.matrix,
-        b.matrix.t().contiguous().t(),
+        a,
+        b.t().contiguous().t(),
         shards.own_output(problem, rank, product),
         shards.own_output(problem, rank, bound),
         library_error,
         math.sqrt(problem.k) * FP32_ROUNDOFF,
     )
-    return ScaledData(data.a, data.b, own, data)
+    return ScaledData(data.a, data.b, scales, data)
+
+
+def _spread(scale: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return in fp64 the scale of each element of a matrix."""
+    for dim in (0, 1):
+        if scale.shape[dim] not in (1, matrix.shape[dim]):
+            scale = scale.repeat_interleave(SCALE_BLOCK, dim).narrow(dim, 0, matrix.shape[dim])
+    return scale.double().expand(matrix.shape)
