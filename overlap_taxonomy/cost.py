@@ -154,6 +154,11 @@ def peak_tflops(machine: Machine, element_bytes: int) -> float:
     return machine.boost_tflops * 2 / element_bytes
 
 
+def widest_of_ours(element_bytes: int) -> int:
+    """Return the columns of our kernels' widest tiles: beside sums of fp8 that are promoted, 256 fit no registers."""
+    return 128 if element_bytes == 1 else 256
+
+
 class _Tile(NamedTuple):
     """A tile of (m, n), and what it takes beside its multiplication and loads, and these for each element along k."""
 
@@ -189,8 +194,7 @@ def _tiles(
     sm_flops_a_us = tflops * 1e6 / machine.num_sms * (machine.num_sms / sms) ** machine.spare_power
     full_tile_us = machine.narrow_tile_us if stores_narrow_rows else machine.portable_tile_us
     tiles = []
-    # Our kernels promote sums of fp8, beside which tiles of more columns do not fit the registers.
-    widest = 128 if element_bytes == 1 and not is_library else 256
+    widest = 256 if is_library else widest_of_ours(element_bytes)
     for (tile_m, tile_n), rate in _tile_rates(machine, kind, slows_down=slows_down).items():
         if tile_n > widest:
             continue
@@ -228,8 +232,10 @@ def _clock(machine: Machine, us: float) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int) -> float:
+def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, widest: int = 256) -> float:
     """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
+
+    Tiles have `widest` columns at most.
 
     It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict.
     """
@@ -254,7 +260,8 @@ def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int) ->
         fixup_us = costs.fixup_us + store_partial_us(costs, block_m, block_n) + (splits - 1) * load_us
         return whole_us + min(alone_us, wave_us(round(left * splits), splits) + fixup_us)
 
-    split_us = min(us(*tile) for tile in costs.tile_rates if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
+    tiles = [tile for tile in costs.tile_rates if tile[1] <= widest]
+    split_us = min(us(*tile) for tile in tiles if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
     if element_bytes > 2:
         return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
     multiply_us = 2e-6 * m * n * k / peak_tflops(machine, element_bytes)

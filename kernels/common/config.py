@@ -146,6 +146,13 @@ def is_fp8(dtype: torch.dtype) -> bool:
     return dtype in FP8_DTYPES
 
 
+def fp8_formats(arch: str) -> tuple[torch.dtype, ...]:
+    """Return the fp8 formats that a device multiplies, or Triton's interpreter."""
+    if arch == "gfx942":
+        return FP8_DTYPES[2:]
+    return FP8_DTYPES[:2] if arch in ("cpu", "gfx950") or _capability(arch) >= 89 else ()
+
+
 def default_config(
     arch: str,
     num_sms: int,
