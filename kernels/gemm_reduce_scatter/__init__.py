@@ -84,8 +84,8 @@ def gemm_reduce_scatter(
         activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
             applies it, in a pass of its own. Scale, bias and residual are of a's dtype,
             or of `out_dtype` where that is fp8; None for none of either.
-        out_dtype: C's; None for a's, or bf16 where that is fp8. With another, sm90 kernels are not taken.
-        partial_dtype: that of partial sums between ranks: None for C's, or another.
+        out_dtype: C's; None for a's, or bf16 where that is fp8.
+        partial_dtype: that of partial sums between ranks; None for C's. With another, sm90 kernels are not taken.
         use_fast_accum: leave sums of fp8 products in the tensor cores' accumulators of sm_90, as the argument of this
             name of ``torch._scaled_mm`` does; they are promoted to fp32 every 128 of k otherwise.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"

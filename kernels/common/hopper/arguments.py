@@ -21,7 +21,7 @@ class WarpTile(NamedTuple):
     """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../portable/gemm.py).
 
     STAGES: of the operand pipeline.
-    SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and `SUBTILE_COLS` columns.
+    SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and SUBTILE_COLS columns.
     SPLITS: so many programs, or more, split each tile of the last wave along k (waves.py).
     PINGPONG: two warp groups multiply a tile each, in turns.
     EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
@@ -38,6 +38,7 @@ class WarpTile(NamedTuple):
     LOADS: int
     STAGES: int
     SUBTILE_ROWS: int
+    SUBTILE_COLS: int
     SUBTILES: int
     SPLITS: int
     PINGPONG: bool

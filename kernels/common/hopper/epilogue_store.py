@@ -29,13 +29,15 @@ from .pipeline import (
     producer_acquire,
     producer_commit,
 )
-from .waves import SUBTILE_COLS, trace_number
+from .waves import trace_number
 
 
 @gluon.jit
 def make_epilogue_store(out, TILE: gl.constexpr):
     """Return an empty epilogue store for subtiles of the descriptor `out`."""
-    subtiles = gl.allocate_shared_memory(out.dtype, [TILE.SUBTILES, 1, TILE.SUBTILE_ROWS, SUBTILE_COLS], out.layout)
+    subtiles = gl.allocate_shared_memory(
+        out.dtype, [TILE.SUBTILES, 1, TILE.SUBTILE_ROWS, TILE.SUBTILE_COLS], out.layout
+    )
     return EpilogueStore(subtiles, make_pipeline(1))
 
 
@@ -57,7 +59,7 @@ def by_columns(acc, APPLY: gl.constexpr, reads, row, col, TILE: gl.constexpr):
     """
     COLS: gl.constexpr = acc.shape[1]
     LAYOUT: gl.constexpr = acc.type.layout
-    if COLS > SUBTILE_COLS:
+    if COLS > TILE.SUBTILE_COLS:
         ROWS: gl.constexpr = acc.shape[0]
         left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
         left = by_columns(left, APPLY, reads, row, col, TILE)
@@ -99,7 +101,7 @@ def stage_tile(acc, store, TILE: gl.constexpr):
 def origin_of_subtile(row, col, index, TILE: gl.constexpr):
     """Return the first row and column of a tile's subtile."""
     ROWS: gl.constexpr = TILE.BLOCK_M // TILE.SUBTILE_ROWS
-    return row + (index % ROWS) * TILE.SUBTILE_ROWS, col + (index // ROWS) * SUBTILE_COLS
+    return row + (index % ROWS) * TILE.SUBTILE_ROWS, col + (index // ROWS) * TILE.SUBTILE_COLS
 
 
 @gluon.jit
@@ -109,7 +111,7 @@ def stage_subtile(acc, staging, subtile, index, rank, WORLD_SIZE: gl.constexpr, 
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
         row, col = origin_of_subtile(work.a_row, work.b_col, subtile, TILE)
         acc = by_columns(acc, apply_ops, staging.epilogue, row, col, TILE)
-    SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, SUBTILE_COLS]
+    SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, TILE.SUBTILE_COLS]
     subtiles = staging.store.subtiles
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, subtiles.dtype)
     subtiles.index(subtile)._reinterpret(subtiles.dtype, SHAPE, LAYOUT).store(acc.to(subtiles.dtype))

@@ -28,6 +28,7 @@ from .plan import (
     COSTS,
     PINGPONG_COLUMNS,
     PROMOTED_COLUMNS,
+    ROW_BYTES,
     SUBTILE_ROWS,
     Tiling,
     fastest_tiling,
@@ -35,14 +36,14 @@ from .plan import (
     whole_waves,
 )
 from .roles import GROUP_WARPS
-from .waves import SUBTILE_COLS
 
 # Of operands, and of C and partial sums.
 OPERAND_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DTYPES_OF_GLUON = {
     torch.bfloat16: gl.bfloat16,
     torch.float16: gl.float16,
+    torch.float32: gl.float32,
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
 }
@@ -66,8 +67,13 @@ def machine_reason() -> str | None:
 
 
 def step_k(dtype: torch.dtype) -> int:
-    """Return the k of a step: of operands of this dtype, rows of 128 bytes, the widest of a swizzled tile."""
-    return 128 // dtype.itemsize
+    """Return the k of a step of operands of this dtype: the widest row of a swizzled tile."""
+    return ROW_BYTES // dtype.itemsize
+
+
+def subtile_columns(problem: Problem) -> int:
+    """Return how many columns of C a subtile has: the widest row of a swizzled tile."""
+    return ROW_BYTES // problem.out_dtype.itemsize
 
 
 def config_reason(problem: Problem, config: GemmConfig) -> str | None:
@@ -88,7 +94,7 @@ def config_reason(problem: Problem, config: GemmConfig) -> str | None:
         return f"with pingpong tiles have {PINGPONG_COLUMNS} columns at most and are not split: {has}"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; subtiles have 8 rows or more"
-    subtiles = num_subtiles(config.block_n, config.comm_rows)
+    subtiles = num_subtiles(config.block_n, config.comm_rows, problem.out_dtype.itemsize)
     if config.splits > subtiles:
         return f"{config.splits} programs split a tile of {subtiles} subtiles; each keeps one or more"
     if config.num_sms <= config.splits:
@@ -149,12 +155,12 @@ def wide_enough(problem: Problem, config: GemmConfig) -> GemmConfig:
     """Return a configuration whose tiles are whole subtiles once the epilogue has made them narrower."""
     if problem.narrowing == 1:
         return config
-    return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * SUBTILE_COLS.value))
+    return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * subtile_columns(problem)))
 
 
 def _narrowing_reason(problem: Problem, config: GemmConfig) -> str | None:
     """Return why tiles that the epilogue makes narrower cannot be stored, or None."""
-    least = problem.narrowing * SUBTILE_COLS.value
+    least = problem.narrowing * subtile_columns(problem)
     if problem.narrowing > 1 and (config.block_n < least or config.splits > 1):
         has = f"block_n {config.block_n}, splits {config.splits}"
         return f"with {problem.epilogue[-1]} tiles have {least} columns or more and are not split: {has}"
@@ -206,7 +212,7 @@ def plan(
         n,
         k_of_costs(problem),
         num_programs=device.num_sms,
-        peers=peers,
+        peers=peers * problem.out_dtype.itemsize // 2,  # which take twice as long for elements twice as large
         splits=splits,
         pingpong=pingpong and not problem.is_promoted,
         widest=widest(problem),
@@ -221,7 +227,8 @@ def k_of_costs(problem: Problem) -> int:
 
 def widest(problem: Problem) -> int:
     """Return how many columns a tile has at most."""
-    return PROMOTED_COLUMNS if problem.is_promoted else max(COSTS.rates)
+    is_large = problem.out_dtype.itemsize > 2  # beside a finished tile of 256 columns two stages fit shared memory
+    return PROMOTED_COLUMNS if problem.is_promoted or is_large else max(COSTS.rates)
 
 
 def config_of(problem: Problem, tiling: Tiling, device: Device) -> GemmConfig:
@@ -305,7 +312,8 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         loads,
         config.num_stages,
         config.comm_rows,
-        num_subtiles(config.block_n // call.problem.narrowing, config.comm_rows),
+        subtile_columns(call.problem),
+        num_subtiles(config.block_n // call.problem.narrowing, config.comm_rows, call.problem.out_dtype.itemsize),
         config.splits,
         config.pingpong,
         EPILOGUE=call.ops,
@@ -368,12 +376,12 @@ def can_describe(matrix: torch.Tensor) -> bool:
 
 def subtiles_of(call: Call[Any], out: torch.Tensor) -> TensorDescriptor:
     """Return the descriptor of a (rank, row, column) tensor that subtiles of tiles are sent to."""
-    return descriptor(out, (1, call.config.comm_rows, SUBTILE_COLS.value))
+    return descriptor(out, (1, call.config.comm_rows, subtile_columns(call.problem)))
 
 
 def tile_columns_of(call: Call[Any], partials: torch.Tensor) -> TensorDescriptor:
     """Return the descriptor of a (rank, row, column) tensor that tiles are loaded from, a subtile's columns at once."""
-    return descriptor(partials, (1, call.config.block_m, SUBTILE_COLS.value))
+    return descriptor(partials, (1, call.config.block_m, subtile_columns(call.problem)))
 
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:

@@ -8,10 +8,9 @@ from itertools import product
 
 from overlap_taxonomy.machines import H200X4
 
-from .waves import SUBTILE_COLS
-
 BLOCK_M = 128
 STEP_K = 64  # of operands of two bytes, as which all are counted here
+ROW_BYTES = 128  # the widest row of a swizzled tile in shared memory
 SUBTILE_ROWS = 32  # of default configurations; a program of a split tile keeps one or more
 COSTS = H200X4.sm90  # by which tilings are chosen, on every GPU
 # Within these bounds pingpong gained 0 to 7 % of ten all-scatters over 2 H200s, 2 % in the mean. Beyond the first it
@@ -157,6 +156,6 @@ def is_possible(tiling: Tiling, k: int) -> bool:
     )
 
 
-def num_subtiles(block_n: int, rows: int) -> int:
-    """Return how many subtiles of so many rows a tile has."""
-    return BLOCK_M // rows * (block_n // SUBTILE_COLS.value)
+def num_subtiles(block_n: int, rows: int, itemsize: int = 2) -> int:
+    """Return how many subtiles of so many rows a tile has, of elements of so many bytes."""
+    return BLOCK_M // rows * (block_n * itemsize // ROW_BYTES)

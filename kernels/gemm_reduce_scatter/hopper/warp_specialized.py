@@ -303,7 +303,7 @@ def shards_of(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sen
         by_columns=by_columns,
         tiles=call.num_tiles(m, n),
         tile_us=tile_alone_us(tiling, hopper.k_of_costs(problem)),
-        wave_sent_us=config.num_sms * tile_sent_us(tiling, peers=1),
+        wave_sent_us=config.num_sms * tile_sent_us(tiling, peers=1) * problem.out_dtype.itemsize / 2,
         sends_sums=sends_sums,
         num_programs=config.num_sms,
         world_size=problem.world_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import epilogues
 import pytest
+import torch
 from emulated_operators import COPIES, KERNELS, Case, run_case
 
 from iris_kernels.all_gather_gemm import gather_plan
@@ -191,6 +192,13 @@ def test_fp8_operands_are_scaled(family: str, name: str, case: Case, scales: tup
 def test_sums_of_fp8_stay_in_the_accumulators_with_fast_accum(family: str, name: str, pingpong: bool) -> None:
     case = Case(301, 304, 1040, "many steps a tile", block_n=128, world_size=2, pingpong=pingpong)
     run_case(family, name, case, 0, scales=("row", "column"), use_fast_accum=True)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[12], IN_TURNS[0]], ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_c_may_be_fp32(family: str, name: str, case: Case) -> None:
+    run_case(family, name, case, 0, out_dtype=torch.float32)
+    run_case(family, name, case, 0, out_dtype=torch.float32, epilogue=("bias", "relu"))
 
 
 GATED = [  # of two or three columns of tiles a rank

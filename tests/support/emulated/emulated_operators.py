@@ -191,6 +191,9 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
         if number == 0:
             poison(operator)
         call(machine, world, operator, data)
+        error = torch.linalg.vector_norm(operator.output - finished.expected)
+        if problem.out_dtype == torch.float32 and error > 1e-5 * torch.linalg.vector_norm(finished.expected):
+            faults.append(f"rank {rank}, call {number}: the error is {error}, of a C of fp32")
         if wrong := fault(operator.output, finished, problem.out_dtype):
             faults.append(f"rank {rank}, call {number}: {wrong}")
         if operator.last_call.options.get("keep_gathered"):
@@ -211,6 +214,7 @@ def run_case(
     epilogue: tuple[str, ...] = (),
     scales: tuple[str, ...] = (),
     use_fast_accum: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
     **options: bool,
 ) -> dict[int, list[Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call.
@@ -219,7 +223,7 @@ def run_case(
     """
     dtype = torch.float8_e4m3fn if scales else torch.bfloat16
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, dtype)
-    problem = replace(problem, epilogue=epilogue, scales=scales, use_fast_accum=use_fast_accum)
+    problem = replace(problem, epilogue=epilogue, scales=scales, use_fast_accum=use_fast_accum, out_dtype=out_dtype)
     config = GemmConfig(
         128,
         case.block_n,

@@ -240,7 +240,6 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0].after(num_outstanding),
         "fence_async_shared": lambda: None,
         "fence_before_descriptor_loads": lambda: None,
-        "SUBTILE_COLS": 64,
         "_SCALE_BLOCK": 128,
         "SCALES_AT_ONCE": 128,
         "_SPLITS_AT_ONCE": 4,
