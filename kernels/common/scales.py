@@ -95,21 +95,16 @@ def quantise(
         The matrix, rows contiguous, and the scale, fp32, of the shape of `scale_shapes`.
     """
     rows, columns = matrix.shape
-    high = {"tensor": rows, "row": 1, "column": rows, "block": SCALE_BLOCK if is_b else 1}[kind]
-    wide = {"tensor": columns, "row": columns, "column": 1, "block": SCALE_BLOCK}[kind]
-    high, wide = max(high, 1), max(wide, 1)
-    padded = F.pad(matrix.float(), (0, -columns % wide, 0, -rows % high))
-    blocks = (
-        padded.unflatten(0, (-1, high)).unflatten(2, (-1, wide))
-        if padded.numel()
-        else padded.new_zeros(*(-(-rows // high), high, -(-columns // wide), wide))
-    )
-    most = torch.finfo(dtype).max
-    scale = blocks.abs().amax((1, 3)) / most if blocks.numel() else blocks.new_ones(blocks.shape[0], blocks.shape[2])
+    high = {"row": 1, "block": SCALE_BLOCK if is_b else 1}.get(kind, max(rows, 1))
+    wide = {"column": 1, "block": SCALE_BLOCK}.get(kind, max(columns, 1))
+    tall = 1 if kind in ("tensor", "column") else -(-rows // high)
+    across = 1 if kind in ("tensor", "row") else -(-columns // wide)
+    padded = F.pad(matrix.float(), (0, across * wide - columns, 0, tall * high - rows))
+    blocks, most = padded.view(tall, high, across, wide), torch.finfo(dtype).max
+    scale = blocks.abs().amax((1, 3)) / most
     scale = torch.where(scale > 0, scale, 1.0)
     small = (blocks / scale[:, None, :, None]).clamp_(-most, most).to(dtype)
-    whole = small.flatten(2).flatten(0, 1)[:rows, :columns].contiguous()
-    return whole, scale
+    return small.view(padded.shape)[:rows, :columns].contiguous(), scale
 
 
 def dequantised(matrix: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
