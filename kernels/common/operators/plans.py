@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .call import Device
-from .config import GemmConfig, default_config, fp8_formats, is_fp8
-from .implementation import Implementation
-from .problem import Problem, plan_rows
+from ..call import Device
+from ..config import GemmConfig, fp8_formats, is_fp8
+from ..implementation import Implementation
+from ..problem import Problem, plan_rows
 
 P = TypeVar("P", bound=Problem)
-
-
-def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> GemmConfig:
-    """Return what to start from for the rank that has most to do; `comm_share` as `default_config`'s."""
-    n, how = problem.b_shape(0)[1], {"is_promoted": problem.is_promoted}
-    return default_config(
-        device.arch, device.num_sms, m=problem.m, n=n, dtype=problem.dtype, comm_share=comm_share, **how
-    )
 
 
 def fp8_reason(problem: Problem, device: Device) -> str | None:
