@@ -16,7 +16,7 @@ from .ccl.cli import ccl
 from .check.cli import check
 from .command.env import env
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
-from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
+from .command.options import Device, Names, OperandDtype, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
 from .command.progress import CommandProgress
 from .command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
@@ -84,7 +84,11 @@ def run(
     every: Annotated[int, typer.Option(help="Of the shapes in order of M, measure each N-th.", metavar="N")] = 1,
     world_size: WorldSize = None,
     device: Device = "auto",
-    dtype: Dtype = "bf16",
+    dtype: OperandDtype = "bf16",
+    scales: Annotated[str, typer.Option(help="Of fp8 operands: tensor, row or block [default: row].")] = "",
+    fast_accum: Annotated[
+        bool, typer.Option("--fast-accum", help="Leave sums of fp8 in the tensor cores' accumulators, in all variants.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant and shape.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make of it: .png, .svg or .pdf.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Samples a variant [default: 20; 1 on a CPU].")] = None,
@@ -126,6 +130,8 @@ def run(
             timed=time,
             link_gbps=link_gbps,
             epilogue=epilogue,
+            scales=scales,
+            use_fast_accum=fast_accum,
             step=every,
             done=done,
         )
