@@ -54,6 +54,7 @@ VARIANTS = (
         open=open_group,
         options={"keep_gathered": False},
         place=PLACE,
+        spans_hosts=False,
         summary="torch's fused_all_gather_matmul over symmetric memory",
     ),
     library_variant(
@@ -63,6 +64,7 @@ VARIANTS = (
         supports=unsupported_reason,
         open=open_group,
         place=PLACE,
+        spans_hosts=False,
         summary="torch's fused_matmul_reduce_scatter over symmetric memory",
     ),
 )

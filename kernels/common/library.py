@@ -34,6 +34,7 @@ def library_variant(
     supports: Callable[[Any, GemmConfig | None], str | None] | None = None,
     open: Callable[[Context, Any], Any] = lambda ctx, problem: ctx.process_group(),
     has_epilogue: bool = False,
+    spans_hosts: bool = True,
     place: tuple[Arrangement, Agent, Sync] = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER),
     **more: Any,
 ) -> Variant:
@@ -46,6 +47,7 @@ def library_variant(
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
         has_epilogue: whether `launch` does what a problem's epilogue says, and gives C any dtype.
+        spans_hosts: whether its ranks may live on several hosts.
         place: in the taxonomy.
         more: what else an `Implementation` takes.
     """
@@ -66,6 +68,7 @@ def library_variant(
         supports=reason,
         open=open,
         is_ours=False,
+        spans_hosts=spans_hosts,
         mainloop=Mainloop.OWN,
         schedule=Schedule.OWN,
         **more,

@@ -1,0 +1,74 @@
+"""All-gather + GEMM over several hosts: shards arrive from the other hosts while those that are there are multiplied.
+
+A rank sends its shard to the ranks at its place on the other hosts, host below first, and receives theirs: so each host
+holds all of A, and each of its ranks one shard of every host. Inside the host, all-gather + GEMM multiplies a chunk of
+the shards of one host at a time, those of this host first: one launch a chunk, behind the chunk's arrival in the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from iris_core.rendezvous.topology import Topology
+
+from ..common.hierarchical.call import HierarchicalCall, Hierarchy, cut, padded
+from .host import FAMILY, OPTIONS
+from .problem import AllGatherGemmProblem
+
+
+def inside(problem: AllGatherGemmProblem, topology: Topology, chunks: int) -> list[AllGatherGemmProblem]:
+    """Return what a host's ranks multiply: the shards of one host, and the chunks of another's."""
+    rows = problem.a_shape(0)[0]
+    return [_part(problem, topology, rows), *(_part(problem, topology, _length(one)) for one in cut(rows, chunks))]
+
+
+def _part(problem: AllGatherGemmProblem, topology: Topology, rows: int) -> AllGatherGemmProblem:
+    """Return the problem of so many rows of each shard of a host; all shards and blocks of columns are full."""
+    size = topology.ranks_per_host
+    return replace(problem, m=size * rows, n=size * problem.b_shape(0)[1], world_size=size)
+
+
+def _length(chunk: slice) -> int:
+    return chunk.stop - chunk.start
+
+
+def run(call: HierarchicalCall[AllGatherGemmProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the transfers, then a product a chunk, each behind its transfer."""
+    problem, topology, own = call.problem, call.topology, call.rail.host
+    (rows, k), columns = problem.a_shape(0), problem.b_shape(0)[1]
+    shards = a.new_empty(topology.num_hosts, rows, k)  # of the ranks at this one's place
+    shards[own] = padded(a, rows, k)
+    b = padded(b, k, columns)
+    chunks = cut(rows, call.chunks)
+    transfers = {
+        (above, chunk.start): call.rail.exchange(below, shards[own, chunk], above, shards[above, chunk])
+        for above, below in call.distant()
+        for chunk in chunks
+    }
+    by_shard = topology.num_hosts, topology.ranks_per_host, rows
+    c = a.new_empty(*by_shard, columns // problem.narrowing, dtype=problem.out_dtype)
+    keeps_gathered = call.options["keep_gathered"]
+    gathered = a.new_empty(*by_shard, k) if keeps_gathered else None
+    for host in (own, *(above for above, _ in call.distant())):
+        for chunk in [slice(0, rows)] if host == own else chunks:
+            if host != own:
+                transfers[host, chunk.start].wait()
+            part = _part(problem, topology, _length(chunk))
+
+            def take(whole: torch.Tensor, host: int = host, chunk: slice = chunk) -> torch.Tensor:
+                taken = whole.view(*by_shard, *whole.shape[1:])[host, :, chunk]
+                return taken.reshape(-1, *whole.shape[1:])
+
+            operands = call.operands_of(problem.world_size * rows, columns, take)
+            place = c[host, :, chunk]
+            whole = place.view(part.m, -1) if place.is_contiguous() else place
+            _, *others = call.multiply(part, shards[host, chunk], b, out=whole, operands=operands)
+            if gathered is not None:
+                gathered[host, :, chunk] = others[0].view(topology.ranks_per_host, -1, k)
+    output = c.view(-1, c.shape[-1])[: problem.m, : problem.c_shape(call.rank)[1]]
+    return (output,) if gathered is None else (output, gathered.view(-1, k)[: problem.m])
+
+
+HIERARCHY = Hierarchy(FAMILY, inside, run, OPTIONS)
