@@ -59,7 +59,7 @@ class HierarchicalContext(Context):
             reserved = self.reserve_sms or (NCCL_SMS if on_gpu else 0)
             asked = heap_size, device, self.timeout_s, reserved
             self.local = Context(self._host, self._rank_info.on_host(), *asked)
-            opened.callback(lambda: self.local._close(is_failing=self._is_leaving or self._exchange.failure is not None))
+            opened.callback(self._close_local)
         self.reserve_sms = reserved
         self.backend, self.heap, self.watchdog = self.local.backend, self.local.heap, self.local.watchdog
         self.profiler_range, self.ranks_on_device = self.local.profiler_range, self.local.ranks_on_device
@@ -90,6 +90,9 @@ class HierarchicalContext(Context):
         for made in self._of_hosts:
             with contextlib.suppress(AttributeError, RuntimeError):  # gloo's end by themselves
                 made.group._get_backend(self.get_device()).abort()
+
+    def _close_local(self) -> None:
+        self.local._close(is_failing=self._is_leaving or self._exchange.failure is not None)
 
     def device_barrier(self, group: Any = None) -> None:
         """Queue a barrier of all ranks on the current stream; on a CPU the host waits.

@@ -47,8 +47,8 @@ class HierarchicalRecovery(Recovery):
     def reset(self) -> NoReturn:
         """Raise: there is no going on."""
         raise RuntimeError(
-            "a context over several hosts cannot be reset, as collectives between hosts cannot be continued: close() it "
-            "and, if all ranks live, make another"
+            "a context over several hosts cannot be reset, as collectives between hosts cannot be continued: close() "
+            "it and, if all ranks live, make another"
         )
 
     @contextlib.contextmanager

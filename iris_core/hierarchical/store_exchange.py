@@ -1,7 +1,7 @@
-"""Rounds of messages between ranks on several hosts, through a store of torch's, and the pulse that each rank has there.
+"""Rounds of messages between ranks on several hosts through a store of torch's, and the ranks' pulses there.
 
-In a round each rank sets a key of its own and reads everybody's. A thread of each rank counts a key up, its *pulse*, and
-reads the others': a host that stops, is cut off or dies is found by a pulse that stands still, also while this rank
+In a round each rank sets a key of its own and reads everybody's. A thread of each rank counts a key up, its *pulse*,
+and reads the others': a host that stops, is cut off or dies is found by a pulse that stands still, also while this rank
 waits for a collective between hosts. What fails on a rank, it writes into the key ``failed``, which all read. A failure
 is final: collectives between hosts that were under way cannot be continued.
 """

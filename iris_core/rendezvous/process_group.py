@@ -66,7 +66,12 @@ def make_process_group(
         ranks = dist.get_process_group_ranks(known)
         return new_group(ranks, device, limit_s, use_local_synchronization=given is not None)
     dist.init_process_group(
-        backend, store=dist.PrefixStore("torch", store) if store else _store_of_host(control_plane), rank=control_plane.rank, world_size=control_plane.world_size, device_id=device, **_limit(limit_s)
+        backend,
+        store=dist.PrefixStore("torch", store) if store else _store_of_host(control_plane),
+        rank=control_plane.rank,
+        world_size=control_plane.world_size,
+        device_id=device,
+        **_limit(limit_s),
     )
     world = dist.group.WORLD
     assert world is not None

@@ -2,7 +2,7 @@
 
 A rank sends its shard to the ranks at its place on the other hosts, host below first, and receives theirs: so each host
 holds all of A, and each of its ranks one shard of every host. Inside the host, all-gather + GEMM multiplies a chunk of
-the shards of one host at a time, those of this host first: one launch a chunk, behind the chunk's arrival in the stream.
+the shards of one host at a time, those of this host first: one launch a chunk, behind its arrival in the stream.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ import torch
 
 from iris_core.rendezvous.topology import Topology
 
-from ..common.hierarchical.call import HierarchicalCall, Hierarchy, cut, padded
+from ..common.hierarchical.call import HierarchicalCall, Hierarchy, HostStep, cut, length, padded
 from .host import FAMILY, OPTIONS
 from .problem import AllGatherGemmProblem
 
 
-def inside(problem: AllGatherGemmProblem, topology: Topology, chunks: int) -> list[AllGatherGemmProblem]:
-    """Return what a host's ranks multiply: the shards of one host, and the chunks of another's."""
-    rows = problem.a_shape(0)[0]
-    return [_part(problem, topology, rows), *(_part(problem, topology, _length(one)) for one in cut(rows, chunks))]
+def steps(problem: AllGatherGemmProblem, topology: Topology, chunks: int) -> list[HostStep]:
+    """Return the products: of the shards of this host, and of chunks of the others'."""
+    rows, row_bytes = problem.a_shape(0)[0], problem.k * problem.dtype.itemsize
+    lengths = [length(chunk) for chunk in cut(rows, chunks)] * (topology.num_hosts - 1)
+    arriving = [HostStep(_part(problem, topology, one), arrives_bytes=one * row_bytes) for one in lengths]
+    return [HostStep(_part(problem, topology, rows)), *arriving]
 
 
 def _part(problem: AllGatherGemmProblem, topology: Topology, rows: int) -> AllGatherGemmProblem:
     """Return the problem of so many rows of each shard of a host; all shards and blocks of columns are full."""
     size = topology.ranks_per_host
     return replace(problem, m=size * rows, n=size * problem.b_shape(0)[1], world_size=size)
-
-
-def _length(chunk: slice) -> int:
-    return chunk.stop - chunk.start
 
 
 def run(call: HierarchicalCall[AllGatherGemmProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -55,7 +53,7 @@ def run(call: HierarchicalCall[AllGatherGemmProblem], a: torch.Tensor, b: torch.
         for chunk in [slice(0, rows)] if host == own else chunks:
             if host != own:
                 transfers[host, chunk.start].wait()
-            part = _part(problem, topology, _length(chunk))
+            part = _part(problem, topology, length(chunk))
 
             def take(whole: torch.Tensor, host: int = host, chunk: slice = chunk) -> torch.Tensor:
                 taken = whole.view(*by_shard, *whole.shape[1:])[host, :, chunk]
@@ -71,4 +69,4 @@ def run(call: HierarchicalCall[AllGatherGemmProblem], a: torch.Tensor, b: torch.
     return (output,) if gathered is None else (output, gathered.view(-1, k)[: problem.m])
 
 
-HIERARCHY = Hierarchy(FAMILY, inside, run, OPTIONS)
+HIERARCHY = Hierarchy(FAMILY, steps, run, OPTIONS)

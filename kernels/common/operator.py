@@ -207,9 +207,7 @@ class Operator(Generic[P]):
         with self.ctx.profiler_range(self._sized):
             return self._queue_call(call, operands, out)
 
-    def _queue_compared(
-        self, operands: _Operands, m: int | None, out: torch.Tensor | None
-    ) -> tuple[torch.Tensor, ...]:
+    def _queue_compared(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """As `_queue`, but that the ranks first compare what they call."""
         self._check_open()
         self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")

@@ -7,21 +7,33 @@ other ranks of its host.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import torch
 
 from iris_core.rendezvous.topology import Topology
 
-from ..common.hierarchical.call import HierarchicalCall, Hierarchy, cut, padded
+from ..common.hierarchical.call import HierarchicalCall, Hierarchy, HostStep, cut, length, padded
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 
 
-def inside(problem: GemmAllScatterProblem, topology: Topology, chunks: int) -> list[GemmAllScatterProblem]:
-    """Return what a host's ranks multiply: chunks of rows; all blocks of columns are full."""
-    lengths = {chunk.stop - chunk.start for chunk in cut(problem.m, chunks)}
-    return [_part(problem, topology, rows) for rows in sorted(lengths, reverse=True)]
+def steps(problem: GemmAllScatterProblem, topology: Topology, chunks: int) -> list[HostStep]:
+    """Return the products of chunks of rows, and what it takes to spread what has come."""
+    row_bytes, others = problem.b_shape(0)[1] * problem.out_dtype.itemsize, topology.num_hosts - 1
+    products = [
+        HostStep(
+            _part(problem, topology, length(chunk)),
+            leaves_bytes=others * length(chunk) * row_bytes,
+            moved_bytes=2 * length(chunk) * topology.ranks_per_host * row_bytes,
+        )
+        for chunk in cut(problem.m, chunks)
+    ]
+    block_bytes = others * problem.m * row_bytes
+    spread_bytes = 2 * topology.ranks_per_host * block_bytes
+    gathered_bytes = (topology.ranks_per_host - 1) * block_bytes
+    return [*products, HostStep(None, is_last=True, moved_bytes=spread_bytes, gathered_bytes=gathered_bytes)]
 
 
 def _part(problem: GemmAllScatterProblem, topology: Topology, rows: int) -> GemmAllScatterProblem:
@@ -35,11 +47,11 @@ def run(call: HierarchicalCall[GemmAllScatterProblem], a: torch.Tensor, b: torch
     size, (k, columns), chunks = topology.ranks_per_host, problem.b_shape(0), cut(problem.m, call.chunks)
     b = padded(b, k, columns)
     c = a.new_empty(problem.m, topology.num_hosts, size, columns, dtype=problem.out_dtype)
-    blocks = [c.new_empty(topology.num_hosts, one.stop - one.start, columns) for one in chunks]
+    blocks = [c.new_empty(topology.num_hosts, length(one), columns) for one in chunks]
     transfers = {}
     for chunk, received in zip(chunks, blocks, strict=True):
-        part = _part(problem, topology, chunk.stop - chunk.start)
-        operands = call.operands_of(problem.m, columns, lambda whole, chunk=chunk: whole[chunk])
+        part = _part(problem, topology, length(chunk))
+        operands = call.operands_of(problem.m, columns, operator.itemgetter(chunk))
         call.multiply(part, a[chunk], b, out=c[chunk, own], operands=operands)
         received[own] = c[chunk, own, place]
         for above, below in call.distant():
@@ -60,4 +72,4 @@ def _spread(call: HierarchicalCall[GemmAllScatterProblem], block: torch.Tensor) 
     return gathered
 
 
-HIERARCHY = Hierarchy(FAMILY, inside, run, gathers_inside=True)
+HIERARCHY = Hierarchy(FAMILY, steps, run, baseline="library_layout", gathers_inside=True)

@@ -1,8 +1,8 @@
 """GEMM + reduce-scatter over several hosts: a host sums its partials, and sends the sum to the host that owns the rows.
 
-Inside the host, GEMM + reduce-scatter sums the rows of one other host at a time, host above first, in chunks of columns:
-each rank has the sum for the rank at its place there, and sends it while the next chunk is multiplied. This host's own
-rows come last, when the sums of other hosts are on their way. They are added in fp32 in the order of hosts.
+Inside the host, GEMM + reduce-scatter sums the rows of one other host at a time, the next one first, in chunks of
+columns: each rank has the sum for the rank at its place there, and sends it while the next chunk is multiplied. The
+host's own rows come last, when the sums of other hosts are on their way. They are added in fp32, in the order of hosts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,30 @@ import torch
 from iris_core.rendezvous.topology import Topology
 
 from ..common.device.epilogue import finish_with_torch
-from ..common.hierarchical.call import COLUMNS_OF_A_CHUNK, HierarchicalCall, Hierarchy, Transfer, cut, padded
+from ..common.hierarchical.call import (
+    COLUMNS_OF_A_CHUNK,
+    HierarchicalCall,
+    Hierarchy,
+    HostStep,
+    Transfer,
+    cut,
+    length,
+    padded,
+)
 from .host import FAMILY
 from .problem import GemmReduceScatterProblem
 
 P = TypeVar("P", bound=GemmReduceScatterProblem)
 
 
-def inside(problem: GemmReduceScatterProblem, topology: Topology, chunks: int) -> list[GemmReduceScatterProblem]:
-    """Return what a host's ranks multiply: chunks of columns of the rows of one host."""
-    widths = {chunk.stop - chunk.start for chunk in _chunks(problem, chunks)}
-    return [_part(problem, topology, width) for width in sorted(widths, reverse=True)]
+def steps(problem: GemmReduceScatterProblem, topology: Topology, chunks: int) -> list[HostStep]:
+    """Return the products of chunks of the other hosts' rows, those of this host's, and the sum."""
+    rows, others, itemsize = problem.shard_shape(0)[0], topology.num_hosts - 1, problem.out_dtype.itemsize
+    widths = [length(chunk) for chunk in _chunks(problem, chunks)]
+    leaving = [HostStep(_part(problem, topology, one), leaves_bytes=rows * one * itemsize) for one in widths * others]
+    own = [HostStep(_part(problem, topology, width)) for width in widths]
+    sums = HostStep(None, is_last=True, moved_bytes=(others + 2) * rows * problem.n * itemsize)
+    return [*leaving, *own, sums]
 
 
 def _chunks(problem: GemmReduceScatterProblem, chunks: int) -> list[slice]:
@@ -46,10 +59,10 @@ def sum_rows(call: HierarchicalCall[P], a: torch.Tensor, b: torch.Tensor) -> tor
     (rows, n), k = problem.shard_shape(0), problem.a_shape(0)[1]
     of_host, chunks = topology.ranks_per_host * rows, _chunks(problem, call.chunks)
     b = padded(b, k, n)
-    sums = [a.new_empty(topology.num_hosts, rows, one.stop - one.start, dtype=problem.out_dtype) for one in chunks]
+    sums = [a.new_empty(topology.num_hosts, rows, length(one), dtype=problem.out_dtype) for one in chunks]
 
     def multiply(host: int, chunk: slice, out: torch.Tensor | None = None) -> torch.Tensor:
-        part = _part(problem, topology, chunk.stop - chunk.start)
+        part = _part(problem, topology, length(chunk))
         rows_of_host = padded(a[host * of_host : (host + 1) * of_host], of_host, k)
         return call.multiply(part, rows_of_host, b[:, chunk], out=out)[0]
 
@@ -75,4 +88,4 @@ def run(call: HierarchicalCall[GemmReduceScatterProblem], a: torch.Tensor, b: to
     return (finish_with_torch(total, call.problem.epilogue, dict(call.operands)).to(call.problem.out_dtype),)
 
 
-HIERARCHY = Hierarchy(FAMILY, inside, run)
+HIERARCHY = Hierarchy(FAMILY, steps, run)

@@ -32,8 +32,7 @@ from overlap_taxonomy import (
 from ..calibration.first_use import measured_at_first_use
 from ..calibration.kept import machine_in, read_calibration
 from ..config import GemmConfig
-from ..hierarchical.building import build_over_hosts, spans_hosts
-from ..hierarchical.prediction import choose_over_hosts
+from ..hierarchical.building import build_over_hosts, choose_over_hosts, spans_hosts
 from ..problem import Problem
 from .choices import Choices
 from .knowledge import Knowledge
@@ -140,7 +139,7 @@ def decide(
             `known_of` must have been called.
     """
     if spans_hosts(ctx):
-        return choose_over_hosts(ctx, family, problem, baseline=baseline, others=NAME)
+        return choose_over_hosts(ctx, family, problem, NAME)
     kept = _known.get(ctx)
     product = (family, problem.with_rows(1), *left_out)
     found = kept.choices.get(product) if kept else None

@@ -5,5 +5,6 @@
 | call.py | what a family's schedule of chunks is given |
 | operator.py | the operator, which looks like those of one host |
 | building.py | which kind of operator a context gets |
-| prediction.py | the time of a schedule, from those of its operators inside a host, and the number of chunks |
+| prediction.py | the predicted time of a schedule, by those of its operators inside a host |
+| choosing.py | how many chunks a call takes, or the library over all ranks |
 """

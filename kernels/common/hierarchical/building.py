@@ -6,11 +6,13 @@ from typing import Any
 
 from iris_core import Context
 from iris_core.hierarchical import HierarchicalContext
+from overlap_taxonomy import Choice
 
 from ..config import GemmConfig
 from ..implementation import Implementation
 from ..problem import Problem
 from .call import Hierarchy
+from .choosing import schedules_for
 from .operator import HierarchicalOperator
 
 _hierarchies: dict[str, Hierarchy] = {}  # by family
@@ -47,6 +49,18 @@ def _one_host_reason(ctx: HierarchicalContext, implementation: Implementation) -
         return None
     able = f"variants with kernels of this library, and library, of {', '.join(sorted(_hierarchies))}"
     return f"it is for ranks of one host, and these live on {ctx.topology.num_hosts}; {able} can span hosts"
+
+
+def choose_over_hosts(ctx: Context, family: str, problem: Problem, others: str) -> Choice:
+    """Return the library's variant over all ranks, or `others`, what is built over hosts, as is predicted to be faster.
+
+    Collective the first time for a product, and for more rows.
+    """
+    assert isinstance(ctx, HierarchicalContext)
+    hierarchy = _hierarchies[family]
+    schedules = schedules_for(ctx, family, hierarchy, problem, others)
+    is_library = schedules.is_library[schedules.index(problem.m)]
+    return Choice(hierarchy.baseline if is_library else others, None, schedules.why)
 
 
 def build_over_hosts(

@@ -90,8 +90,7 @@ class HierarchicalCall(Generic[P]):
         """
         operator = self.operator(problem)
         is_direct = out is not None and not operator.keeps_outputs and _is_plain(out)
-        more = {"out": out} if is_direct else {}
-        c, *others = operator.call(a, b, m=problem.m, **more, **operands or {})
+        c, *others = operator.call(a, b, m=problem.m, out=out if is_direct else None, **operands or {})
         c = operator.as_matrix(c)
         if out is not None and not is_direct:
             c = out.copy_(c.view(out.shape))
@@ -115,22 +114,48 @@ class HierarchicalCall(Generic[P]):
 
 
 @dataclass(frozen=True)
+class HostStep:
+    """A step of a schedule over several hosts, the same on all of them; an `overlap_taxonomy.Step` without its time.
+
+    Args:
+        inside: what the ranks of a host multiply; None for nothing.
+        arrives_bytes, leaves_bytes, is_last: as a `Step`'s.
+        moved_bytes: that a rank reads and writes in its own memory.
+        gathered_bytes: that it sends to the others of its host in an all-gather.
+    """
+
+    inside: Problem | None
+    arrives_bytes: int = 0
+    leaves_bytes: int = 0
+    is_last: bool = False
+    moved_bytes: int = 0
+    gathered_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Hierarchy:
     """How a family is done over several hosts.
 
     Args:
         family: of the operators inside a host.
-        inside: returns the problems of these that a call of so many chunks takes.
+        steps: returns what a call of so many chunks does.
         run: queues a call on this rank's A and B, and returns its outputs: C, then the family's others.
         options: the family's own arguments, with their defaults.
+        baseline: the library's variant whose output is what the family's function promises.
         gathers_inside: whether `run` takes collectives of `ctx.local.ccl`.
     """
 
     family: str
-    inside: Callable[[Any, Topology, int], Sequence[Problem]]
+    steps: Callable[[Any, Topology, int], Sequence[HostStep]]
     run: Callable[[HierarchicalCall[Any], torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
     options: Mapping[str, Any] = field(default_factory=dict)
+    baseline: str = "library"
     gathers_inside: bool = False
+
+    def inside(self, problem: Problem, topology: Topology, chunks: int) -> list[Problem]:
+        """Return what the ranks of a host multiply in a call of so many chunks, the largest first."""
+        found = {step.inside for step in self.steps(problem, topology, chunks) if step.inside is not None}
+        return sorted(found, key=lambda one: (one.m, one.n), reverse=True)
 
 
 def padded(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -147,9 +172,14 @@ def cut(size: int, chunks: int, multiple: int = 1) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
+def length(chunk: slice) -> int:
+    """Return how long a slice of `cut` is."""
+    return chunk.stop - chunk.start
+
+
 def _is_plain(out: torch.Tensor) -> bool:
     """Whether kernels can store into a place: one behind the other, from where descriptors can begin."""
     return out.ndim == 2 and out.is_contiguous() and out.data_ptr() % 16 == 0
 
 
-__all__ = ["HierarchicalCall", "Hierarchy", "Transfer", "cut", "padded"]
+__all__ = ["HierarchicalCall", "Hierarchy", "HostStep", "Transfer", "cut", "length", "padded"]

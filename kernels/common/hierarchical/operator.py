@@ -15,7 +15,7 @@ from iris_core.utils.torch_modes import plain_tensors
 from ..config import GemmConfig
 from ..problem import Problem
 from .call import HierarchicalCall, Hierarchy
-from .prediction import chunks_for
+from .choosing import schedules_for
 
 P = TypeVar("P", bound=Problem)
 
@@ -147,7 +147,8 @@ class HierarchicalOperator(Generic[P]):
         return f"{self.family}/{self.variant} over {self.ctx.topology.num_hosts} hosts"
 
     def _call_of(self, problem: P, operands: Mapping[str, torch.Tensor]) -> HierarchicalCall[P]:
-        chunks = chunks_for(self.ctx, self._hierarchy, problem)
+        schedules = schedules_for(self.ctx, self.family, self._hierarchy, problem, self.variant)
+        chunks = schedules.chunks[schedules.index(problem.m)]
         asked = self._hierarchy.family, self.variant, self._config, self._options
         return HierarchicalCall(self.ctx, problem, *asked, chunks, operands)
 
@@ -161,8 +162,8 @@ class HierarchicalOperator(Generic[P]):
         if found is None or not 1 <= found <= self.problem.m:
             raise ValueError(
                 f"{self}: A is {tuple(a.shape)} on rank {self.rank}, with m={m}; the operator was made for 1 to "
-                f"{self.problem.m} rows of all ranks, of which this one has {self.problem.a_shape(self.rank)[0]} at most; "
-                "with fewer rows, give m, those of all ranks"
+                f"{self.problem.m} rows of all ranks, of which this one has {self.problem.a_shape(self.rank)[0]}; with "
+                "fewer rows, give m, those of all ranks"
             )
         return self.problem.with_rows(found)
 
@@ -175,6 +176,6 @@ class HierarchicalOperator(Generic[P]):
             given = operands[name]
             if (tuple(given.shape), given.dtype, given.device) != (shape, problem.dtype, device):
                 raise ValueError(
-                    f"{self}: {name} is {tuple(given.shape)} of {given.dtype} on {given.device}; rank {self.rank} gives "
-                    f"{shape} of {problem.dtype} on {device}"
+                    f"{self}: {name} is {tuple(given.shape)} of {given.dtype} on {given.device}; rank {self.rank} "
+                    f"gives {shape} of {problem.dtype} on {device}"
                 )

@@ -1,21 +1,89 @@
-"""The number of chunks of a call over several hosts."""
+"""The predicted time of a schedule over several hosts, and of the library's collectives over all ranks."""
 
 from __future__ import annotations
 
-from iris_core.hierarchical import HierarchicalContext
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from overlap_taxonomy import Choice
+from iris_core.rendezvous.topology import Topology
+from overlap_taxonomy import HostLink, Machine, Step, Work, list_variants, over_hosts, predict_us, schedule_us
 
 from ..problem import Problem
-from .call import Hierarchy
+from .call import Hierarchy, HostStep
 
-_UNTIMED_CHUNKS = 2  # where there is no performance to choose by: interpreted kernels
-
-
-def chunks_for(ctx: HierarchicalContext, hierarchy: Hierarchy, problem: Problem) -> int:
-    """Return into how many chunks what crosses hosts is cut; the same on all ranks."""
-    return _UNTIMED_CHUNKS
+CHUNKS = (1, 2, 4, 8)  # that are tried
+_HOST_US = 40.0  # of the host, to queue a transfer or a product: what a call of few rows takes at least
 
 
-def choose_over_hosts(ctx: HierarchicalContext, family: str, problem: Problem, *, baseline: str, others: str) -> Choice:
-    return Choice(others, None, "interpreted")
+def inside_us(machine: Machine, family: str, problem: Problem, names: Sequence[str]) -> float:
+    """Return the predicted time of the fastest variant of these inside a host, in µs."""
+    work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
+    times = [us for name in names if (us := predict_us(machine, name, work)) is not None]
+    if not times:
+        raise ValueError(f"{family} has no variant of {', '.join(names)} that the cost model knows")
+    return min(times)
+
+
+def predict_over_hosts_us(
+    machine: Machine,
+    link: HostLink,
+    hierarchy: Hierarchy,
+    problem: Problem,
+    topology: Topology,
+    chunks: int,
+    names: Sequence[str] = (),
+) -> float:
+    """Return the predicted time of a call over several hosts, in µs.
+
+    Args:
+        machine: of a host's ranks, with the SMs that they have beside the transfers.
+        link: to the other hosts.
+        hierarchy, problem, topology, chunks: what is done.
+        names: variants that operators inside a host may take; none for all that are modelled.
+    """
+    family = hierarchy.family
+    names = names or [one.name for one in list_variants(family) if one.predict is not None]
+    found: dict[Problem, float] = {}
+
+    def product_us(inside: Problem) -> float:
+        if inside not in found:
+            found[inside] = inside_us(machine, family, inside, names)
+        return found[inside]
+
+    steps = hierarchy.steps(problem, topology, chunks)
+    timed = [_timed(machine, step, product_us) for step in steps]
+    queued = sum((step.inside is not None) + bool(step.arrives_bytes or step.leaves_bytes) for step in steps)
+    return max(schedule_us(link, timed), queued * _HOST_US)
+
+
+def _timed(machine: Machine, step: HostStep, product_us: Callable[[Problem], float]) -> Step:
+    us = 0.0 if step.inside is None else product_us(step.inside)
+    if step.moved_bytes:
+        us += step.moved_bytes / machine.memory_gbps / 1e3 + machine.launch_us
+    if step.gathered_bytes:
+        us += step.gathered_bytes / machine.link_gbps / 1e3 + machine.handshake_us
+    return Step(us, step.arrives_bytes, step.leaves_bytes, step.is_last)
+
+
+def best_chunks(
+    machine: Machine,
+    link: HostLink,
+    hierarchy: Hierarchy,
+    problem: Problem,
+    topology: Topology,
+    names: Sequence[str] = (),
+) -> tuple[int, float]:
+    """Return the number of chunks that is predicted to be fastest, and the time in µs; arguments as above."""
+    times = {
+        chunks: predict_over_hosts_us(machine, link, hierarchy, problem, topology, chunks, names) for chunks in CHUNKS
+    }
+    fastest = min(times, key=lambda chunks: times[chunks])
+    return fastest, times[fastest]
+
+
+def predict_flat_us(
+    machine: Machine, link: HostLink, family: str, problem: Problem, topology: Topology, baseline: str
+) -> float:
+    """Return the predicted time of a library's variant over all ranks of all hosts, in µs."""
+    flat = over_hosts(replace(machine, world_size=topology.ranks_per_host), topology.num_hosts, link)
+    return inside_us(flat, family, problem, [baseline])
