@@ -11,6 +11,7 @@ OurNames = Annotated[str, typer.Option(help="'all', or names or patterns, by com
 Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 WorldSize = Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")]
+Hosts = Annotated[int, typer.Option(help="As how many hosts the ranks act, which share no heap.")]
 Device = Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")]
 Seed = Annotated[int, typer.Option(help="Of the random data.", min=0, max=2**63 - 1)]
 Over = Annotated[str, typer.Option(help="What speedups are over: a variant, or a yardstick, of the same run.")]

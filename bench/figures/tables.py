@@ -20,6 +20,7 @@ from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
 from ..records import frames
 from ..records.record import read_as
+from . import scale_out
 from .provenance import files, stress
 from .results import FAMILIES, MACHINES, OTHERS, RESULTS, Machine, large, layers, links, small
 
@@ -279,6 +280,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-h200x4": partial(_paper, "h200x4-large-bf16", "library_layout"),
     "paper-h200x2": partial(_paper, "h200x2-paper-bf16", "library_list"),
     "links": _links,
+    "scale-out": lambda: markdown(scale_out.HEADER, scale_out.table()),
     "ccl": partial(_ccl, "ccl-h200x2", "ccl-variants-h200x2"),
     "epilogue": partial(_epilogue, "epilogue-h200x2"),
     **{f"{name}-summary": partial(_summary, machine) for name, machine in MACHINES.items()},

@@ -132,6 +132,15 @@ class HierarchicalContext(Context):
         dist.broadcast(sent, group=self.process_group(), group_src=src)
         return sent
 
+    def release_operators(self) -> None:
+        """Close the operators that calls with operands alone have made, and those inside this host; collective.
+
+        Raises:
+            TimeoutError, PeerError: see `check`.
+        """
+        super().release_operators()
+        self.local.release_operators()
+
     def _close(self, *, is_failing: bool) -> None:
         if not self.recovery.is_closed and self.control_plane.is_owned:
             self._is_leaving = is_failing or self.recovery.has_failed

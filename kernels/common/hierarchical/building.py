@@ -6,7 +6,7 @@ from typing import Any
 
 from iris_core import Context
 from iris_core.hierarchical import HierarchicalContext
-from overlap_taxonomy import Choice
+from overlap_taxonomy import Choice, list_families
 
 from ..config import GemmConfig
 from ..implementation import Implementation
@@ -21,6 +21,18 @@ _hierarchies: dict[str, Hierarchy] = {}  # by family
 def register_hierarchy(family: str, hierarchy: Hierarchy) -> None:
     """Let operators of a family span hosts."""
     _hierarchies[family] = hierarchy
+
+
+def hierarchy_of(family: str) -> Hierarchy:
+    """Return how a family is done over several hosts.
+
+    Raises:
+        ValueError: it has no schedule for that.
+    """
+    list_families()  # which registers them
+    if family not in _hierarchies:
+        raise ValueError(f"{family} has no schedule over several hosts; families that have: {', '.join(_hierarchies)}")
+    return _hierarchies[family]
 
 
 def spans_hosts(ctx: Context) -> bool:

@@ -12,7 +12,7 @@ from ..problem import Problem
 from .call import Hierarchy, HostStep
 
 CHUNKS = (1, 2, 4, 8)  # that are tried
-_HOST_US = 40.0  # of the host, to queue a transfer or a product: what a call of few rows takes at least
+HOST_US = 40.0  # of the host, to queue a transfer or a product: what a call of few rows takes at least
 
 
 def inside_us(machine: Machine, family: str, problem: Problem, names: Sequence[str]) -> float:
@@ -32,6 +32,7 @@ def predict_over_hosts_us(
     topology: Topology,
     chunks: int,
     names: Sequence[str] = (),
+    host_us: float = HOST_US,
 ) -> float:
     """Return the predicted time of a call over several hosts, in µs.
 
@@ -40,6 +41,7 @@ def predict_over_hosts_us(
         link: to the other hosts.
         hierarchy, problem, topology, chunks: what is done.
         names: variants that operators inside a host may take; none for all that are modelled.
+        host_us: what the host takes to queue a transfer or a product; 0 in a CUDA graph.
     """
     family = hierarchy.family
     names = names or [one.name for one in list_variants(family) if one.predict is not None]
@@ -53,7 +55,7 @@ def predict_over_hosts_us(
     steps = hierarchy.steps(problem, topology, chunks)
     timed = [_timed(machine, step, product_us) for step in steps]
     queued = sum((step.inside is not None) + bool(step.arrives_bytes or step.leaves_bytes) for step in steps)
-    return max(schedule_us(link, timed), queued * _HOST_US)
+    return max(schedule_us(link, timed), queued * host_us)
 
 
 def _timed(machine: Machine, step: HostStep, product_us: Callable[[Problem], float]) -> Step:
@@ -72,10 +74,12 @@ def best_chunks(
     problem: Problem,
     topology: Topology,
     names: Sequence[str] = (),
+    host_us: float = HOST_US,
 ) -> tuple[int, float]:
     """Return the number of chunks that is predicted to be fastest, and the time in µs; arguments as above."""
     times = {
-        chunks: predict_over_hosts_us(machine, link, hierarchy, problem, topology, chunks, names) for chunks in CHUNKS
+        chunks: predict_over_hosts_us(machine, link, hierarchy, problem, topology, chunks, names, host_us)
+        for chunks in CHUNKS
     }
     fastest = min(times, key=lambda chunks: times[chunks])
     return fastest, times[fastest]
