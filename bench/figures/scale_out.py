@@ -62,9 +62,7 @@ def predict(family: str, m: int, n: int, k: int, topology: Topology) -> Predicti
     return Prediction(gemm_us, library_us, fused_us, chunks, *_bytes(hierarchy, problem, topology, chunks))
 
 
-def _bytes(
-    hierarchy: Hierarchy, problem: Problem, topology: Topology, chunks: int
-) -> tuple[int, int]:
+def _bytes(hierarchy: Hierarchy, problem: Problem, topology: Topology, chunks: int) -> tuple[int, int]:
     """Return what a rank sends inside its host, and to others."""
     steps = hierarchy.steps(problem, topology, chunks)
     inside = sum((step.inside.wire_bytes if step.inside else 0) + step.gathered_bytes for step in steps)
@@ -99,6 +97,14 @@ def table() -> list[list[str]]:
 
 
 HEADER = (
-    *("family", "layer, M × N × K", "hosts × GPUs", "GEMM alone", "NCCL + cuBLAS", "iris-overlap", "over NCCL + cuBLAS"),
+    *(
+        "family",
+        "layer, M × N × K",
+        "hosts × GPUs",
+        "GEMM alone",
+        "NCCL + cuBLAS",
+        "iris-overlap",
+        "over NCCL + cuBLAS",
+    ),
     *("over one host", "MB on NVLink", "MB between hosts"),
 )

@@ -152,6 +152,7 @@ class HierarchicalContext(Context):
     # What needs one heap over all ranks ------------------------------------------------------------------------------
 
     def _of_a_host(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise RuntimeError: it is `local`'s."""
         raise RuntimeError(
             f"{self.topology.num_hosts} hosts have no heap in common; that of this host's ranks is ctx.local's"
         )

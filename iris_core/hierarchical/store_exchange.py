@@ -30,7 +30,7 @@ _PULSES = 8  # in a limit, at least
 
 
 class StoreExchange(Exchange):
-    """See the module.
+    """The rounds, and the thread, of one rank.
 
     Args:
         rank: this one.

@@ -51,7 +51,7 @@ def over_hosts(
     assert isinstance(ctx, HierarchicalContext)
     family, variant = implementation.family, implementation.variant
     with ctx.collective_section(f"make {family}/{variant}"):
-        if reason := implementation.supports(problem, config) or _one_host_reason(ctx, implementation):
+        if reason := _one_host_reason(ctx, implementation) or implementation.supports(problem, config):
             raise ValueError(f"{family}/{variant} cannot do this: {reason}")
     return build_over_hosts(ctx, family, problem, variant, config, **options)
 
