@@ -2,7 +2,7 @@
 
 from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
 from .cost import Work
-from .hosts import HOST_LINKS, HostLink, Step, over_hosts, schedule_us
+from .hosts import HOST_LINKS, HostLink, Step, as_warm_as, over_hosts, schedule_us
 from .machine import Machine
 from .machines import MACHINES, assumed_machine, machine_for
 from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
@@ -34,6 +34,7 @@ __all__ = [
     "Sync",
     "Variant",
     "Work",
+    "as_warm_as",
     "assumed_machine",
     "copies_operands",
     "current_name",

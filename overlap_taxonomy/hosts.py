@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .cost import clock
 from .machine import Machine
 
 
@@ -66,6 +67,15 @@ def schedule_us(link: HostLink, steps: Sequence[Step]) -> float:
         if step.leaves_bytes:
             link_us = max(link_us, work_us) + transfer_us(link, step.leaves_bytes)
     return work_us
+
+
+def as_warm_as(machine: Machine, us: float) -> Machine:
+    """Return the machine whose calls, of any length, find the clock as calls of this length leave it.
+
+    The products of a schedule follow one another: a short one is not faster for being short.
+    """
+    share = clock(machine, us)
+    return replace(machine, boost_tflops=machine.boost_tflops * share, hot_share=1.0)
 
 
 def transfer_us(link: HostLink, size: int) -> float:

@@ -7,13 +7,14 @@ the shards of one host at a time, those of this host first: one launch a chunk, 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import torch
 
 from iris_core.rendezvous.topology import Topology
 
-from ..common.hierarchical.call import HierarchicalCall, Hierarchy, HostStep, cut, length, padded
+from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded
 from .host import FAMILY, OPTIONS
 from .problem import AllGatherGemmProblem
 
@@ -26,6 +27,7 @@ def steps(problem: AllGatherGemmProblem, topology: Topology, chunks: int) -> lis
     return [HostStep(_part(problem, topology, rows)), *arriving]
 
 
+@functools.lru_cache(PARTS)
 def _part(problem: AllGatherGemmProblem, topology: Topology, rows: int) -> AllGatherGemmProblem:
     """Return the problem of so many rows of each shard of a host; all shards and blocks of columns are full."""
     size = topology.ranks_per_host

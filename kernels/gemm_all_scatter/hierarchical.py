@@ -7,6 +7,7 @@ other ranks of its host.
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import torch
 
 from iris_core.rendezvous.topology import Topology
 
-from ..common.hierarchical.call import HierarchicalCall, Hierarchy, HostStep, cut, length, padded
+from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 
@@ -36,6 +37,7 @@ def steps(problem: GemmAllScatterProblem, topology: Topology, chunks: int) -> li
     return [*products, HostStep(None, is_last=True, moved_bytes=spread_bytes, gathered_bytes=gathered_bytes)]
 
 
+@functools.lru_cache(PARTS)
 def _part(problem: GemmAllScatterProblem, topology: Topology, rows: int) -> GemmAllScatterProblem:
     size = topology.ranks_per_host
     return replace(problem, m=rows, n=size * problem.b_shape(0)[1], world_size=size)

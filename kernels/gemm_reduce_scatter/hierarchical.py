@@ -7,6 +7,7 @@ host's own rows come last, when the sums of other hosts are on their way. They a
 
 from __future__ import annotations
 
+import functools
 from typing import TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from iris_core.rendezvous.topology import Topology
 from ..common.device.epilogue import finish_with_torch
 from ..common.hierarchical.call import (
     COLUMNS_OF_A_CHUNK,
+    PARTS,
     HierarchicalCall,
     Hierarchy,
     HostStep,
@@ -44,6 +46,7 @@ def _chunks(problem: GemmReduceScatterProblem, chunks: int) -> list[slice]:
     return cut(problem.n, chunks, COLUMNS_OF_A_CHUNK)
 
 
+@functools.lru_cache(PARTS)
 def _part(problem: GemmReduceScatterProblem, topology: Topology, width: int) -> GemmReduceScatterProblem:
     """Return the problem of so many columns of one host's rows; all shards, and slices of k, are full."""
     size = topology.ranks_per_host

@@ -19,6 +19,7 @@ from ..operator import Operator
 from ..problem import Problem
 
 P = TypeVar("P", bound=Problem)
+PARTS = 1024  # problems inside a host that a family keeps
 COLUMNS_OF_A_CHUNK = 128  # a multiple of which chunks of columns have: a tile's
 
 

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from iris_core.hierarchical import HierarchicalContext
-from overlap_taxonomy import HostLink, Machine, machine_for
+from overlap_taxonomy import HostLink, Machine, machine_for, predict_us
 
 from ..calibration.kept import kept_machine
 from ..choice.measured import device_name
+from ..choice.ranking import work_of
 from ..problem import Problem
 from .call import Hierarchy
 from .prediction import best_chunks, predict_flat_us
@@ -120,7 +121,9 @@ def _made(
     most: int,
 ) -> list[Any]:
     beside = known.machine.with_sms(ctx.local.get_cu_count())
-    names = () if variant == "auto" else (variant,)
+    inside = work_of(hierarchy.family, hierarchy.inside(problem, ctx.topology, 1)[0])
+    is_modelled = variant != "auto" and predict_us(beside, variant, inside) is not None
+    names = (variant,) if is_modelled else ()
     rows = [1 << bit for bit in range(most.bit_length())]
     rows += [most] * (rows[-1] < most)
     chunks, is_library = [], []

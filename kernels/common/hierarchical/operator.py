@@ -71,6 +71,7 @@ class HierarchicalOperator(Generic[P]):
                 raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
         asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(config)})
+        self._sizes: dict[int, tuple[P, int]] = {}  # the problem and the chunks of a number of rows
         self._digest = zlib.crc32(f"{self} { {name: size for name, size in asked.items() if name != 'm'} }".encode())
         self.reserve(problem.m)
 
@@ -99,11 +100,14 @@ class HierarchicalOperator(Generic[P]):
             raise RuntimeError(f"{self} was closed; make another")
         problem = self._problem_of(a, m)
         self._check(problem, {"A": a, "B": b, **operands})
-        self.ctx.note_call(self, self._digest, problem.m)
+        if self.ctx.backend.is_capturing():
+            self.ctx.check()
+        else:
+            self.ctx.note_call(self, self._digest, problem.m)
         if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {problem}")
         with torch.no_grad():
-            return self._hierarchy.run(self._call_of(problem, operands), a, b)
+            return self._hierarchy.run(self._call_of(problem.m, operands), a, b)
 
     def reserve(self, m: int) -> None:
         """Make the operator one of more rows, `m`; collective.
@@ -112,8 +116,7 @@ class HierarchicalOperator(Generic[P]):
             ValueError: the variant cannot do so many.
             HeapExhausted: a host's heap has no room.
         """
-        problem = self.problem.with_rows(m)
-        call = self._call_of(problem, {})
+        problem, call = self.problem.with_rows(m), self._call_of(m, {})
         with self.ctx.collective_section(f"make the operators inside each host of {self}"), plain_tensors():
             for inside in self._hierarchy.inside(problem, self.ctx.topology, call.chunks):
                 call.operator(inside)
@@ -134,7 +137,7 @@ class HierarchicalOperator(Generic[P]):
 
     def describe_config(self) -> str:
         """Return what the last call ran with, for a table."""
-        call = self._call_of(self.problem, {})
+        call = self._call_of(self.problem.m, {})
         inside = self._hierarchy.inside(self.problem, self.ctx.topology, call.chunks)[0]
         operator = call.operator(inside)
         return f"chunks={call.chunks} inside: {operator.variant} {operator.describe_config()}".rstrip()
@@ -146,9 +149,12 @@ class HierarchicalOperator(Generic[P]):
     def __str__(self) -> str:
         return f"{self.family}/{self.variant} over {self.ctx.topology.num_hosts} hosts"
 
-    def _call_of(self, problem: P, operands: Mapping[str, torch.Tensor]) -> HierarchicalCall[P]:
-        schedules = schedules_for(self.ctx, self.family, self._hierarchy, problem, self.variant)
-        chunks = schedules.chunks[schedules.index(problem.m)]
+    def _call_of(self, m: int, operands: Mapping[str, torch.Tensor]) -> HierarchicalCall[P]:
+        if m not in self._sizes:
+            problem = self.problem.with_rows(m)
+            schedules = schedules_for(self.ctx, self.family, self._hierarchy, problem, self.variant)
+            self._sizes[m] = problem, schedules.chunks[schedules.index(m)]
+        problem, chunks = self._sizes[m]
         asked = self._hierarchy.family, self.variant, self._config, self._options
         return HierarchicalCall(self.ctx, problem, *asked, chunks, operands)
 

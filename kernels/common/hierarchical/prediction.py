@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from iris_core.rendezvous.topology import Topology
-from overlap_taxonomy import HostLink, Machine, Step, Work, list_variants, over_hosts, predict_us, schedule_us
+from overlap_taxonomy import (
+    HostLink,
+    Machine,
+    Step,
+    as_warm_as,
+    list_variants,
+    over_hosts,
+    predict_us,
+    schedule_us,
+)
 
+from ..choice.ranking import work_of
 from ..problem import Problem
 from .call import Hierarchy, HostStep
 
 CHUNKS = (1, 2, 4, 8)  # that are tried
+_NEARLY = 1.02  # times the fastest
 HOST_US = 40.0  # of the host, to queue a transfer or a product: what a call of few rows takes at least
 
 
 def inside_us(machine: Machine, family: str, problem: Problem, names: Sequence[str]) -> float:
     """Return the predicted time of the fastest variant of these inside a host, in µs."""
-    work = Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
+    work = work_of(family, problem)
     times = [us for name in names if (us := predict_us(machine, name, work)) is not None]
     if not times:
         raise ValueError(f"{family} has no variant of {', '.join(names)} that the cost model knows")
@@ -45,21 +56,18 @@ def predict_over_hosts_us(
     """
     family = hierarchy.family
     names = names or [one.name for one in list_variants(family) if one.predict is not None]
-    found: dict[Problem, float] = {}
-
-    def product_us(inside: Problem) -> float:
-        if inside not in found:
-            found[inside] = inside_us(machine, family, inside, names)
-        return found[inside]
-
     steps = hierarchy.steps(problem, topology, chunks)
-    timed = [_timed(machine, step, product_us) for step in steps]
+    products = [step.inside for step in steps if step.inside is not None]
+    alone_us = {one: inside_us(machine, family, one, names) for one in set(products)}
+    warm = as_warm_as(machine, sum(alone_us[one] for one in products))
+    products_us = {one: inside_us(warm, family, one, names) for one in alone_us}
+    timed = [_timed(warm, step, products_us) for step in steps]
     queued = sum((step.inside is not None) + bool(step.arrives_bytes or step.leaves_bytes) for step in steps)
     return max(schedule_us(link, timed), queued * host_us)
 
 
-def _timed(machine: Machine, step: HostStep, product_us: Callable[[Problem], float]) -> Step:
-    us = 0.0 if step.inside is None else product_us(step.inside)
+def _timed(machine: Machine, step: HostStep, products_us: Mapping[Problem, float]) -> Step:
+    us = 0.0 if step.inside is None else products_us[step.inside]
     if step.moved_bytes:
         us += step.moved_bytes / machine.memory_gbps / 1e3 + machine.launch_us
     if step.gathered_bytes:
@@ -76,13 +84,14 @@ def best_chunks(
     names: Sequence[str] = (),
     host_us: float = HOST_US,
 ) -> tuple[int, float]:
-    """Return the number of chunks that is predicted to be fastest, and the time in µs; arguments as above."""
+    """Return the fewest chunks that are predicted to be about fastest, and the time in µs; arguments as above."""
     times = {
         chunks: predict_over_hosts_us(machine, link, hierarchy, problem, topology, chunks, names, host_us)
         for chunks in CHUNKS
     }
-    fastest = min(times, key=lambda chunks: times[chunks])
-    return fastest, times[fastest]
+    fastest_us = min(times.values())
+    fewest = next(chunks for chunks in CHUNKS if times[chunks] <= _NEARLY * fastest_us)
+    return fewest, times[fewest]
 
 
 def predict_flat_us(

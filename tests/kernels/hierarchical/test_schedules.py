@@ -53,7 +53,7 @@ def test_two_hosts_beat_the_librarys_rings_where_the_gemm_is_long(family: str, k
     others = [
         predict_over_hosts_us(HOST, LINK, hierarchy_of(family), problem, topology, number) for number in (1, 2, 4, 8)
     ]
-    assert us == min(others)
+    assert us <= 1.02 * min(others)
     slow = replace(LINK, gbps=LINK.gbps / 4)
     assert predict_over_hosts_us(HOST, slow, hierarchy_of(family), problem, topology, chunks) > us
 
