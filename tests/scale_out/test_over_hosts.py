@@ -122,6 +122,27 @@ def test_functions_finish_what_crosses_hosts(pool: RankPool) -> None:
     assert [said for of_rank in pool.call(finished_calls) for said in of_rank] == []
 
 
+def compiled_calls(rank: int, world_size: int) -> list[str]:
+    """Call a function in a graph, and by the library over all ranks; return which gave something else than torch."""
+    ctx, m, n, k = context(), 12, 8 * world_size, 16
+    device = ctx.get_device()
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, generator=generator).to(device) for shape in ((m, k), (k, n)))
+    rows, columns = (slice(*_bounds(size, world_size, rank)) for size in (m, n))
+
+    def call(a: torch.Tensor, b: torch.Tensor, variant: str) -> torch.Tensor:
+        return all_gather_gemm(ctx, a, b, m=m, n=n, variant=variant).relu()
+
+    in_graph = torch.compile(call, backend="aot_eager", fullgraph=True)
+    given = {"in a graph": in_graph(a[rows], b[:, columns], "auto"), "library": call(a[rows], b[:, columns], "library")}
+    expected = (a @ b).relu()[:, columns]
+    return [name for name, output in given.items() if not torch.allclose(output, expected, atol=1e-4, rtol=1e-4)]
+
+
+def test_functions_are_the_same_in_graphs_and_by_the_library(pool: RankPool) -> None:
+    assert [said for of_rank in pool.call(compiled_calls) for said in of_rank] == []
+
+
 def close(rank: int, world_size: int) -> int:
     """Close the context; return how many groups of torch's are left."""
     _contexts.pop().close()
