@@ -91,4 +91,5 @@ class Rail:
 
     def _fail(self, hosts: Iterable[int], error: RuntimeError) -> NoReturn:
         named = self.topology.named(self._ranks[host] for host in hosts if host != self.host)
-        self._report(f"the exchange with {named} failed: {' '.join(str(error).split())}")
+        place, _, said = " ".join(str(error).split()).rpartition("] ")  # where in torch, as "[pair.cc:553] ..."
+        self._report(f"the exchange with {named} failed: {said or place}")
