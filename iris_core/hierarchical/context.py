@@ -109,10 +109,10 @@ class HierarchicalContext(Context):
         self.local.device_barrier()
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
-        """Return the value of rank `src` on every rank; collective. Tensors and arrays cross hosts by `process_group`.
+        """Return the value of rank `src` on every rank; collective. Tensors go by `process_group`.
 
         Args:
-            value: a dense tensor, of any rank's shape, or anything JSON holds; others than the source may pass None.
+            value: a dense tensor, or anything JSON holds; others than the source may pass None.
             src: the rank whose value is taken.
 
         Raises:

@@ -38,12 +38,13 @@ def run(call: HierarchicalCall[AllGatherGemmProblem], a: torch.Tensor, b: torch.
     """Queue the transfers, then a product a chunk, each behind its transfer."""
     problem, topology, own = call.problem, call.topology, call.rail.host
     (rows, k), columns = problem.a_shape(0), problem.b_shape(0)[1]
-    shards = a.new_empty(topology.num_hosts, rows, k)  # of the ranks at this one's place
-    shards[own] = padded(a, rows, k)
+    received = a.new_empty(topology.num_hosts, rows, k)
+    shards = [*received]  # of the ranks at this one's place
+    shards[own] = padded(a, rows, k).contiguous()
     b = padded(b, k, columns)
     chunks = cut(rows, call.chunks)
     transfers = {
-        (above, chunk.start): call.rail.exchange(below, shards[own, chunk], above, shards[above, chunk])
+        (above, chunk.start): call.rail.exchange(below, shards[own][chunk], above, shards[above][chunk])
         for above, below in call.distant()
         for chunk in chunks
     }
@@ -64,7 +65,7 @@ def run(call: HierarchicalCall[AllGatherGemmProblem], a: torch.Tensor, b: torch.
             operands = call.operands_of(problem.world_size * rows, columns, take)
             place = c[host, :, chunk]
             whole = place.view(part.m, -1) if place.is_contiguous() else place
-            _, *others = call.multiply(part, shards[host, chunk], b, out=whole, operands=operands)
+            _, *others = call.multiply(part, shards[host][chunk], b, out=whole, operands=operands)
             if gathered is not None:
                 gathered[host, :, chunk] = others[0].view(topology.ranks_per_host, -1, k)
     output = c.view(-1, c.shape[-1])[: problem.m, : problem.c_shape(call.rank)[1]]

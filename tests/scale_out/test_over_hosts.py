@@ -26,7 +26,7 @@ from overlap_taxonomy import get_variant
 CALLS = int(os.environ.get("IRIS_SCALE_OUT_CALLS", "6"))  # of each operator
 DELAY_S = 0.02  # of a host before a call, at most
 MOST_ROWS = 70
-SIZES = [(64, 96), (37, 41), (3, 7)]  # (n, k): even, ragged, and fewer than ranks
+SIZES = [(132, 48), (37, 41), (3, 7)]  # (n, k): more than a chunk of columns, ragged, and fewer than ranks
 FAMILIES = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce", "gemm_all_scatter")
 WORLDS = {"2x1": (2, 1), "2x2": (2, 2), "3x2": (3, 2)}  # hosts, and ranks on each
 GPU_WORLDS = {"2x1 on GPUs": (2, 1)}

@@ -69,7 +69,7 @@ def choose_over_hosts(ctx: Context, family: str, problem: Problem, others: str) 
     Collective the first time for a product, and for more rows.
     """
     assert isinstance(ctx, HierarchicalContext)
-    hierarchy = _hierarchies[family]
+    hierarchy = hierarchy_of(family)
     schedules = schedules_for(ctx, family, hierarchy, problem, others)
     is_library = schedules.is_library[schedules.index(problem.m)]
     return Choice(hierarchy.baseline if is_library else others, None, schedules.why)
@@ -89,11 +89,14 @@ def build_over_hosts(
     """Return an operator over several hosts; collective.
 
     Args:
-        ctx, family, problem: where, and what; the family has a schedule over hosts.
+        ctx, family, problem: where, and what.
         variant, config: of the operators inside a host.
         new_outputs: each call returns new memory, also where none is asked for.
         config_of: not taken: the operators inside a host choose by problems of their own.
         options: the family's own.
+
+    Raises:
+        ValueError: the family has no schedule over hosts; or as `HierarchicalOperator`.
     """
     assert isinstance(ctx, HierarchicalContext)
-    return HierarchicalOperator(ctx, family, _hierarchies[family], problem, variant, config, options)
+    return HierarchicalOperator(ctx, family, hierarchy_of(family), problem, variant, config, options)

@@ -57,7 +57,7 @@ class Schedules:
 
 @dataclass
 class _Known:
-    machine: Machine
+    machine: Machine | None  # of rank 0, which chooses; others may not have it
     link: HostLink
 
 
@@ -101,14 +101,12 @@ def schedules_for(
 
 
 def _known_of(ctx: HierarchicalContext) -> _Known | None:
-    """Return the constants of a host's GPUs as rank 0 has them, and the link; None where nothing is known of them."""
+    """Return the constants of a host's GPUs, and the link; None where rank 0 knows nothing of such GPUs."""
     if ctx.is_interpreted() or ctx.ranks_on_device > 1:
         return None
     gpu, size = device_name(ctx.get_device()), ctx.topology.ranks_per_host
     machine = machine_for(gpu, size) or kept_machine(gpu, size)
-    is_known = ctx.broadcast(machine is not None, 0)
-    link = measured_link(ctx) if is_known else None
-    return _Known(machine, link) if machine and link else None
+    return _Known(machine, measured_link(ctx)) if ctx.broadcast(machine is not None, 0) else None
 
 
 def _made(
@@ -120,6 +118,7 @@ def _made(
     variant: str,
     most: int,
 ) -> list[Any]:
+    assert known.machine is not None
     beside = known.machine.with_sms(ctx.local.get_cu_count())
     inside = work_of(hierarchy.family, hierarchy.inside(problem, ctx.topology, 1)[0])
     is_modelled = variant != "auto" and predict_us(beside, variant, inside) is not None
