@@ -99,7 +99,7 @@ class StoreExchange(Exchange):
     def _wait(self, keys: Sequence[str]) -> None:
         deadline, looks = time.monotonic() + self.timeout_s if self.timeout_s else None, 0
         while not self._store.check(list(keys)):
-            self._hear()
+            self._read_failure()
             if self.failure is not None:
                 raise PeerError(self.failure)
             if deadline is not None and time.monotonic() > deadline:
@@ -118,7 +118,7 @@ class StoreExchange(Exchange):
             count += 1
             try:
                 self._store.set(self._pulses[self._rank], str(count))
-                self._hear()
+                self._read_failure()
                 pulses = self._store.multi_get(self._pulses)
             except RuntimeError as error:
                 with contextlib.suppress(PeerError):
@@ -130,7 +130,7 @@ class StoreExchange(Exchange):
                     seen[peer] = pulse, now
             self._fail_still([peer for peer, (_, since) in seen.items() if now - since > self.timeout_s > 0])
 
-    def _hear(self) -> None:
+    def _read_failure(self) -> None:
         if self._store.check([_FAILED]):
             self._fail(self._store.get(_FAILED).decode())
 

@@ -82,8 +82,8 @@ def test_a_rank_that_has_closed_its_context_is_not_missed() -> None:
         exchanges = opened(0.0)
     exchanges[1].close()
     exchanges[0].timeout_s = 0.1
-    looked = mock.Mock(wraps=exchanges[0]._hear)
-    with mock.patch.object(exchanges[0], "_hear", looked):
+    looked = mock.Mock(wraps=exchanges[0]._read_failure)
+    with mock.patch.object(exchanges[0], "_read_failure", looked):
         wait_until(lambda: looked.call_count > 8)
     assert exchanges[0].failure is None
     exchanges[0].close()
