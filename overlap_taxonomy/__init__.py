@@ -7,6 +7,7 @@ from .machine import Machine
 from .machines import MACHINES, assumed_machine, machine_for
 from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
 from .registry import (
+    Partition,
     current_name,
     find_variant,
     get_variant,
@@ -15,6 +16,7 @@ from .registry import (
     list_variants,
     module_of,
     register,
+    register_partition,
     variants_named,
 )
 from .variant import Choice, Variant, full_name
@@ -28,6 +30,7 @@ __all__ = [
     "HostLink",
     "Machine",
     "Mainloop",
+    "Partition",
     "Parts",
     "Schedule",
     "Step",
@@ -51,6 +54,7 @@ __all__ = [
     "predict_ideal_us",
     "predict_us",
     "register",
+    "register_partition",
     "schedule_us",
     "variants_named",
 ]

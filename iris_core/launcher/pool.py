@@ -70,7 +70,7 @@ class RankPool:
             # It ends with the last rank, so that what a host's end leaves behind can be read.
             self._store = None if hosts == 1 else dist.TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
             for rank in range(world_size):
-                given = RankInfo(rank, world_size, rank, address, "iris_core.launch")
+                given = RankInfo(rank, world_size, rank, address)
                 of_host = _host_environment(given, self._store.port, rank * hosts // world_size) if self._store else {}
                 with _environment(_rank_environment(device) | (environment or {}) | of_host):
                     self._start(given)
@@ -274,7 +274,7 @@ def _checked_device(world_size: int, device: str) -> str:
 
 def _rank_environment(device: str) -> dict[str, str]:
     environment = {"IRIS_DEVICE": device}
-    if device == "cuda" and interpretation.is_enabled() and not interpretation.was_asked_for():
+    if device == "cuda" and interpretation.is_enabled() and interpretation.is_enabled_here():
         environment["TRITON_INTERPRET"] = "0"  # set by Triton as this process had a context on the CPU
     if device == "cpu":
         # Ranks outnumber cores: one thread each. Gloo would look its own host up, which need not succeed.
@@ -313,16 +313,14 @@ def _end_of(process: Any) -> int:
 def _environment(changes: dict[str, str]) -> Iterator[None]:
     """Set environment variables for processes started meanwhile."""
     with _environment_lock:
-        before = {name: os.environ.get(name) for name in changes}
+        before = {name: os.environ[name] for name in changes if name in os.environ}
         os.environ.update(changes)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            for name in changes.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)
 
 
 @contextlib.contextmanager

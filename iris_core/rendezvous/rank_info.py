@@ -32,7 +32,6 @@ class RankInfo:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
         address: the name of the socket of the first rank on this host.
-        started_by: where this is from, for error messages.
         group: torch's process group of these ranks, where the caller gave one.
         topology: of ranks on several hosts; None where all are on this one.
         store: through which the ranks of several hosts exchange values; None likewise.
@@ -42,7 +41,6 @@ class RankInfo:
     world_size: int
     local_rank: int
     address: str
-    started_by: str
     group: dist.ProcessGroup | None = None
     topology: Topology | None = None
     store: dist.Store | None = None
@@ -113,7 +111,7 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
             "with torch.multiprocessing.spawn, call torch.distributed.init_process_group first",
             stacklevel=2,
         )
-    return RankInfo(0, 1, 0, random_address(), "nothing (a world of one rank)")
+    return RankInfo(0, 1, 0, random_address())
 
 
 _stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context
@@ -150,7 +148,7 @@ def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, 
     hosts = [host for host, _ in places]
     topology = Topology.of(hosts)
     address = places[hosts.index(hosts[rank])][1]
-    info = RankInfo(rank, world_size, local_rank, address, started_by)
+    info = RankInfo(rank, world_size, local_rank, address)
     return info if topology.num_hosts == 1 else replace(info, topology=topology, store=of_context)
 
 
@@ -173,7 +171,7 @@ def _from_mpi() -> RankInfo:
             "torch.distributed.init_process_group before iris_core.iris"
         )
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
-    return RankInfo(world.rank, world.size, local_rank, addresses[0], "mpirun")
+    return RankInfo(world.rank, world.size, local_rank, addresses[0])
 
 
 def _host() -> str:

@@ -10,7 +10,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 from .config import GemmConfig
 from .hierarchical.building import over_hosts, spans_hosts
 from .implementation import Implementation
-from .operator import Operator
+from .operators.operator import Operator
 from .problem import Problem
 
 

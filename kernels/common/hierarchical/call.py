@@ -14,8 +14,8 @@ from iris_core.rendezvous.topology import Topology
 
 from ..config import GemmConfig
 from ..device.epilogue import epilogue_ops
-from ..functional import operator_of
-from ..operator import Operator
+from ..operators.functional import operator_of
+from ..operators.operator import Operator
 from ..problem import Problem
 
 P = TypeVar("P", bound=Problem)
