@@ -21,7 +21,9 @@ from .device.interpretation import poll_limits
 from .heap.heap import SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
+from .rendezvous.control_plane import ControlPlane
 from .rendezvous.process_group import ProcessGroup
+from .rendezvous.rank_info import RankInfo
 from .utils import settings
 from .utils.profiler_ranges import profiler_range
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
@@ -53,21 +55,23 @@ def iris(
             are any and Triton is not told to interpret.
         timeout_s: limit of a wait in a kernel, in seconds; ranks wait for each other on the host twice as long. 0 for
             none; None for ``IRIS_TIMEOUT_S``, or 30.
-        group: a process group of torch's, of ranks of one host, such as those of a replica of the model,
-            ``mesh["tp"].get_group()``; each process gives the one that it is in. None for all ranks.
+        group: a process group of torch's, such as of the ranks of a replica of the model, ``mesh["tp"].get_group()``;
+            each process gives the one that it is in. None for all ranks.
         reserve_sms: SMs (compute units) of each GPU that kernels whose programs wait for each other leave free, such as
             for NCCL's on another stream; the same on all ranks. `Context.get_cu_count` and configurations' `num_sms`
             are without them.
 
     Returns:
-        The context. `Context.close` ends it. A process has one at a time, or several of given groups, such as of a
+        The context; where the ranks live on several hosts, an `iris_core.hierarchical.HierarchicalContext`.
+        `Context.close` ends it. A process has one at a time, or several of given groups, such as of a
         model and of a draft model on fewer ranks: ranks that are in two of them call these in the same order.
 
     Raises:
-        RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs,
-            or the ranks are of several hosts; or this process was forked from a rank.
+        RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs;
+            or this process was forked from a rank.
         ValueError: the device, the heap size, the limit or the reservation makes no sense or is not the same on all
-            ranks, there are more ranks than GPUs, or this process is not in `group`.
+            ranks, there are more ranks than GPUs, hosts have different numbers of ranks, or this process is not in
+            `group`.
         PeerError: a rank did not start.
     """
     host = current_host()
@@ -75,7 +79,13 @@ def iris(
     settings.asked_device(device)
     if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
-    return Context(host, heap_size, device, host.timeout_s(timeout_s), group, reserve_sms)
+    rank_info = host.rank_info(group)
+    asked = host, rank_info, heap_size, device, host.timeout_s(timeout_s), reserve_sms
+    if rank_info.topology is None:
+        return Context(*asked)
+    from .hierarchical.context import HierarchicalContext  # which is no part of the core
+
+    return HierarchicalContext(*asked)
 
 
 _contexts: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
@@ -125,14 +135,14 @@ class Context(TensorFactories):
     def __init__(
         self,
         host: Host,
+        rank_info: RankInfo,
         heap_size: int,
         device: str,
         timeout_s: float,
-        process_group: dist.ProcessGroup | None,
         reserve_sms: int,
     ) -> None:
         self._host = host
-        self._rank_info = host.rank_info(process_group)
+        self._rank_info = rank_info
         # With the rank: sizes in a graph are a rank's own, and ranks share torch's caches of compiled graphs.
         self.name = f"iris:{next(_numbers)}:{self._rank_info.rank}/{self._rank_info.world_size}"
         _contexts[self.name] = self
@@ -142,13 +152,16 @@ class Context(TensorFactories):
         self._process_group: ProcessGroup | None = None
         self.timeout_s = timeout_s
         self.reserve_sms = reserve_sms
-        self.control_plane = host.connect(self._rank_info, timeout_s)
+        self.control_plane = self._connect()
         with contextlib.ExitStack() as opened:
             opened.callback(self.control_plane.close)
             with plain_tensors():
                 self._open(heap_size, device, opened)
             opened.callback(host.occupy(self))
             self._opened = opened.pop_all()
+
+    def _connect(self) -> ControlPlane:
+        return self._host.connect(self._rank_info, self.timeout_s)
 
     def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
         from .collectives.ccl import CCL  # which are no part of the core
@@ -434,8 +447,9 @@ class Context(TensorFactories):
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
+            given, store = self._rank_info.group, self._rank_info.store
             with self.recovery.raising_root_cause():
-                self._process_group = self._host.process_group(self.control_plane, device, self._rank_info.group)
+                self._process_group = self._host.process_group(self.control_plane, device, given, store)
         return self._process_group.group
 
     def release_operators(self) -> None:

@@ -140,7 +140,7 @@ def gemm(
             slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
     tiles, waves, wave_us, tile_m, tile_n = best
     if work.element_bytes <= 2:  # what exact fp32 draws was not measured
-        wave_us /= _clock(machine, wave_us * waves)
+        wave_us /= clock(machine, wave_us * waves)
     b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
     moved = work.element_bytes * (m * k + b_reads * k * n) + work.out_bytes * m * n
     floor_us = moved / machine.memory_gbps / 1e3
@@ -231,8 +231,8 @@ def _library_slows_down(work: Work, m: int) -> bool:
     return work.reads_narrow_rows and m > 1 and work.element_bytes <= 2
 
 
-def _clock(machine: Machine, us: float) -> float:
-    """The clock's share of its highest, in calls of this length one after the other: power is limited."""
+def clock(machine: Machine, us: float) -> float:
+    """Return the clock's share of its highest, in calls of this length one after the other: power is limited."""
     return machine.hot_share + (1 - machine.hot_share) * math.exp(-us / (machine.warm_ms * 1e3))
 
 
@@ -270,7 +270,7 @@ def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, wi
     if element_bytes > 2:
         return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
     multiply_us = 2e-6 * m * n * k / peak_tflops(machine, element_bytes)
-    return max(split_us, multiply_us / _clock(machine, multiply_us))
+    return max(split_us, multiply_us / clock(machine, multiply_us))
 
 
 _SLOWER = {1: 0.5, 2: 1.0, 4: 16.0}  # multiplication, by the bytes of an element

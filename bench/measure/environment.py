@@ -13,6 +13,7 @@ import torch
 import triton
 
 from iris_core import Context
+from iris_core.hierarchical import HierarchicalContext
 from iris_kernels.common.calibration.kept import driver
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -30,11 +31,12 @@ def versions() -> dict[str, str]:
 
 
 def device_columns(ctx: Context) -> dict[str, str]:
-    """Return the name of a rank's device, which says if ranks share it, and the version of its driver."""
+    """Return the name of a rank's device, which says if ranks share it or are on several hosts, and its driver."""
+    hosts = f", {ctx.topology.num_hosts} hosts" if isinstance(ctx, HierarchicalContext) else ""
     if ctx.is_interpreted():
-        return {"device_name": INTERPRETER_NAME, "driver": ""}
+        return {"device_name": INTERPRETER_NAME + hosts, "driver": ""}
     shared = f", up to {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
-    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared, "driver": driver()}
+    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared + hosts, "driver": driver()}
 
 
 def timestamp() -> str:

@@ -151,9 +151,19 @@ class Call(Generic[P]):
         """Give it what it takes to be launched."""
         self.channel, self.asked, self.memory, self.half_size = channel, asked, memory, half_size
 
-    def new_output(self) -> torch.Tensor | None:
-        """Return new memory for the output; None where it has a place in the operator's."""
-        return None if self.output_room is None else torch.empty_like(self.kept("like output", self._like_output))
+    def new_output(self, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Return memory for the output, `out` or new; None where it has a place in the operator's.
+
+        Raises:
+            ValueError: `out` does not fit, or the output has a place.
+        """
+        if out is None:
+            return None if self.output_room is None else torch.empty_like(self.kept("like output", self._like_output))
+        room = self.output_room
+        if room is None or (out.shape, out.dtype) != (room.shape, room.dtype) or not out.is_contiguous():
+            takes = f"a contiguous {room.shape} of {room.dtype}" if room else "none: its output is the operator's own"
+            raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")
+        return out
 
     def _like_output(self) -> torch.Tensor:
         """Return a tensor without memory, of which torch makes others in half the time that it takes by a shape."""

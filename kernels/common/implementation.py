@@ -59,6 +59,7 @@ class Implementation:
         predict: returns the predicted time of a call among others on a machine, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
         reads_pointers: whether it reads operands as they are where descriptors cannot name them: nothing is copied.
+        spans_hosts: whether its operator works by itself where ranks live on several hosts, as a library's does.
     """
 
     family: str
@@ -82,6 +83,7 @@ class Implementation:
     reads_pointers: bool = False
     mainloop: Mainloop = Mainloop.PORTABLE
     schedule: Schedule = Schedule.DATA_PARALLEL
+    spans_hosts: bool = False
 
     @property
     def variant(self) -> str:

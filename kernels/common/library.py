@@ -36,6 +36,7 @@ def library_variant(
     open: Callable[[Context, Any], Any] = lambda ctx, problem: ctx.process_group(),
     has_epilogue: bool = False,
     takes_fp8: bool = False,
+    spans_hosts: bool = True,
     place: tuple[Arrangement, Agent, Sync] = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER),
     **more: Any,
 ) -> Variant:
@@ -49,6 +50,7 @@ def library_variant(
         open: makes what all calls need; unless given, the process group.
         has_epilogue: whether `launch` does what a problem's epilogue says, and gives C any dtype.
         takes_fp8: whether it multiplies fp8 operands with scales.
+        spans_hosts: whether its ranks may live on several hosts.
         place: in the taxonomy.
         more: what else an `Implementation` takes.
     """
@@ -74,6 +76,7 @@ def library_variant(
         supports=reason,
         open=open,
         is_ours=False,
+        spans_hosts=spans_hosts,
         mainloop=Mainloop.OWN,
         schedule=Schedule.OWN,
         **more,

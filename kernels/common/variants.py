@@ -8,6 +8,7 @@ from iris_core import Context
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from .config import GemmConfig
+from .hierarchical.building import over_hosts, spans_hosts
 from .implementation import Implementation
 from .operators.operator import Operator
 from .problem import Problem
@@ -22,7 +23,7 @@ def variant_of(
     summary: str,
     former_name: str = "",
 ) -> Variant:
-    """Return the entry of an implementation, whose `build` makes an operator.
+    """Return the entry of an implementation, whose `build` makes an operator, of the kind that the context takes.
 
     Args:
         implementation: the variant's functions.
@@ -31,7 +32,9 @@ def variant_of(
         former_name: what it was called in older versions; "" for its pattern.
     """
 
-    def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
+    def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Any:
+        if spans_hosts(ctx) and not implementation.spans_hosts:
+            return over_hosts(ctx, implementation, problem, config, **options)
         return Operator(ctx, implementation, problem, config, **options)
 
     return Variant(

@@ -133,12 +133,23 @@ class Operator(Generic[P]):
         return self.call(a, b, m=m, **operands)[0]
 
     def call(
-        self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None, **operands: torch.Tensor
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        m: int | None = None,
+        out: torch.Tensor | None = None,
+        **operands: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept."""
+        """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept.
+
+        Args:
+            a, b, m, operands: the call's.
+            out: contiguous memory for an output that would be new, of the same shape and dtype; None for new memory.
+        """
         if torch.compiler.is_dynamo_compiling():
-            return torch.compiler.disable(self.call)(a, b, m=m, **operands)
-        outputs = self._queue({"A": a, "B": b, **operands}, m)
+            return torch.compiler.disable(self.call)(a, b, m=m, out=out, **operands)
+        outputs = self._queue({"A": a, "B": b, **operands}, m, out)
         if not self.keeps_outputs:
             return outputs
         # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
@@ -175,19 +186,19 @@ class Operator(Generic[P]):
             raise
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
-    def _queue(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
+    def _queue(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         if self.is_closed or self.ctx.debug_mode:
-            return self._queue_compared(operands, m)
+            return self._queue_compared(operands, m, out)
         check_kinds(self, operands, self._expected)
         call = None if m is None else self._calls.bound.get(m)  # an A of other rows is found nowhere, and checked
         if call is None or call is not self._calls.last:
             call = self._calls.of(self._rows_of(operands["A"], m))
         if self.ctx.profiler_range is None:
-            return self._queue_call(call, operands)
+            return self._queue_call(call, operands, out)
         with self.ctx.profiler_range(self._calls.name_of_last()):
-            return self._queue_call(call, operands)
+            return self._queue_call(call, operands, out)
 
-    def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
+    def _queue_compared(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """As `_queue`, but that the ranks first compare what they call."""
         self._check_open()
         self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
@@ -199,10 +210,10 @@ class Operator(Generic[P]):
             call = self._calls.of(m)
             self._check(call, operands)
         self._note(call)
-        return self._launch(call, operands, call.new_output())
+        return self._launch(call, operands, call.new_output(out))
 
-    def _queue_call(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
-        calls, output = self._channel.calls, call.new_output()
+    def _queue_call(self, call: Call[P], operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        calls, output = self._channel.calls, call.new_output(out)
         if not calls.are_prepared:
             self._check(call, operands)
             self._note(call)
