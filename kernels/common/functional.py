@@ -19,6 +19,7 @@ from overlap_taxonomy import get_variant
 
 from .config import GemmConfig
 from .operator import Operator
+from .portable.row_norm import RmsNorm
 from .problem import Problem
 from .workspace import with_room_to_grow
 
@@ -64,6 +65,7 @@ def problem_for(
     accumulation_dtype: torch.dtype = torch.float32,
     epilogue: tuple[str, ...] = (),
     out_dtype: torch.dtype | None = None,
+    norm: RmsNorm | None = None,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -74,7 +76,7 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
-        epilogue, out_dtype: the problem's; the same on all ranks.
+        epilogue, out_dtype, norm: the problem's; the same on all ranks.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -94,7 +96,7 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *epilogue, str(out_dtype)]
+        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(norm)]
         ctx.agree("the calls, and whether the ranks compare their operands", asked)
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
@@ -108,14 +110,16 @@ def problem_for(
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
     problem = product.problem
-    if (m, epilogue, out_dtype) == (problem.m, (), None):
+    if (m, epilogue, out_dtype, norm) == (problem.m, (), None, None):
         return problem
-    return _finished(problem, m, epilogue, out_dtype or problem.dtype)
+    return _finished(problem, m, epilogue, out_dtype or problem.dtype, norm)
 
 
 @functools.lru_cache(_MOST_FOUND)
-def _finished(problem: Problem, m: int, epilogue: tuple[str, ...], out_dtype: torch.dtype) -> Problem:
-    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype)
+def _finished(
+    problem: Problem, m: int, epilogue: tuple[str, ...], out_dtype: torch.dtype, norm: RmsNorm | None
+) -> Problem:
+    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype, norm=norm)
 
 
 def operator_of(

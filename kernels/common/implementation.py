@@ -51,6 +51,7 @@ class Implementation:
         predict: returns the predicted time of a call among others on a machine, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
         reads_pointers: whether it reads operands as they are where descriptors cannot name them: nothing is copied.
+        norms_rows: whether its kernel does a problem's norm; else the operator queues another kernel behind it.
     """
 
     family: str
@@ -72,6 +73,7 @@ class Implementation:
     can_trace: bool = True
     predict: Callable[[Machine, Work], float] | None = None
     reads_pointers: bool = False
+    norms_rows: bool = False
     mainloop: Mainloop = Mainloop.PORTABLE
     schedule: Schedule = Schedule.DATA_PARALLEL
 

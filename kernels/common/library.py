@@ -45,7 +45,8 @@ def library_variant(
         summary: one line for tables.
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
-        has_epilogue: whether `launch` does what a problem's epilogue says, and gives C any dtype.
+        has_epilogue: whether `launch` does what a problem's epilogue says, unless rows are normed, and gives C any
+            dtype.
         place: in the taxonomy.
         more: what else an `Implementation` takes.
     """
@@ -53,6 +54,8 @@ def library_variant(
     def reason(problem: Problem, config: GemmConfig | None) -> str | None:
         if problem.epilogue and not has_epilogue:
             return f"it has no epilogue; the problem's is {', '.join(problem.epilogue)}"
+        if problem.norm and not has_epilogue:
+            return "it has no epilogue, and norms no rows; the problem's norm is an RMSNorm"
         if problem.out_dtype != problem.dtype and not has_epilogue:
             return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"
         return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)

@@ -208,31 +208,29 @@ class Operator(Generic[P]):
             call = self._call_of(m)
             self._check(call, operands)
         self._note(call)
-        return self._launch(call, operands, call.new_output())
+        return self._launch(call, operands, call.new_outputs())
 
     def _queue_call(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
-        calls, output = self._channel.calls, call.new_output()
+        calls, new = self._channel.calls, call.new_outputs()
         if not calls.are_prepared:
             self._check(call, operands)
             self._note(call)
-            return self._launch(call, operands, output)
-        place = place_of(operands, call.problem.m, 0 if output is None else output.data_ptr())
+            return self._launch(call, operands, new)
+        place = place_of(operands, call.problem.m, *[one.data_ptr() for one in new.values()])
         prepared = calls.find(place)
         if prepared is None:
-            prepared = self._prepare(place, call, operands, output)
+            prepared = self._prepare(place, call, operands, new)
         is_captured = self._note(call)
         self.ran_config, call.copied = prepared.config, prepared.copied
         calls.queue(prepared, operands["A"], is_captured=is_captured)
-        return (output,) if output is not None and prepared.gives_output else self._outputs_of(call, output)
+        return tuple(new.values()) if prepared.gives_new else self._outputs_of(call, new)
 
-    def _prepare(
-        self, place: Hashable, call: Call[P], operands: _Operands, output: torch.Tensor | None
-    ) -> PreparedCall:
+    def _prepare(self, place: Hashable, call: Call[P], operands: _Operands, new: _Operands) -> PreparedCall:
         self._check(call, operands)
         with self._channel.calls.preparing(place, call.problem.m) as prepared:
-            outputs = self._launch(call, operands, output)
+            outputs = self._launch(call, operands, new)
         prepared.config, prepared.copied = self.ran_config, call.copied
-        prepared.gives_output = len(outputs) == 1 and output is not None and is_same(outputs[0], output)
+        prepared.gives_new = len(outputs) == len(new) and all(map(is_same, outputs, new.values()))
         return prepared
 
     def _note(self, call: Call[P]) -> bool:
@@ -247,19 +245,23 @@ class Operator(Generic[P]):
         self._note_call(self, self._digest, call.problem.m)
         return False
 
-    def _outputs_of(self, call: Call[P], output: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Return what a call gives; `output`: the memory that it had for that, if it was new."""
+    def _outputs_of(self, call: Call[P], new: _Operands | None = None) -> tuple[torch.Tensor, ...]:
+        """Return what a call gives; `new`: the outputs that it had new memory for, by name."""
         assert self._implementation.outputs is not None
         outputs = self._implementation.outputs
-        if output is None:
-            return call.kept("outputs", lambda: outputs(call))
-        with call.writing(output):
-            return outputs(call)
+        if not new:
+            return call.kept("outputs", lambda: (*outputs(call), *call.normed()))
+        with call.writing(new):
+            return (*outputs(call), *call.normed())
 
-    def _launch(self, call: Call[P], operands: _Operands, output: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def _launch(self, call: Call[P], operands: _Operands, new: _Operands) -> tuple[torch.Tensor, ...]:
         call.ran_config, call.copied = call.config, ()
-        with call.reading(operands), call.writing(output):
-            outputs = self._implementation.launch(call, operands["A"], operands["B"])
+        implementation = self._implementation
+        with call.reading(operands), call.writing(new):
+            outputs = implementation.launch(call, operands["A"], operands["B"])
+            if call.problem.norm and not implementation.norms_rows:
+                call.norm_rows(outputs[0], finishes=not implementation.is_ours)
+            outputs = (*outputs, *call.normed())
         self.ran_config = call.ran_config
         return outputs
 
@@ -326,17 +328,19 @@ class Operator(Generic[P]):
         if implementation.open:
             self._channel.opened = implementation.open(self.ctx, self.problem)
         last = self._call_of(most)
-        self.keeps_outputs = implementation.outputs is not None and last.output_room is None
+        self.keeps_outputs = implementation.outputs is not None and _OUTPUT not in last.new
 
     def _forget_calls(self) -> None:
         self._channel.clear()
         self._calls.clear()
 
     def _asked(self, call: Call[P]) -> dict[str, Buffer]:
-        """Return what a call needs of the workspace; where its output is new memory, the call is told of what kind."""
-        asked = self._implementation.workspace(call)
-        if self._new_outputs and _OUTPUT in asked and not asked[_OUTPUT].is_symmetric:
-            call.output_room = asked.pop(_OUTPUT)
+        """Return what a call needs of the workspace; of outputs that are new memory the call is told what they need."""
+        normed = {name: Buffer(*kind) for name, kind in call.problem.normed_shapes(self.rank).items()}
+        asked = self._implementation.workspace(call) | normed
+        if self._new_outputs:
+            outputs = [name for name in (_OUTPUT, *normed) if name in asked and not asked[name].is_symmetric]
+            call.new = {name: asked.pop(name) for name in outputs}
         return asked
 
     def _call_of(self, m: int) -> Call[P]:
@@ -410,7 +414,7 @@ class Operator(Generic[P]):
             call = self._call_of(self._rows_of(a, None))
             self._check(call, operands)
             with self._channel.calls.compiling():
-                self._launch(call, operands, call.new_output())
+                self._launch(call, operands, call.new_outputs())
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         """Have later calls write down what their programs do (device/trace.py), or no longer.
@@ -467,7 +471,8 @@ class Operator(Generic[P]):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
             return name != "A" or not own.numel() or not lies_within(operand, own)
-        return _OUTPUT in call.memory and overlap(operand, call.memory[_OUTPUT])
+        outputs = (_OUTPUT, *call.problem.normed_shapes(self.rank))
+        return any(overlap(operand, call.memory[output]) for output in outputs if output in call.memory)
 
     def _check_not_capturing(self, m: int) -> None:
         """Raise if memory for calls of `m` rows cannot be made now."""

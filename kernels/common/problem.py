@@ -14,6 +14,7 @@ from iris_core.utils.settings import is_whole
 
 from .config import DTYPES
 from .device.epilogue import epilogue_ops
+from .portable.row_norm import RmsNorm
 
 Shapes = Sequence[Sequence[int]]
 
@@ -26,9 +27,11 @@ class Problem(ABC):
         dtype: the operands'.
         epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
         out_dtype: to which C is rounded then, and partial sums on their way to other ranks; None for the operands'.
+        norm: what is made of rows of C, beside C; None for nothing.
 
     Raises:
-        ValueError: a size below one, a dtype that is not supported, or an op that there is not.
+        ValueError: a size below one, a dtype that is not supported, an op that there is not, or a norm where ranks do
+            not have whole rows of C.
     """
 
     m: int
@@ -38,8 +41,10 @@ class Problem(ABC):
     dtype: torch.dtype
     epilogue: tuple[str, ...] = ()
     out_dtype: torch.dtype = None  # type: ignore[assignment]  # `__post_init__` puts the operands' there
+    norm: RmsNorm | None = None
 
     allows_narrowing: ClassVar[bool] = False  # whether an epilogue may make C narrower than the product
+    allows_norm: ClassVar[bool] = False  # whether ranks add up whole rows of C
 
     def __post_init__(self) -> None:
         if self.out_dtype is None:
@@ -51,6 +56,11 @@ class Problem(ABC):
         for name in ("dtype", "out_dtype"):
             if (dtype := getattr(self, name)) not in DTYPES:
                 raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+        if self.norm and not self.allows_norm:
+            raise ValueError(
+                "a norm takes whole rows of sums over ranks, which GEMM + reduce-scatter and GEMM + all-reduce give; a "
+                f"{type(self).__name__} does not"
+            )
         if self.narrowing > 1 and not self.allows_narrowing:
             raise ValueError(
                 f"{self.epilogue[-1]} makes C narrower than A @ B; all-gather + GEMM can do that, a "
@@ -72,9 +82,21 @@ class Problem(ABC):
         return a_rows
 
     def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes on a rank of what the epilogue reads, by name: for its rows of C and its columns of B."""
+        """Return the shapes on a rank of what the epilogue reads, for its rows of C and its columns of B, and the norm.
+
+        By name; what the norm reads is called "norm_weight".
+        """
         ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
-        return {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
+        shapes = {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
+        return {**shapes, "norm_weight": (self.n,)} if self.norm else shapes
+
+    def normed_shapes(self, rank: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return the shapes and dtypes on a rank of what the norm gives, by name: normed rows, of fp8 scales, too."""
+        if self.norm is None:
+            return {}
+        shape = self.c_shape(rank)
+        scales = {"norm_scales": ((shape[0], 1), torch.float32)} if self.norm.dtype else {}
+        return {"normed": (shape, self.norm.dtype or self.out_dtype), **scales}
 
     @property
     def flops(self) -> int:

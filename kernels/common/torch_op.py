@@ -33,12 +33,14 @@ from .functional import operator_of, problem_for
 from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
+from .portable.row_norm import RmsNorm
 from .problem import Problem
 
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
     "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, "
-    "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None"
+    "float? norm_eps=None, ScalarType? normed_dtype=None, "
+    "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None, Tensor? norm_weight=None"
 )
 _MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
@@ -70,6 +72,7 @@ class Product(NamedTuple):
         keep_gathered: whether A as the family gathers it is returned, too.
         activation: what is applied to C last, by name; None for nothing.
         out_dtype: C's; None for the operands'.
+        norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`); None for none, and for C's dtype.
     """
 
     m: int
@@ -81,6 +84,13 @@ class Product(NamedTuple):
     keep_gathered: bool = False
     activation: str | None = None
     out_dtype: torch.dtype | None = None
+    norm_eps: float | None = None
+    normed_dtype: torch.dtype | None = None
+
+    @property
+    def norm(self) -> RmsNorm | None:
+        """What is made of C's rows."""
+        return None if self.norm_eps is None else RmsNorm(self.norm_eps, self.normed_dtype)
 
     def backward(
         self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
@@ -89,10 +99,10 @@ class Product(NamedTuple):
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
 
 
-# What an epilogue reads, as an op takes it behind all others: C is activation(scale · A @ B + bias + residual).
-_READ = ("bias", "residual", "scale")
+# What an epilogue and a norm read, behind an op's other arguments: C is activation(scale · A @ B + bias + residual).
+_READ = ("bias", "residual", "scale", "norm_weight")
 _LINEAR = ("scale", "bias", "residual")  # in the order in which they are applied
-_NUMBERS = len(Product._fields)  # that an op takes between A and B and what the epilogue reads
+_NUMBERS = len(Product._fields)  # that an op takes between A and B and what it reads beside them
 
 
 def op_of(family: str) -> Any:
@@ -143,9 +153,12 @@ def define_op(
         product, operands = _product_and_operands(arguments)
         ctx = context_named(product.context)
         problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands))
-        shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
-        dtypes = [problem.out_dtype, a.dtype]
-        return [a.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
+        shape = problem.c_shape(ctx.get_rank())
+        outputs = [a.new_empty(shape, dtype=problem.out_dtype)]
+        if product.keep_gathered:
+            outputs.append(a.new_empty(product.m, product.k))
+        normed = problem.normed_shapes(ctx.get_rank()).values()
+        return outputs + [a.new_empty(shape, dtype=dtype) for shape, dtype in normed]
 
     class Gradient(torch.autograd.Function):
         @staticmethod
@@ -189,12 +202,21 @@ def define_op(
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if _want_gradients(a, *b, *arguments[_NUMBERS:]):
             product, operands = _product_and_operands(arguments)
-            bias, residual, scale = (operands.get(name) for name in _READ)
+            bias, residual, scale, norm_weight = (operands.get(name) for name in _READ)
+            if product.normed_dtype is not None:
+                raise ValueError(
+                    f"normed_dtype is {product.normed_dtype}, which has no gradient: call under torch.no_grad(), or "
+                    "leave it out"
+                )
             if scale is not None and scale.requires_grad:
                 raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
-            # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            output, *others = Gradient.apply(a, bias, residual, scale, product._replace(activation=None), *b)
-            return [finish_with_torch(output, epilogue_of((), product.activation), {}), *others]
+            # The gradients of an activation and of a norm are made of what these are applied to: torch applies them.
+            linear = product._replace(activation=None, norm_eps=None)
+            output, *others = Gradient.apply(a, bias, residual, scale, linear, *b)
+            output = finish_with_torch(output, epilogue_of((), product.activation), {})
+            if product.norm_eps is not None:
+                others.append(torch.nn.functional.rms_norm(output, output.shape[1:], norm_weight, product.norm_eps))
+            return [output, *others]
         if _are_plain(a, *b, *arguments[_NUMBERS:]):  # the dispatcher takes 5 us to come to the same
             return multiply(family, a, b, *_product_and_operands(arguments))
         with torch._C._AutoDispatchBelowAutograd():
@@ -222,7 +244,7 @@ def _are_plain(*operands: torch.Tensor | None) -> bool:
 
 
 def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
-    """Return what an op is given behind A and B: what the epilogue reads by name, where it is given."""
+    """Return what an op is given behind A and B: what it reads beside them by name, where it is given."""
     read = zip(_READ, arguments[_NUMBERS:], strict=False)
     return Product(*arguments[:_NUMBERS]), {name: one for name, one in read if one is not None}
 
@@ -234,11 +256,13 @@ def multiply(
     product: Product,
     operands: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[torch.Tensor]:
-    """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
+    """Return what an op gives, without gradients; memory of the caller's.
+
+    That is C, then the gathered A if it is kept, or the normed rows, and their scales.
 
     Args:
         family, a, b, product: what is called.
-        operands: what the epilogue reads, by name: bias, residual, scale.
+        operands: what it reads beside A and B, by name: bias, residual, scale, norm_weight.
 
     Raises:
         As `operator_for`, and as a call of an operator.
@@ -259,7 +283,7 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tu
 
     Args:
         family, dtype, product: what is called.
-        reads: the operands of the epilogue that calls have.
+        reads: what calls have beside A and B, by name.
 
     Raises:
         RuntimeError: there is no such context.
@@ -273,9 +297,12 @@ def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tu
 
 def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, reads: tuple[str, ...]) -> Problem:
     """Return what the ranks of a product do together."""
+    if (product.norm_eps is None) == ("norm_weight" in reads):
+        raise ValueError("norm_eps and norm_weight go together: give both, or neither")
     epilogue = epilogue_of(reads, product.activation)
     sizes = product.m, product.n, product.k
-    return _families[family].problem_type(*sizes, world_size, dtype, epilogue, product.out_dtype or dtype)
+    out_dtype = product.out_dtype or dtype
+    return _families[family].problem_type(*sizes, world_size, dtype, epilogue, out_dtype, product.norm)
 
 
 def call(
@@ -293,9 +320,12 @@ def call(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float | None = None,
+    normed_dtype: torch.dtype | None = None,
     **asked: Any,
 ) -> Sequence[torch.Tensor]:
-    """Return the outputs of a call of a family's function: C, then the family's others.
+    """Return the outputs of a call of a family's function: C, then the family's others, or what the norm gives.
 
     In a graph of `torch.compile`, and where an operand requires a gradient, it is a call of the op.
 
@@ -306,6 +336,8 @@ def call(
         activation, bias, residual, scale: what is done to C, which is activation(scale · A @ B + bias + residual); the
             scale may be a single number (). None for nothing.
         out_dtype: C's; None for the operands'.
+        norm_weight, norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`), which are returned beside C; the
+            first two None for none.
     """
     options = options or {}
     operands = {}
@@ -315,8 +347,11 @@ def call(
         operands["residual"] = residual
     if scale is not None:
         operands["scale"] = scale.expand(b.shape[1]) if scale.ndim == 0 else scale
+    if norm_weight is not None:
+        operands["norm_weight"] = norm_weight
+    how: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
+    how |= {"norm_eps": norm_eps, "normed_dtype": normed_dtype, **operands}
     if in_graph():
-        how: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, **operands}
         if config is not None:
             asked = {**asked, **how, "family": family, "sizes": sizes, "config": config, "variant": variant}
             return torch.compiler.disable(call)(ctx, a, b, options=options, **asked)
@@ -326,9 +361,9 @@ def call(
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **how)
     epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
-    problem = problem_for(ctx, a, b, epilogue=epilogue, out_dtype=out_dtype, **asked)
+    norm = None if norm_eps is None else RmsNorm(norm_eps, normed_dtype)
+    problem = problem_for(ctx, a, b, epilogue=epilogue, out_dtype=out_dtype, norm=norm, **asked)
     if config is None and _want_gradients(a, b, *operands.values()):
-        how = {"activation": activation, "out_dtype": out_dtype, **operands}
         return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **how)
     operator = operator_of(ctx, family, problem, variant, config, **options)
     return operator.call(a, b, m=problem.m, **operands)
@@ -361,7 +396,8 @@ def owned(operator: Operator[Any], outputs: tuple[torch.Tensor, ...]) -> list[to
     output, *others = outputs
     matrix = operator.as_matrix(output)
     is_new = not operator.keeps_outputs or matrix.data_ptr() != output.data_ptr()
-    return [matrix.contiguous() if is_new else _copied(matrix), *map(_copied, others)]
+    gathered_or_normed = map(_copied, others) if operator.keeps_gathered else others
+    return [matrix.contiguous() if is_new else _copied(matrix), *gathered_or_normed]
 
 
 def _copied(matrix: torch.Tensor) -> torch.Tensor:

@@ -54,14 +54,14 @@ class PreparedCall:
         copies: where to.
         config: what it runs with.
         copied: of which operands it makes copies, "A" or "B".
-        gives_output: whether it returns the new memory of its output as it is, and nothing else.
+        gives_new: whether it returns the new memory of its outputs as it is, and nothing else.
     """
 
     sequence: Sequence
     copies: list[torch.Tensor] = field(default_factory=list)
     config: GemmConfig | None = None
     copied: tuple[str, ...] = ()
-    gives_output: bool = False
+    gives_new: bool = False
 
 
 class Calls:
@@ -93,7 +93,7 @@ class Calls:
         return self._can_prepare and not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
     def find(self, place: Hashable) -> PreparedCall | None:
-        """Return the call that was prepared for rows, operands and an output that lie where these lie."""
+        """Return the call that was prepared for rows, operands and outputs that lie where these lie."""
         return self._calls.get(place)
 
     @contextlib.contextmanager
