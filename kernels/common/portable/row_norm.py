@@ -200,14 +200,14 @@ def sum_and_norm_rows(
     began = trace_time(peers)
     for row in tl.range(start, (program + 1) * out.m // programs, num_stages=1):
         if (row == start) | ((first_row + row) % TILE.BLOCK_M == 0):
-            _wait_for_row_of_tiles((first_row + row) // TILE.BLOCK_M, tiled, flags_ptr, peers, epoch, WORLD_SIZE, TILE)
+            wait_for_row_of_tiles((first_row + row) // TILE.BLOCK_M, tiled, flags_ptr, peers, epoch, WORLD_SIZE, TILE)
             began = trace_span(peers, WAIT, row, began)
         norm_row(row, partials_ptr, partial_size, out, norm, WORLD_SIZE, NORM, TILE)
         began = trace_span(peers, SUM, row, began)
 
 
 @triton.jit
-def _wait_for_row_of_tiles(row, tiled, flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def wait_for_row_of_tiles(row, tiled, flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Wait until all ranks' partials of a row of tiles are here."""
     columns, tiles = tl.cdiv(tiled.n, TILE.BLOCK_N), num_tiles(tiled, TILE)
     for first in range(0, WORLD_SIZE * columns, _FLAGS_AT_ONCE):
