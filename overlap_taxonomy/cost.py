@@ -24,6 +24,9 @@ WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what t
 class Work:
     """A problem as the model sees it: sizes of the whole, and the bytes of an element.
 
+    Args:
+        normed_share: of C's rows, those that the rank with the most norms.
+
     Raises:
         ValueError: a size below one.
     """
@@ -34,6 +37,7 @@ class Work:
     k: int
     world_size: int
     element_bytes: int = 2
+    normed_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "world_size", "element_bytes"):
@@ -49,6 +53,11 @@ class Work:
     def share(self, size: int) -> int:
         """Return the largest rank's shard of a size."""
         return -(-size // self.world_size)
+
+    @property
+    def normed_bytes(self) -> float:
+        """Bytes of the rows that a rank norms."""
+        return self.normed_share * self.m * self.n * self.element_bytes
 
     @property
     def product(self) -> tuple[int, int, int]:

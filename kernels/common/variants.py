@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from iris_core import Context
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Variant, Work
 
 from .config import GemmConfig
 from .implementation import Implementation
 from .operator import Operator
+from .prediction import norm_us
 from .problem import Problem
 
 
@@ -34,6 +35,10 @@ def variant_of(
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
         return Operator(ctx, implementation, problem, config, **options)
 
+    def predict(machine: Machine, work: Work) -> float:
+        assert implementation.predict is not None
+        return implementation.predict(machine, work) + norm_us(machine, work, is_fused=implementation.norms_rows)
+
     return Variant(
         implementation.family,
         implementation.pattern,
@@ -47,7 +52,7 @@ def variant_of(
         schedule=implementation.schedule,
         is_baseline=not implementation.is_ours,
         can_trace=implementation.can_trace and implementation.is_ours,
-        predict=implementation.predict,
+        predict=predict if implementation.predict else None,
         reads_pointers=implementation.reads_pointers,
         former_name=former_name,
     )
