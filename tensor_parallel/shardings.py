@@ -152,8 +152,8 @@ class RowSharding(Sharding):
     def _steps(self, wanted: Wanted, norm_eps: float | None = None) -> Steps:
         forth = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
         activation = None if any(wanted) else self.activation
-        how = {"activation": activation, "norm_eps": norm_eps}
-        forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, **how)
+        sizes = self.out_features, self.in_features
+        forward = Step(forth.FAMILY, *sizes, self.variant, activation=activation, norm_eps=norm_eps)
         backward = None
         if self.sequence_parallel:
             keeps = wanted.weight or wanted.bias

@@ -78,8 +78,8 @@ class _Run:
     def __init__(self, ctx: Context, plan: Plan) -> None:
         self.ctx, self.plan, self.rank = ctx, plan, ctx.get_rank()
         self.family = FAMILIES[plan.family]
-        sizes = {"m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k, "world_size": ctx.get_num_ranks()}
-        self.plain = self.family.problem(**sizes, dtype=torch.bfloat16)
+        m, n, k = plan.shape.m, plan.shape.n, plan.shape.k
+        self.plain = self.family.problem(m=m, n=n, k=k, world_size=ctx.get_num_ranks(), dtype=torch.bfloat16)
         self.summed = replace(self.plain, epilogue=("residual",))
         dtype = getattr(torch, plan.normed_dtype) if plan.normed_dtype else None
         self.normed = replace(self.summed, norm=RmsNorm(EPS, dtype))
@@ -104,10 +104,10 @@ class _Run:
         timing.measure(self.ctx, self.subjects, operands, rounds=plan.rounds, burst=plan.burst, limit_s=_LIMIT_S)
         times = timing.slowest_medians(self.ctx, self.subjects)
         rounds = {subject.name: len(subject.samples) for subject in self.subjects}
-        for way, outcome in self.outcomes.items():
-            if found := times.get(str(way)):
+        for named, outcome in self.outcomes.items():
+            if found := times.get(str(named)):
                 taken = {"time_us": found.time_us, "latency_us": found.latency_us, "host_us": found.host_us}
-                self.outcomes[way] = replace(outcome, **taken, reason=found.remark, rounds=rounds[str(way)])
+                self.outcomes[named] = replace(outcome, **taken, reason=found.remark, rounds=rounds[str(named)])
         self.subjects.clear()  # graphs, before what they use
         for operator in self.operators:
             operator.close()
@@ -225,16 +225,17 @@ def add_and_norm(
 
 def _in_graphs(call: Call, sets: list[timing.Operands]) -> Call:
     """Return what replays a graph of a call with each of these operands."""
-    graphs: dict[int, tuple[Callable[[], object], Outputs]] = {}
-    for a, b in sets:
-        call(a, b)  # what compiles or allocates, before it is captured
-        outputs: list[Outputs] = []
-        replay = captured(lambda a=a, b=b, outputs=outputs: outputs.append(call(a, b)))
-        graphs[b.data_ptr()] = replay, outputs[0]
+    graphs = {b.data_ptr(): _in_graph(call, a, b) for a, b in sets}
+    return lambda a, b: graphs[b.data_ptr()]()
 
-    def replayed(a: torch.Tensor, b: torch.Tensor) -> Outputs:
-        replay, outputs = graphs[b.data_ptr()]
+
+def _in_graph(call: Call, a: torch.Tensor, b: torch.Tensor) -> Callable[[], Outputs]:
+    call(a, b)  # what compiles, or makes room, before it is captured
+    outputs: list[Outputs] = []
+    replay = captured(lambda: outputs.append(call(a, b)))
+
+    def replayed() -> Outputs:
         replay()
-        return outputs
+        return outputs[0]
 
     return replayed

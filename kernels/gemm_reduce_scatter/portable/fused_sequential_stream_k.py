@@ -185,7 +185,7 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
 
 
 @triton.jit
-def send_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def send_all_rows(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Send all ranks, this one too, their rows of a tile."""
     _, staging, workspace_ptr, halves = target
     began = trace_time(peers)
@@ -233,7 +233,7 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
     target = (out, staging, staging.workspace_ptr + half * halves.data, halves)
-    FINISH: tl.constexpr = reduce_tile if NORM is None else send_tile
+    FINISH: tl.constexpr = reduce_tile if NORM is None else send_all_rows
     compute_stream_k(
         a, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, FINISH, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
     )
