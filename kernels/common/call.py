@@ -153,7 +153,10 @@ class Call(Generic[P]):
 
     def new_outputs(self) -> dict[str, torch.Tensor]:
         """Return new memory for those outputs that have no place in the operator's, by name."""
-        return {name: torch.empty_like(like) for name, like in self.kept("like outputs", self._like_outputs).items()}
+        new = {}
+        for name, like in self.kept("like outputs", self._like_outputs).items():  # no comprehension: a frame, a call
+            new[name] = torch.empty_like(like)
+        return new
 
     def _like_outputs(self) -> dict[str, torch.Tensor]:
         """Return tensors without memory, of which torch makes others in half the time that it takes by a shape."""

@@ -216,7 +216,7 @@ class Operator(Generic[P]):
             self._check(call, operands)
             self._note(call)
             return self._launch(call, operands, new)
-        place = place_of(operands, call.problem.m, *[one.data_ptr() for one in new.values()])
+        place = place_of(operands, call.problem.m, new.values())
         prepared = calls.find(place)
         if prepared is None:
             prepared = self._prepare(place, call, operands, new)

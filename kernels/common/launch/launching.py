@@ -24,7 +24,7 @@ Triton.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -268,9 +268,13 @@ class _RecordedStream(Stream):
         self._recording.steps.append(self._stream.copying_2d(dst, src))
 
 
-def place_of(operands: Mapping[str, torch.Tensor], *more: int) -> tuple[Any, ...]:
-    """Return all that matters of a call's operands but what is in them, and what more there is."""
-    place: tuple[Any, ...] = more
+def place_of(
+    operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Iterable[torch.Tensor] = ()
+) -> tuple[Any, ...]:
+    """Return all that matters of a call's operands but what is in them, its rows, and where its outputs are."""
+    place: tuple[Any, ...] = (rows,)
+    for one in outputs:
+        place += (one.data_ptr(),)
     for one in operands.values():
         place += (one.data_ptr(), one.stride(), one.shape, one.dtype, one.get_device())
     return place

@@ -95,6 +95,7 @@ def shape_of_norm(norm: RmsNorm, n: int, num_warps: int) -> NormShape:
 @triton.jit
 def norm_row(
     row,
+    weight,
     partials_ptr,
     partial_size,
     out,
@@ -105,10 +106,11 @@ def norm_row(
 ):
     """Sum the partials of a row of `out`, finish and store it, and store what the norm makes of it.
 
-    Partials have rows as far apart as `out`'s, and lie `partial_size` elements apart; one alone may be `out` itself.
+    `weight` is that of the first COLS columns. Partials have rows as far apart as `out`'s, and lie `partial_size`
+    elements apart; one alone may be `out` itself.
     """
     kept = _finished(row, 0, partials_ptr, partial_size, out, norm, PARTIALS, NORM, TILE)
-    weighted = kept * _weight(norm, 0, NORM)
+    weighted = kept * weight
     squares, largest = kept * kept, tl.abs(weighted)
     for start in range(NORM.COLS, norm.n, NORM.COLS):
         value = _finished(row, start, partials_ptr, partial_size, out, norm, PARTIALS, NORM, TILE)
@@ -172,7 +174,7 @@ def _store_normed(value, row, start, norm, NORM: tl.constexpr):
 @triton.jit
 def norm_rows(out, norm, NORM: tl.constexpr, TILE: tl.constexpr):
     """Finish and norm C in place, a row a program: a kernel behind that which made it."""
-    norm_row(tl.program_id(0), out.c_ptr, 0, out, norm, 1, NORM, TILE)
+    norm_row(tl.program_id(0), _weight(norm, 0, NORM), out.c_ptr, 0, out, norm, 1, NORM, TILE)
 
 
 @triton.jit
@@ -197,12 +199,13 @@ def sum_and_norm_rows(
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     start = program * out.m // programs
+    weight = _weight(norm, 0, NORM)  # on its way while partials are
     began = trace_time(peers)
     for row in tl.range(start, (program + 1) * out.m // programs, num_stages=1):
         if (row == start) | ((first_row + row) % TILE.BLOCK_M == 0):
             wait_for_row_of_tiles((first_row + row) // TILE.BLOCK_M, tiled, flags_ptr, peers, epoch, WORLD_SIZE, TILE)
             began = trace_span(peers, WAIT, row, began)
-        norm_row(row, partials_ptr, partial_size, out, norm, WORLD_SIZE, NORM, TILE)
+        norm_row(row, weight, partials_ptr, partial_size, out, norm, WORLD_SIZE, NORM, TILE)
         began = trace_span(peers, SUM, row, began)
 
 

@@ -26,7 +26,7 @@ FUNCTIONS = {
     "gemm_reduce_scatter": gemm_reduce_scatter_rms_norm,
 }
 
-EPS = 1e-5
+EPS = 0.25  # large: left out, it shows
 # One that divides nothing; several rows of tiles, and more tiles than programs; ranks without rows.
 SIZES = {
     "cpu": [(33, 37, 41), (70, 300, 16), (1, 2, 7)],
