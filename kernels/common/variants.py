@@ -9,7 +9,7 @@ from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Variant, Work
 
 from .config import GemmConfig
 from .implementation import Implementation
-from .operator import Operator
+from .operators.operator import Operator
 from .prediction import norm_us
 from .problem import Problem
 

@@ -13,8 +13,8 @@ from typing_extensions import Self
 from iris_core import Context
 from iris_kernels.common.device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS
 
-from .layers import ColumnParallelLinear, checked_whole
-from .shardings import ColumnSharding
+from ..sharding.linear import ColumnSharding
+from .modules import ColumnParallelLinear, checked_whole
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
