@@ -21,7 +21,6 @@ from .command.outputs import UnwritableError, check_different, check_outputs, le
 from .command.progress import CommandProgress
 from .command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .decoder.cli import decoder
-from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
 from .litmus.cli import litmus
@@ -33,12 +32,14 @@ from .records import plot as plots
 from .records.looks import check_path
 from .records.record import LIBRARY, Record, read_records
 from .records.resume import differences
+from .report.cli import make_report
 from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .trace.cli import trace
 from .tune.calibrate_cli import calibrate_machine
 from .tune.cli import defaults, tune
 from .tune.explain_cli import explain_choice
+from .tune.grid_cli import write_predictions
 from .tune.model_cli import model
 
 app = typer.Typer(
@@ -64,7 +65,8 @@ app.command()(norm)
 app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)
-app.command()(figures)
+app.command("report")(make_report)
+app.command("predictions")(write_predictions)
 app.command()(env)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30

@@ -125,6 +125,16 @@ _ADDED: dict[type[Any], dict[str, str]] = {  # columns that older files lack, an
 }
 
 
+def kind_of(path: Path) -> type[Any] | None:
+    """Return the dataclass of a file's rows, one of `_COMMANDS`; None for a file of none of these commands."""
+    header = set(read_rows(path).header)
+    for kind in _COMMANDS.values():
+        columns = {column.name for column in fields(kind)}
+        if header <= columns and columns - header <= _ADDED.get(kind, {}).keys():
+            return kind
+    return None
+
+
 def read_records(path: Path, *, speak: bool = True) -> list[Record]:
     """Return the rows of a file of ``iris-bench run``; see `read_as`."""
     return read_as(path, Record, speak=speak)
