@@ -26,6 +26,7 @@ from .links.cli import links
 from .litmus.cli import litmus
 from .measure import sweep
 from .measure.job import Job
+from .norm.cli import norm
 from .records import frames, report
 from .records import plot as plots
 from .records.looks import check_path
@@ -60,6 +61,7 @@ app.command()(defaults)
 app.command()(trace)
 app.command()(links)
 app.command()(ccl)
+app.command()(norm)
 app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)

@@ -26,6 +26,9 @@ class Work:
 
     `out_bytes` is also that of partial sums; 0 for the operands'. Operands of one byte are fp8.
 
+    Args:
+        normed_share: of C's rows, those that the rank with the most norms.
+
     Raises:
         ValueError: a size below one.
     """
@@ -37,6 +40,7 @@ class Work:
     world_size: int
     element_bytes: int = 2
     out_bytes: int = 0
+    normed_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.out_bytes:
@@ -59,6 +63,11 @@ class Work:
     def share(self, size: int) -> int:
         """Return the largest rank's shard of a size."""
         return -(-size // self.world_size)
+
+    @property
+    def normed_bytes(self) -> float:
+        """Bytes of the rows that a rank norms."""
+        return self.normed_share * self.m * self.n * self.element_bytes
 
     @property
     def product(self) -> tuple[int, int, int]:

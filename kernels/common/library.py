@@ -48,7 +48,8 @@ def library_variant(
         summary: one line for tables.
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
-        has_epilogue: whether `launch` does what a problem's epilogue says, and gives C any dtype.
+        has_epilogue: whether `launch` does what a problem's epilogue says, unless rows are normed, and gives C any
+            dtype.
         takes_fp8: whether it multiplies fp8 operands with scales.
         spans_hosts: whether its ranks may live on several hosts.
         place: in the taxonomy.
@@ -58,6 +59,8 @@ def library_variant(
     def reason(problem: Problem, config: GemmConfig | None) -> str | None:
         if problem.epilogue and not has_epilogue:
             return f"it has no epilogue; the problem's is {', '.join(problem.epilogue)}"
+        if problem.norm and not has_epilogue:
+            return "it has no epilogue, and norms no rows; the problem's norm is an RMSNorm"
         if is_fp8(problem.dtype):
             if not takes_fp8:
                 return f"it multiplies no fp8; the operands are {problem.dtype}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from iris_core import Context
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Variant, Work
 
 from .config import GemmConfig
 from .hierarchical.building import over_hosts, spans_hosts
 from .implementation import Implementation
 from .operators.operator import Operator
+from .prediction import norm_us
 from .problem import Problem
 
 
@@ -37,6 +38,10 @@ def variant_of(
             return over_hosts(ctx, implementation, problem, config, **options)
         return Operator(ctx, implementation, problem, config, **options)
 
+    def predict(machine: Machine, work: Work) -> float:
+        assert implementation.predict is not None
+        return implementation.predict(machine, work) + norm_us(machine, work, is_fused=implementation.norms_rows)
+
     return Variant(
         implementation.family,
         implementation.pattern,
@@ -50,7 +55,7 @@ def variant_of(
         schedule=implementation.schedule,
         is_baseline=not implementation.is_ours,
         can_trace=implementation.can_trace and implementation.is_ours,
-        predict=implementation.predict,
+        predict=predict if implementation.predict else None,
         reads_pointers=implementation.reads_pointers,
         former_name=former_name,
     )

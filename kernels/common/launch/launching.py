@@ -24,7 +24,7 @@ Triton.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,14 +54,14 @@ class PreparedCall:
         copies: of which, by name, and where to.
         config: what it runs with.
         copied: of which operands it makes copies, "A" or "B".
-        gives_output: whether it returns the new memory of its output as it is, and nothing else.
+        gives_new: whether it returns the new memory of its outputs as it is, and nothing else.
     """
 
     sequence: Sequence
     copies: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     config: GemmConfig | None = None
     copied: tuple[str, ...] = ()
-    gives_output: bool = False
+    gives_new: bool = False
 
 
 class Calls:
@@ -93,7 +93,7 @@ class Calls:
         return self._can_prepare and not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
     def find(self, place: Hashable) -> PreparedCall | None:
-        """Return the call that was prepared for rows, operands and an output that lie where these lie."""
+        """Return the call that was prepared for rows, operands and outputs that lie where these lie."""
         return self._calls.get(place)
 
     @contextlib.contextmanager
@@ -268,9 +268,13 @@ class _RecordedStream(Stream):
         self._recording.steps.append(self._stream.copying_2d(dst, src))
 
 
-def place_of(operands: Mapping[str, torch.Tensor], *more: int) -> tuple[Any, ...]:
-    """Return all that matters of a call's operands but what is in them, and what more there is."""
-    place: tuple[Any, ...] = more
+def place_of(
+    operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Iterable[torch.Tensor] = ()
+) -> tuple[Any, ...]:
+    """Return all that matters of a call's operands but what is in them, its rows, and where its outputs are."""
+    place: tuple[Any, ...] = (rows,)
+    for one in outputs:
+        place += (one.data_ptr(),)
     for one in operands.values():
         place += (one.data_ptr(), one.stride(), one.shape, one.dtype, one.get_device())
     return place

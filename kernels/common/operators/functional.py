@@ -18,6 +18,7 @@ from iris_core import Context, HeapExhausted
 from overlap_taxonomy import get_variant
 
 from ..config import GemmConfig
+from ..portable.row_norm import RmsNorm
 from ..problem import Problem
 from ..scales import check_scales, kinds_of
 from ..workspace import with_room_to_grow
@@ -69,6 +70,7 @@ def problem_for(
     b_scale: torch.Tensor | None = None,
     partial_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
+    norm: RmsNorm | None = None,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -79,7 +81,7 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
-        epilogue, out_dtype, partial_dtype, use_fast_accum: the problem's; the same on all ranks.
+        epilogue, out_dtype, partial_dtype, use_fast_accum, norm: the problem's; the same on all ranks.
         a_scale, b_scale: the operands', or None; of the same kinds on all ranks.
 
     Raises:
@@ -100,7 +102,7 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum]
+        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum, str(norm)]
         ctx.agree("the calls, and whether the ranks compare their operands", asked)
     scales: tuple[str, ...] = ()
     if product is None or m is None:
@@ -119,8 +121,8 @@ def problem_for(
     elif a_scale is not None or b_scale is not None:
         scales = scales_of(a, b, a_scale, b_scale)
     problem = product.problem
-    asked_more = (epilogue, out_dtype or problem.out_dtype, scales, partial_dtype, use_fast_accum)
-    if (m, *asked_more) == (problem.m, (), problem.out_dtype, (), None, False):
+    asked_more = (epilogue, out_dtype or problem.out_dtype, scales, partial_dtype, use_fast_accum, norm)
+    if (m, *asked_more) == (problem.m, (), problem.out_dtype, (), None, False, None):
         return problem
     return _finished(problem, m, *asked_more)
 
@@ -134,6 +136,7 @@ def _finished(
     scales: tuple[str, ...],
     partial_dtype: torch.dtype | None,
     use_fast_accum: bool,
+    norm: RmsNorm | None,
 ) -> Problem:
     return replace(
         problem,
@@ -143,6 +146,7 @@ def _finished(
         scales=scales,
         partial_dtype=partial_dtype,
         use_fast_accum=use_fast_accum,
+        norm=norm,
     )
 
 

@@ -210,31 +210,29 @@ class Operator(Generic[P]):
             call = self._calls.of(m)
             self._check(call, operands)
         self._note(call)
-        return self._launch(call, operands, call.new_output(out))
+        return self._launch(call, operands, call.new_outputs(out))
 
     def _queue_call(self, call: Call[P], operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        calls, output = self._channel.calls, call.new_output(out)
+        calls, new = self._channel.calls, call.new_outputs(out)
         if not calls.are_prepared:
             self._check(call, operands)
             self._note(call)
-            return self._launch(call, operands, output)
-        place = place_of(operands, call.problem.m, 0 if output is None else output.data_ptr())
+            return self._launch(call, operands, new)
+        place = place_of(operands, call.problem.m, new.values())
         prepared = calls.find(place)
         if prepared is None:
-            prepared = self._prepare(place, call, operands, output)
+            prepared = self._prepare(place, call, operands, new)
         is_captured = self._note(call)
         self.ran_config, call.copied = prepared.config, prepared.copied
         calls.queue(prepared, operands, is_captured=is_captured)
-        return (output,) if output is not None and prepared.gives_output else self._outputs_of(call, output)
+        return tuple(new.values()) if prepared.gives_new else self._outputs_of(call, new)
 
-    def _prepare(
-        self, place: Hashable, call: Call[P], operands: _Operands, output: torch.Tensor | None
-    ) -> PreparedCall:
+    def _prepare(self, place: Hashable, call: Call[P], operands: _Operands, new: _Operands) -> PreparedCall:
         self._check(call, operands)
         with self._channel.calls.preparing(place, call.problem.m) as prepared:
-            outputs = self._launch(call, operands, output)
+            outputs = self._launch(call, operands, new)
         prepared.config, prepared.copied = self.ran_config, call.copied
-        prepared.gives_output = len(outputs) == 1 and output is not None and is_same(outputs[0], output)
+        prepared.gives_new = len(outputs) == len(new) and all(map(is_same, outputs, new.values()))
         return prepared
 
     def _note(self, call: Call[P]) -> bool:
@@ -249,19 +247,23 @@ class Operator(Generic[P]):
         self._note_call(self, self._digest, call.problem.m)
         return False
 
-    def _outputs_of(self, call: Call[P], output: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Return what a call gives; `output`: the memory that it had for that, if it was new."""
+    def _outputs_of(self, call: Call[P], new: _Operands | None = None) -> tuple[torch.Tensor, ...]:
+        """Return what a call gives; `new`: the outputs that it had new memory for, by name."""
         assert self._implementation.outputs is not None
         outputs = self._implementation.outputs
-        if output is None:
-            return call.kept("outputs", lambda: outputs(call))
-        with call.writing(output):
-            return outputs(call)
+        if not new:
+            return call.kept("outputs", lambda: (*outputs(call), *call.normed()))
+        with call.writing(new):
+            return (*outputs(call), *call.normed())
 
-    def _launch(self, call: Call[P], operands: _Operands, output: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def _launch(self, call: Call[P], operands: _Operands, new: _Operands) -> tuple[torch.Tensor, ...]:
         call.ran_config, call.copied = call.config, ()
-        with call.reading(operands), call.writing(output):
-            outputs = self._implementation.launch(call, operands["A"], operands["B"])
+        implementation = self._implementation
+        with call.reading(operands), call.writing(new):
+            outputs = implementation.launch(call, operands["A"], operands["B"])
+            if call.problem.norm and not implementation.norms_rows:
+                call.norm_rows(outputs[0], finishes=not implementation.is_ours)
+            outputs = (*outputs, *call.normed())
         self.ran_config = call.ran_config
         return outputs
 
@@ -331,7 +333,7 @@ class Operator(Generic[P]):
             call = self._calls.of(self._rows_of(a, None))
             self._check(call, operands)
             with self._channel.calls.compiling():
-                self._launch(call, operands, call.new_output())
+                self._launch(call, operands, call.new_outputs())
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         """Have later calls write down what their programs do (device/trace.py), or no longer.
@@ -381,7 +383,8 @@ class Operator(Generic[P]):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
             return name != "A" or not own.numel() or not lies_within(operand, own)
-        return OUTPUT in call.memory and overlap(operand, call.memory[OUTPUT])
+        outputs = (OUTPUT, *call.problem.normed_shapes(self.rank))
+        return any(overlap(operand, call.memory[output]) for output in outputs if output in call.memory)
 
     def _check_open(self) -> None:
         self.ctx.check()
