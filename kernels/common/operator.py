@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,7 @@ from .call import Call, Channel, Device
 from .config import GemmConfig
 from .device.handshake import call_of_state, describe_state, state_words
 from .implementation import Implementation
-from .launch.launching import PreparedCall, place_of
+from .launch.launching import Place, PreparedCall, place_of
 from .operand_checks import check_kinds, check_operands, is_same, lies_within, overlap
 from .plans import Plans
 from .problem import Problem, doublings
@@ -95,6 +95,7 @@ class Operator(Generic[P]):
         self._calls: dict[int, Call[P]] = {}
         self._was_captured = False
         self._note_call = ctx.note_call
+        self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
@@ -225,11 +226,16 @@ class Operator(Generic[P]):
         calls.queue(prepared, operands["A"], is_captured=is_captured)
         return (output,) if output is not None and prepared.gives_output else self._outputs_of(call, output)
 
-    def _prepare(
-        self, place: Hashable, call: Call[P], operands: _Operands, output: torch.Tensor | None
-    ) -> PreparedCall:
+    def _prepare(self, place: Place, call: Call[P], operands: _Operands, output: torch.Tensor | None) -> PreparedCall:
+        calls, moved = self._channel.calls, None
+        if not any(one.data_ptr() in self._heap for one in operands.values()):
+            moved = list(operands.values()) if output is None else [output, *operands.values()]
+            if prepared := calls.moved(place, moved):  # like one whose operands were checked
+                if _OUTPUT in call.memory:
+                    self._check_not_overwritten(call, operands)
+                return prepared
         self._check(call, operands)
-        with self._channel.calls.preparing(place, call.problem.m) as prepared:
+        with calls.preparing(place, call.problem.m, moved) as prepared:
             outputs = self._launch(call, operands, output)
         prepared.config, prepared.copied = self.ran_config, call.copied
         prepared.gives_output = len(outputs) == 1 and output is not None and is_same(outputs[0], output)
@@ -454,6 +460,9 @@ class Operator(Generic[P]):
 
     def _check(self, call: Call[P], operands: _Operands) -> None:
         check_operands(self, call, operands, device=self.ctx.get_device(), most=self.problem.m)
+        self._check_not_overwritten(call, operands)
+
+    def _check_not_overwritten(self, call: Call[P], operands: _Operands) -> None:
         for name, operand in operands.items():
             if self._overwrites(call, name, operand):
                 raise ValueError(
