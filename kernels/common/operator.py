@@ -58,6 +58,7 @@ class Operator(Generic[P]):
         keeps_outputs: whether calls return the same memory each time.
         keeps_gathered: whether they return the gathered A, too.
         is_closed: whether its buffers were given back; a call then raises RuntimeError.
+        was_captured: whether a stream was captured that a call was queued on: a graph may use its memory.
         output: that memory, as the last call left it.
         gathered: likewise A (m, k), where the family gathers it; its rows may lie further apart than they are long.
         state: the words of handshake.py, on the heap.
@@ -93,7 +94,7 @@ class Operator(Generic[P]):
         self._device = Device.of(ctx)
         self._plans_of = functools.partial(Plans, implementation, self._device, config, config_of)
         self._calls: dict[int, Call[P]] = {}
-        self._was_captured = False
+        self.was_captured = False
         self._note_call = ctx.note_call
         self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
         with ctx.collective_section(f"make {self}"):
@@ -178,7 +179,7 @@ class Operator(Generic[P]):
                 self._size(before.with_rows(m))
                 self.ctx.agree("the rows that the ranks make room for", m)
             with self.ctx.collective_allocation(what), plain_tensors():
-                self._allocate(keep=self._was_captured)
+                self._allocate(keep=self.was_captured)
         except BaseException:
             self._size(before)
             self._call_of(before.m)
@@ -248,7 +249,7 @@ class Operator(Generic[P]):
         """
         if self.ctx.backend.is_capturing():
             self.ctx.check()
-            self._was_captured = True
+            self.was_captured = True
             return True
         self._note_call(self, self._digest, call.problem.m)
         return False
@@ -376,7 +377,7 @@ class Operator(Generic[P]):
             is_collective = self._workspace.grows_on_heap(asked)
             section = self.ctx.collective_allocation(f"make room for {self}")
             with section if is_collective else contextlib.nullcontext(), plain_tensors():
-                self._workspace.grow(asked, keep=self._was_captured, is_foreseen=False)
+                self._workspace.grow(asked, keep=self.was_captured, is_foreseen=False)
             if is_collective:
                 self.ctx.barrier()  # as in `reserve`
             self._forget_calls()

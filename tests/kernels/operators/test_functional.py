@@ -100,6 +100,24 @@ def test_operators_give_their_memory_back(ranks: Callable[[int], Ranks]) -> None
         assert "release_operators" in message
 
 
+def release_what_was_captured(rank: int, world_size: int) -> tuple[tuple[str, str], int, int]:
+    ctx, a, b = context(), torch.ones(8, 4), torch.ones(4, 8)
+    ctx.release_operators()
+    gemm_all_reduce(ctx, a, b)
+    with mock.patch.object(ctx.backend, "is_capturing", return_value=True):
+        gemm_all_reduce(ctx, a, b)
+    error, kept = raised(ctx.release_operators), len(ctx.operators)
+    ctx.release_operators(captured=True)
+    return error, kept, len(ctx.operators)
+
+
+def test_what_graphs_may_use_is_not_released(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), kept, left in ranks(2).call(release_what_was_captured):
+        assert (kind, kept, left) == ("RuntimeError", 1, 0)
+        assert "captured CUDA graphs use the memory of gemm_all_reduce/" in message
+        assert "release_operators(captured=True)" in message
+
+
 N, K, MOST = 40, 24, 100
 
 
