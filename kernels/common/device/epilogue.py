@@ -145,9 +145,7 @@ def _scaled_by_tanh(acc, slope):
     """x (1 + tanh(slope x)) / 2, off by 2^-12 |x|: of PTX's tanh.approx.f32 the relative error is up to 2^-11."""
     half = 0.5 * acc
     inner = acc * slope
-    tanh = tl.inline_asm_elementwise(
-        "tanh.approx.f32 $0, $1;", "=f,f", [inner], dtype=tl.float32, is_pure=True, pack=1
-    )
+    tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [inner], dtype=tl.float32, is_pure=True, pack=1)
     return half * tanh + half
 
 

@@ -17,7 +17,7 @@ from ranks import Ranks, context, raised
 from torch_compiling import FUNCTIONS, are_close, sizes_of
 from triton.runtime.jit import JITFunction
 
-from iris_kernels.common.device import epilogue
+from iris_kernels.common.device import epilogue as ops
 from iris_kernels.common.device.arguments import Tile
 from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, epilogue_ops, register_epilogue_op
 from iris_kernels.common.launch.launching import place_of
@@ -296,7 +296,7 @@ def test_approximations_are_off_by_less_than_16_bits_are_rounded_by(name: str, r
     (op,) = epilogue_ops([name])
     x = torch.cat([torch.linspace(-30, 30, 240_001), torch.tensor([-1e30, 1e30, 0.0, float("nan")])])
     with (
-        mock.patch.object(epilogue, "tl", OPS_LANGUAGE),
+        mock.patch.object(ops, "tl", OPS_LANGUAGE),
         mock.patch.object(OPS_LANGUAGE, "inline_asm_elementwise", tanh),
         mock.patch.object(JITFunction, "__call__", lambda self, *args: self.fn(*args)),
     ):
