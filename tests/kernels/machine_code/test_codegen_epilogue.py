@@ -51,7 +51,7 @@ def kernel_of(case: Case) -> Compiled:
 def test_a_hopper_kernel_finishes_tiles_in_registers(case: Case) -> None:
     kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
     assert kernel.count(EPILOGUES[case.epilogue]) > plain.count(EPILOGUES[case.epilogue])
-    assert kernel.count(r"\bex2\.approx|\bdiv\.|\brcp\.") == plain.count(r"\bex2\.approx|\bdiv\.|\brcp\.")
+    assert not kernel.count(r"\bex2\.approx|\bdiv\.full")  # of two special functions an element
     assert kernel.count(r"\bst\.shared") == plain.count(r"\bst\.shared")
     assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
     assert kernel.shared_bytes == plain.shared_bytes
