@@ -15,6 +15,7 @@ from families import GPU_FUSED, make_problem, name
 from ranks import Ranks, close_context, raised
 
 from iris_core import iris
+from iris_core.checker import check
 from iris_kernels.gemm_all_reduce import gemm_all_reduce
 from overlap_taxonomy import Variant, get_variant, list_variants
 
@@ -132,6 +133,21 @@ def test_a_context_that_cannot_be_woken_sleeps_on(ranks: Callable[[int], Ranks])
         assert all(part in message for part, (_, message) in zip(parts, errors, strict=True)), errors
         assert [kind for kind, _ in errors] == ["RuntimeError" if rank else "PeerError", *["RuntimeError"] * 3]
         assert is_right
+
+
+def sleep_under_the_checker(rank: int, world_size: int) -> None:
+    with iris(1 << 20, "cpu") as ctx:
+        own = ctx.ones(4)
+        ctx.device_barrier()
+        ctx.sleep()
+        ctx.wake()
+        assert not own.any()
+        ctx.device_barrier()
+
+
+def test_a_checked_program_may_sleep() -> None:
+    report = check(sleep_under_the_checker, 2, schedules=2)
+    assert report.ok, report
 
 
 def replay_after_sleep(rank: int, world_size: int, family: str, variant: str) -> list[Any]:
