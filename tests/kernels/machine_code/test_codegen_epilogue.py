@@ -87,3 +87,17 @@ def test_a_gated_activation_stages_half_a_tile(case: Case) -> None:
     assert kernel.count(r"\btanh\.approx") > plain.count(r"\btanh\.approx")
     assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
     assert kernel.scratch_bytes == 0
+
+
+# Floating-point instructions an element, of which the special function unit's take as long as eight others.
+INSTRUCTIONS = {"bias": 1, "relu": 1, "gelu": 8, "gelu_tanh": 6, "silu": 3, "swiglu": 2}
+_FLOAT = r"\b(?:fma|mul|add|sub|max|min|tanh|ex2|div|rcp|setp|selp|neg|abs)\.[\w.]*f32\b"
+
+
+@pytest.mark.parametrize("op", INSTRUCTIONS)
+def test_an_op_takes_few_instructions_an_element(op: str) -> None:
+    case = Case("copy_engine:sm90", "sm_90", family="all_gather_gemm", size=4096, world_size=2, epilogue=(op,))
+    kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
+    elements = kernel.config.block_m * kernel.config.block_n // kernel.threads
+    assert kernel.count(_FLOAT) - plain.count(_FLOAT) <= INSTRUCTIONS[op] * elements
+    assert kernel.count(r"\btanh\.approx") <= elements
