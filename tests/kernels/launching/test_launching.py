@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from iris_kernels.all_gather_gemm import Problem
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 FUSED = [variant for variant in list_variants() if variant.has_kernels]
