@@ -356,6 +356,29 @@ class Context(TensorFactories):
         """
         self.recovery.reset()
 
+    def sleep(self) -> None:
+        """Give the memory of the heap back to the GPU until `wake`; its addresses stay this context's. Collective.
+
+        What is on the heap is lost; copy what must stay. Layers, operators and their plans stay, captured graphs too,
+        which must not be replayed before `wake`; all else that needs the heap raises RuntimeError until then.
+
+        Raises:
+            What `barrier` raises; the context is then awake.
+        """
+        self.recovery.sleep()
+
+    def wake(self) -> None:
+        """Give the heap memory again, at the same addresses; collective.
+
+        All that is on it is zero, and so are the flags and counters that `reset` zeroes: captured graphs can be
+        replayed at once. Awake, it does nothing.
+
+        Raises:
+            RuntimeError: this rank's GPU has not the memory; the context is still asleep, and may be woken later.
+            PeerError: another rank's has not.
+        """
+        self.recovery.wake()
+
     def collective_section(self, what: str) -> AbstractContextManager[None]:
         """Run a block in which all ranks must succeed: if it raises on one, it raises on every one.
 
@@ -452,15 +475,24 @@ class Context(TensorFactories):
                 self._process_group = self._host.process_group(self.control_plane, device, given, store)
         return self._process_group.group
 
-    def release_operators(self) -> None:
+    def release_operators(self, *, captured: bool = False) -> None:
         """Close the operators that calls with operands alone have made, and give their memory back; collective.
 
         Their outputs must not be used after this. The next such call makes its operator again.
 
+        Args:
+            captured: also those that a stream was captured of; its graphs must not be replayed after this.
+
         Raises:
+            RuntimeError: some were captured, which is not expected: nothing is released.
             TimeoutError, PeerError: see `check`.
         """
         self.check()
+        if (used := [str(one) for one in self.operators.values() if one.was_captured]) and not captured:
+            raise RuntimeError(
+                f"captured CUDA graphs use the memory of {', '.join(sorted(set(used)))}; once these are deleted, "
+                "release_operators(captured=True) gives it back"
+            )
         while self.operators:
             self.operators.popitem()[1].close()
 
@@ -516,7 +548,9 @@ class Context(TensorFactories):
                 leave_group = self._process_group.leave
                 self._opened.callback(lambda: leave_group(is_failing))
             try:
-                if not self.recovery.has_failed and not is_failing:
+                if self.recovery.is_asleep:
+                    pass  # no kernel runs, and no rank reads this one's heap
+                elif not self.recovery.has_failed and not is_failing:
                     self.barrier()
                 else:
                     self.watchdog.abort()

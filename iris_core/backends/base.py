@@ -117,6 +117,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def release_memory(self) -> None:
+        """Give this rank's part of the window's memory back; its addresses stay reserved."""
+
+    @abstractmethod
+    def map_memory(self, control_plane: ControlPlane) -> None:
+        """Put zeroed memory behind the window's addresses, of all ranks; collective, as is what failed of it."""
+
+    @abstractmethod
     def close_window(self) -> None:
         """Unmap and release the window; its tensors are dead after this."""
 

@@ -6,6 +6,8 @@ All heaps are one anonymous file (shared_memory.py), and one mapping of it a ran
 from __future__ import annotations
 
 import contextlib
+import functools
+import mmap
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,17 +31,27 @@ class ShmBackend(Backend):
 
     def __init__(self) -> None:
         self._shared: list[Span] = []
+        self._give_back: Callable[[], object] = lambda: None
 
     def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         window = share_memory(control_plane, stride * control_plane.world_size, "iris_heap")
+        # From the file itself: all ranks read zeroes there from then on.
+        self._give_back = functools.partial(window.madvise, mmap.MADV_REMOVE, stride * control_plane.rank, stride)
         heaps = torch.frombuffer(window, dtype=torch.uint8)
         self._shared.append(share(heaps, "the ranks' heaps", heaps=control_plane.world_size))
         return heaps, stride
 
+    def release_memory(self) -> None:
+        self._give_back()
+
+    def map_memory(self, control_plane: ControlPlane) -> None:
+        pass  # the system gives pages as they are used
+
     def close_window(self) -> None:  # it is unmapped with the last tensor
         while self._shared:
             unshare(self._shared.pop())
+        self._give_back = lambda: None
 
     def synchronize(self) -> None:
         pass

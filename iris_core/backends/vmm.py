@@ -62,19 +62,23 @@ class VmmBackend(Backend):
         self._writing = torch.cuda.ExternalStream(self._create_stream(), self.device)
         self._written = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
         self.write_words(torch.zeros(1, dtype=torch.int64, device=self.device), 0)
-        # What `close_window` gives back, as far as `open_window` got.
+        # What `release_memory` and `close_window` give back, as far as `open_window` got.
         self._handles: list[Any] = []
         self._mapped: list[int] = []  # addresses
         self._shared: list[torch.Tensor] = []
         self._base = 0
-        self._stride = 0
+        self._stride = self._granularity = 0
         self._window_size = 0
 
     def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
         granularity = self._get("MemGetAllocationGranularity", self._properties, self._granularity_kind)
-        granularity = max(granularity, STRIDE_ALIGNMENT)
-        stride = round_up(heap_size, granularity)
-        self._stride = stride
+        self._granularity = max(granularity, STRIDE_ALIGNMENT)
+        self._stride = round_up(heap_size, self._granularity)
+        self.map_memory(control_plane)
+        return torch.as_tensor(_exported(self._base, self._window_size), device=self.device), self._stride
+
+    def map_memory(self, control_plane: ControlPlane) -> None:
+        stride = self._stride
         with contextlib.ExitStack() as descriptors:
             with control_plane.collective_section(f"reserve a heap of {stride:,} bytes on its device"):
                 own = self._get("MemCreate", stride, self._properties, 0)
@@ -85,8 +89,9 @@ class VmmBackend(Backend):
             for fd in fds:
                 descriptors.callback(os.close, fd)
             with control_plane.collective_section("map the peers' heaps"):
-                self._window_size = max(stride * control_plane.world_size, self.smallest_window)
-                self._base = int(self._get("MemAddressReserve", self._window_size, granularity, 0, 0))
+                if not self._base:
+                    self._window_size = max(stride * control_plane.world_size, self.smallest_window)
+                    self._base = int(self._get("MemAddressReserve", self._window_size, self._granularity, 0, 0))
                 for peer, fd in enumerate(fds):
                     handle = own
                     if peer != control_plane.rank:
@@ -95,15 +100,18 @@ class VmmBackend(Backend):
                     self._call("MemMap", self._base + peer * stride, stride, 0, handle, 0)
                     self._mapped.append(self._base + peer * stride)
                 self._open_access(self._base, stride * control_plane.world_size)
-        window = torch.as_tensor(_exported(self._base, self._window_size), device=self.device)
-        return window, stride
+                self._call("MemsetD8", self._base + control_plane.rank * stride, 0, stride)
+                self.synchronize()
 
-    def close_window(self) -> None:
+    def release_memory(self) -> None:
         self.synchronize()
         while self._mapped:
             self._call("MemUnmap", self._mapped.pop(), self._stride)
         while self._handles:
             self._call("MemRelease", self._handles.pop())
+
+    def close_window(self) -> None:
+        self.release_memory()
         if self._base:
             self._call("MemAddressFree", self._base, self._window_size)
         self._base = 0

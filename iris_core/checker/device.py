@@ -206,7 +206,9 @@ class CheckedBackend(ShmBackend):
         self._rank = rank
 
     def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
-        return self._simulation.open_window(heap_size)
+        window, stride = self._simulation.open_window(heap_size)
+        self._give_back = window.narrow(0, self._rank * stride, stride).zero_
+        return window, stride
 
     def close_window(self) -> None:
         pass  # its end is the simulation's

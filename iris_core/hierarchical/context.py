@@ -132,14 +132,18 @@ class HierarchicalContext(Context):
         dist.broadcast(sent, group=self.process_group(), group_src=src)
         return sent
 
-    def release_operators(self) -> None:
+    def release_operators(self, *, captured: bool = False) -> None:
         """Close the operators that calls with operands alone have made, and those inside this host; collective.
 
+        Args:
+            captured: also those that a stream was captured of; its graphs must not be replayed after this.
+
         Raises:
+            RuntimeError: some were captured, which is not expected: nothing is released.
             TimeoutError, PeerError: see `check`.
         """
-        super().release_operators()
-        self.local.release_operators()
+        super().release_operators(captured=captured)
+        self.local.release_operators(captured=captured)
 
     def _close(self, *, is_failing: bool) -> None:
         if not self.recovery.is_closed and self.control_plane.is_owned:
@@ -157,7 +161,7 @@ class HierarchicalContext(Context):
             f"{self.topology.num_hosts} hosts have no heap in common; that of this host's ranks is ctx.local's"
         )
 
-    _allocate = free = peer_view = is_symmetric = as_symmetric = _of_a_host
+    _allocate = free = peer_view = is_symmetric = as_symmetric = sleep = wake = _of_a_host
     get_heap_bases = get_watchdog = get_device_context = _of_a_host
     heap_bases = property(_of_a_host)
     ccl = property(_of_a_host)

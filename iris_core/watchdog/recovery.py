@@ -27,6 +27,7 @@ class Recovery:
 
     Attributes:
         is_closed: whether the context is; everything raises then.
+        is_asleep: whether the heap has no memory; all raises that needs it.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Recovery:
         self._allocator = allocator
         self._watchdog = watchdog
         self._calls = CallLog(control_plane)
-        self.is_closed = False
+        self.is_closed = self.is_asleep = False
 
     @property
     def has_failed(self) -> bool:
@@ -45,10 +46,12 @@ class Recovery:
         return self._watchdog.failure is not None or self._control_plane.failure is not None
 
     def check_open(self) -> None:
-        """Raise RuntimeError if the context is closed, or this process was forked from the one that opened it."""
+        """Raise RuntimeError if the context is closed or asleep, or this process was forked from its own."""
         self._control_plane.check_owner()
         if self.is_closed:
             raise RuntimeError("this context is closed; iris_core.iris makes another")
+        if self.is_asleep:
+            raise RuntimeError("this context is asleep: its heap has no memory; call its wake() on every rank first")
 
     def check(self) -> None:
         """Raise if a wait has failed on any rank, or a collective on this one."""
@@ -82,12 +85,36 @@ class Recovery:
             if self._control_plane.is_lost:
                 self.check()
             raise PeerError(f"reset: {error}; {UNTIL_RESET}") from None
-        with self._control_plane.collective_section("reset"):
+        self._clear("reset")
+        self._watchdog.failure = None
+
+    def sleep(self) -> None:
+        """Give the heap's memory back, on all ranks; collective."""
+        self.barrier()
+        self.is_asleep = True
+        with self._control_plane.collective_section("give the heap's memory back"):
+            self._backend.release_memory()
+
+    def wake(self) -> None:
+        """Give the heap memory, all zeroes, and start the ranks' calls anew; collective. Awake, it does nothing."""
+        if self.is_closed or not self.is_asleep:
+            return self.check_open()
+        if self._control_plane.failure is not None:
+            self._control_plane.rejoin()
+        try:
+            self._backend.map_memory(self._control_plane)
+            self._clear("wake")
+        except BaseException:
+            self._backend.release_memory()
+            raise
+        self.is_asleep = False
+
+    def _clear(self, what: str) -> None:
+        with self._control_plane.collective_section(what):
             self._watchdog.clear()
             self._calls.clear()
             self._backend.synchronize()
         self._compare_allocations()
-        self._watchdog.failure = None
 
     @contextlib.contextmanager
     def raising_root_cause(self) -> Iterator[None]:

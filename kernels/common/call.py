@@ -266,7 +266,8 @@ class Call(Generic[P]):
     @property
     def ops(self) -> tuple[Any, ...]:
         """The jit functions of the problem's epilogue."""
-        return tuple(op.apply for op in epilogue_ops(self.problem.epilogue))
+        arch, dtype = self.device.arch, self.problem.out_dtype
+        return tuple([op.applied(arch, dtype) for op in epilogue_ops(self.problem.epilogue)])
 
     def epilogue(self, first_row: int = 0) -> Epilogue:
         """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""

@@ -12,7 +12,7 @@ import torch
 from iris_core.hierarchical import HierarchicalContext
 from iris_core.utils.torch_modes import plain_tensors
 
-from ..config import GemmConfig
+from ..config import GemmConfig, is_fp8
 from ..problem import Problem
 from .call import HierarchicalCall, Hierarchy
 from .choosing import schedules_for
@@ -37,6 +37,7 @@ class HierarchicalOperator(Generic[P]):
     Attributes:
         keeps_outputs: never: each call returns new memory.
         is_closed: whether it was closed; a call then raises RuntimeError.
+        was_captured: whether a stream was captured of a call.
         chosen_by: the variant that was asked for, where that one chose this.
 
     Raises:
@@ -46,6 +47,7 @@ class HierarchicalOperator(Generic[P]):
 
     keeps_outputs = False
     is_closed = False
+    was_captured = False
     chosen_by = ""
 
     def __init__(
@@ -67,6 +69,9 @@ class HierarchicalOperator(Generic[P]):
                 raise ValueError(
                     f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
                 )
+            if is_fp8(problem.dtype) or problem.norm:
+                what = "norm of rows" if problem.norm else f"{problem.dtype} operands"
+                raise ValueError(f"over several hosts {self} takes no {what}; use bf16, fp16 or fp32, and norm in torch")
             if unknown := self._options.keys() - hierarchy.options.keys():
                 raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
         asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
@@ -102,6 +107,7 @@ class HierarchicalOperator(Generic[P]):
         self._check(problem, {"A": a, "B": b, **operands})
         if self.ctx.backend.is_capturing():
             self.ctx.check()
+            self.was_captured = True
         else:
             self.ctx.note_call(self, self._digest, problem.m)
         if self.ctx.debug_mode:

@@ -6,6 +6,7 @@ An operator is found by all but the number of rows, and makes room for more wher
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ class _Known:
     """What calls have found out in a context; all of it can be found out again."""
 
     products: dict[Any, _Product] = field(default_factory=dict)
+    asked: set[Any] = field(default_factory=set)  # what the ranks asked for before, but for the number of rows
     operators: weakref.WeakValueDictionary[Any, Operator[Any]] = field(default_factory=weakref.WeakValueDictionary)
 
 
@@ -178,11 +180,11 @@ def operator_of(
         RuntimeError: it must be made or grow, and a stream is being captured.
         HeapExhausted: the heap has no room; says how many operators there are.
     """
-    operators = _known_in(ctx).operators
-    asked = (family, problem, variant, config, *options.items())
+    known = _known_in(ctx)
+    operators, asked = known.operators, (family, problem, variant, config, *options.items())
     operator = operators.get(asked)
     if operator is None or operator.is_closed:
-        operator = _find_or_make(ctx, family, problem, variant, config, options)
+        operator = _find_or_make(ctx, known.asked, family, problem, variant, config, options)
         if len(operators) == _MOST_FOUND:
             operators.clear()
         operators[asked] = operator
@@ -190,12 +192,24 @@ def operator_of(
 
 
 def _find_or_make(
-    ctx: Context, family: str, problem: Problem, variant: str, config: GemmConfig | None, options: Mapping[str, Any]
+    ctx: Context,
+    asked: set[Any],
+    family: str,
+    problem: Problem,
+    variant: str,
+    config: GemmConfig | None,
+    options: Mapping[str, Any],
 ) -> Operator[Any]:
-    with ctx.collective_section(f"find {family}/{variant}"):
+    """Return the operator of a number of rows that was not asked for before; the ranks meet where it must be made.
+
+    They also do at the first of `asked`. Later ones are the same on all ranks, so what is raised is, too.
+    """
+    product = (family, variant, problem.with_rows(1), config, *options.items())
+    with contextlib.nullcontext() if product in asked else ctx.collective_section(f"find {family}/{variant}"):
         found = get_variant(family, variant)
         if found.choose and (reason := found.unsupported_reason(problem, config)):
             raise ValueError(f"{family}/{variant} cannot do this: {reason}")
+    asked.add(product)
     more: dict[str, Any] = {}
     if choose := found.choose:
         chosen = choose(ctx, problem, config, options).variant
@@ -206,7 +220,7 @@ def _find_or_make(
             return choice.config if choice.variant == chosen else None
 
         more["config_of"] = config_of
-    key = (family, variant, found.name, problem.with_rows(1), config, *options.items())
+    key = (found.name, *product)
     operator = ctx.operators.get(key)
     try:
         if operator is None or operator.is_closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from iris_core.utils.torch_modes import plain_tensors
 from ..call import Call, Device
 from ..config import GemmConfig
 from ..implementation import Implementation
-from ..launch.launching import PreparedCall, place_of
+from ..launch.launching import Place, PreparedCall, place_of
 from ..problem import Problem
 from .calls_by_rows import OUTPUT, CallsByRows
 from .operand_checks import check_kinds, check_operands, is_same, lies_within, overlap
@@ -87,6 +87,7 @@ class Operator(Generic[P]):
         plans_of = functools.partial(Plans, implementation, device, config, config_of)
         self._calls = CallsByRows(ctx, self, implementation, device, options, plans_of, new_outputs=new_outputs)
         self._note_call = ctx.note_call
+        self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
@@ -227,9 +228,15 @@ class Operator(Generic[P]):
         calls.queue(prepared, operands, is_captured=is_captured)
         return tuple(new.values()) if prepared.gives_new else self._outputs_of(call, new)
 
-    def _prepare(self, place: Hashable, call: Call[P], operands: _Operands, new: _Operands) -> PreparedCall:
+    def _prepare(self, place: Place, call: Call[P], operands: _Operands, new: _Operands) -> PreparedCall:
+        calls, moved = self._channel.calls, [*new.values(), *operands.values()]
+        is_movable = not any(one.data_ptr() in self._heap for one in moved)
+        if is_movable and (prepared := calls.moved(place, moved)):  # like one whose operands were checked
+            if OUTPUT in call.memory:
+                self._check_not_overwritten(call, operands)
+            return prepared
         self._check(call, operands)
-        with self._channel.calls.preparing(place, call.problem.m) as prepared:
+        with calls.preparing(place, call.problem.m, moved if is_movable else None) as prepared:
             outputs = self._launch(call, operands, new)
         prepared.config, prepared.copied = self.ran_config, call.copied
         prepared.gives_new = len(outputs) == len(new) and all(map(is_same, outputs, new.values()))
@@ -302,6 +309,11 @@ class Operator(Generic[P]):
         return self._calls.plans.whole
 
     @property
+    def was_captured(self) -> bool:
+        """Whether a captured graph may hold calls, and so use their memory."""
+        return self._calls.was_captured
+
+    @property
     def last_call(self) -> Call[P]:
         """What was queued last, or would be for the whole problem: its plan, its memory."""
         return self._calls.last
@@ -370,6 +382,9 @@ class Operator(Generic[P]):
 
     def _check(self, call: Call[P], operands: _Operands) -> None:
         check_operands(self, call, operands, device=self.ctx.get_device(), most=self.problem.m)
+        self._check_not_overwritten(call, operands)
+
+    def _check_not_overwritten(self, call: Call[P], operands: _Operands) -> None:
         for name, operand in operands.items():
             if self._overwrites(call, name, operand):
                 raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,7 @@ class Backend(VmmBackend):
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._handles, self._mapped, self._shared, self._base = [], [], [], 0
+        self.zeroed: Any = None
 
     def synchronize(self) -> None:
         pass
@@ -65,6 +67,9 @@ class Backend(VmmBackend):
             self.driver.held.remove(("mapping", arguments[0]))
         elif name == "MemRelease":
             self.driver.held.remove(arguments[0])
+        elif name == "MemsetD8":
+            assert ("mapping", arguments[0]) in self.driver.held
+            self.zeroed = arguments[0] - self._base, *arguments[1:]
         else:
             assert name == "MemAddressFree"
             assert not [what for what in self.driver.held if what[0] == "mapping"]  # which would keep the range
@@ -115,6 +120,33 @@ def test_what_was_taken_is_given_back(own: str, peers: str, monkeypatch: pytest.
     backend.close_window()
     assert backend.driver.held == []
     backend.close_window()  # which finds nothing
+
+
+@pytest.mark.parametrize("failing", ["", "create", "import", "map"])
+def test_memory_is_mapped_again_at_the_same_addresses(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.as_tensor", lambda exported, device: exported)
+    backend, group = Backend(Driver()), Group()
+    backend.device = SimpleNamespace()  # type: ignore[assignment]
+    backend.open_window(group, SIZE)  # type: ignore[arg-type]
+    held = sorted(map(str, backend.driver.held))
+    backend.release_memory()
+    addresses = [("range", WORLD_SIZE * SIZE)]
+    assert backend.driver.held == addresses
+    if failing:
+        backend.driver.failing = failing
+        with pytest.raises(RuntimeError, match=failing):
+            backend.map_memory(group)  # type: ignore[arg-type]
+        backend.driver.failing = ""
+        backend.release_memory()
+        assert backend.driver.held == addresses
+    backend.zeroed = None
+    backend.map_memory(group)  # type: ignore[arg-type]
+    assert sorted(re.sub("memory of [0-9]+", "", one) for one in map(str, backend.driver.held)) == sorted(
+        re.sub("memory of [0-9]+", "", one) for one in held
+    )
+    assert backend.zeroed == (RANK * SIZE, 0, SIZE)
+    backend.close_window()
+    assert backend.driver.held == []
 
 
 class Hip:
@@ -214,6 +246,7 @@ def test_addresses_and_sizes_reach_hip_whole(monkeypatch: pytest.MonkeyPatch) ->
         "hipMemRelease": [HANDLE],
         "hipMemSetAccess": [BASE, WORLD_SIZE * HEAP, 1],
         "hipMemUnmap": [BASE, HEAP],
+        "hipMemsetD8": [BASE + RANK * HEAP, 0, HEAP],
         "hipMemcpy2DAsync": [BUFFER, HEAP, BUFFER + 1, HEAP + 1, HEAP - 1, 3, 3, STREAM],
         "hipRuntimeGetVersion": [],
         "hipStreamCreateWithFlags": [1],
