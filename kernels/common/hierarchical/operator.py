@@ -71,7 +71,7 @@ class HierarchicalOperator(Generic[P]):
                 )
             if is_fp8(problem.dtype) or problem.norm:
                 what = "norm of rows" if problem.norm else f"{problem.dtype} operands"
-                raise ValueError(f"over several hosts {self} takes no {what}; use bf16, fp16 or fp32, and norm in torch")
+                raise ValueError(f"over hosts {self} takes no {what}: use bf16, fp16 or fp32, and norm in torch")
             if unknown := self._options.keys() - hierarchy.options.keys():
                 raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
         asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
