@@ -75,7 +75,8 @@ def row_parallel_linear(
         (…, out_features) on every rank; with `sequence_parallel` of this rank's tokens.
 
     Raises:
-        As `column_parallel_linear`.
+        ValueError: as of `column_parallel_linear`.
+        HeapExhausted: the same.
     """
     features = weight.shape[1] * ctx.get_num_ranks() if in_features is None else in_features
     return RowSharding(ctx, features, weight.shape[0], **options)(x, weight, bias)

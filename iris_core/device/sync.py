@@ -144,8 +144,14 @@ def _seen(flag_ptrs, scope: tl.constexpr, mask):
 
 @triton.jit
 def _load_anew(pointers, mask=None):
-    """Load words that others write meanwhile; .cv: of volatile, Triton 3.6 makes a load from the caches for AMD."""
-    return tl.load(pointers, mask=mask, volatile=True, cache_modifier=".cv")
+    """Load words that others write meanwhile.
+
+    For AMD Triton makes of volatile alone a load from the caches; for NVIDIA, from 3.8 on, it takes none but that.
+    """
+    if loads_acquire():
+        return tl.load(pointers, mask=mask, volatile=True)
+    else:
+        return tl.load(pointers, mask=mask, volatile=True, cache_modifier=".cv")
 
 
 @triton.jit
