@@ -22,7 +22,13 @@ WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what t
 
 @dataclass(frozen=True)
 class Work:
-    """A problem as the model sees it: sizes of the whole, and the bytes of an element.
+    """A problem as the model sees it.
+
+    Args:
+        family: the kernel family, e.g. ``"gemm_all_scatter"``.
+        m, n, k: sizes of the whole product, over all ranks.
+        world_size: number of ranks.
+        element_bytes: of an element of A and B.
 
     Raises:
         ValueError: a size below one.

@@ -1,6 +1,9 @@
 """Device-side synchronisation: `signal`, `wait`, `barrier`. Each says which ordering edge it makes.
 
 `signal_each` and `wait_each` do for a block of flags at once, a thread a flag, what takes a trip a flag one by one.
+`flag_ptr` and `flag_ptrs` point to flags on the heap: a waiter to its own, a signaller through `translate` to a peer's.
+`scope` is "sys", or "gpu" where no other GPU is meant; `heap_bases` and `watchdog_ptr` are ``Context.get_heap_bases()``
+and ``Context.get_watchdog()``.
 
 A flag is an int64 word that only grows, or is zeroed while nobody can write it; a waiter compares with ≥, never ==,
 since a fast peer may already have written the next number. Where a load can acquire (NVIDIA), a poll is such a load, so

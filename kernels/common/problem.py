@@ -23,6 +23,8 @@ class Problem(ABC):
     """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
 
     Args:
+        m, n, k: rows of C, columns of C, and the length of the sums, each over all ranks.
+        world_size: number of ranks.
         dtype: the operands'.
         epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
         out_dtype: to which C is rounded then, and partial sums on their way to other ranks; None for the operands'.
