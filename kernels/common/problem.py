@@ -137,6 +137,9 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     """Return where a rank's shard of a dimension starts and stops, as `torch.chunk` and DTensor's Shard cut it.
 
     All shards have ``ceil(size / world_size)`` elements, but for the last ones, which may have fewer or none.
+
+    >>> [shard_bounds(9, 4, rank) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 9), (9, 9)]
     """
     least = min if isinstance(size, int) else torch.sym_min  # of any size in a graph of `torch.compile`
     chunk = -(-size // world_size)
