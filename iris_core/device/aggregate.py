@@ -12,8 +12,6 @@ from triton.runtime.jit import KernelInterface
 
 from . import interpretation
 
-_OF_A_CLASS = ("__dict__", "__weakref__")  # what `type` makes for each class itself
-
 
 class _Method:
     """A jit method of an aggregate. The compiler binds it to its object; in the interpreter this does."""
@@ -47,19 +45,6 @@ def _attribute(self: Any, name: str) -> Any:
     return value.value if isinstance(value, tl.constexpr) and interpretation.is_enabled() else value
 
 
-def _with_members_of_bases(cls: Any) -> Any:
-    """Return the class without bases, with their members as its own.
-
-    From Triton 3.8 on the bases of an aggregate are aggregates, and what they annotate are fields. These of ours only
-    share methods.
-    """
-    members: dict[str, Any] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        members |= vars(base)
-    members["__annotations__"] = inspect.get_annotations(cls)
-    return type(cls.__name__, (), {name: one for name, one in members.items() if name not in _OF_A_CLASS})
-
-
 def aggregate(cls: Any) -> Any:
     """Make a class one that kernels can make instances of and call methods of, compiled or interpreted.
 
@@ -72,7 +57,9 @@ def aggregate(cls: Any) -> Any:
         numbers there. Triton binds methods only as it compiles, and drops those that were decorated for the
         interpreter.
     """
-    cls = _with_members_of_bases(cls)
+    if cls.__bases__ != (object,):  # ours only share methods; from Triton 3.8 on they would have to be aggregates
+        methods = dict(inspect.getmembers(cls, lambda member: isinstance(member, KernelInterface)))
+        cls = type(cls.__name__, (), methods | vars(cls))
     made = tl.core._aggregate(cls)
     for name, member in inspect.getmembers(cls):
         if isinstance(member, KernelInterface):

@@ -151,10 +151,7 @@ def _load_anew(pointers, mask=None):
 
     For AMD Triton makes of volatile alone a load from the caches; for NVIDIA, from 3.8 on, it takes none but that.
     """
-    if loads_acquire():
-        return tl.load(pointers, mask=mask, volatile=True)
-    else:
-        return tl.load(pointers, mask=mask, volatile=True, cache_modifier=".cv")
+    return tl.load(pointers, mask=mask, volatile=True, cache_modifier="" if loads_acquire() else ".cv")
 
 
 @triton.jit
