@@ -53,7 +53,7 @@ REFERENCE = {
         "iris_kernels.all_gather_gemm.problem: AllGatherGemmProblem",
         "iris_kernels.gemm_reduce_scatter.problem: GemmReduceScatterProblem",
         "iris_kernels.gemm_all_reduce.problem: GemmAllReduceProblem",
-        "iris_kernels.common.operator: Operator",
+        "iris_kernels.common.operators.operator: Operator",
         "iris_kernels.common.config: GemmConfig",
     ),
     "tensor_parallel": (

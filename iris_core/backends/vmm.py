@@ -12,7 +12,8 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +21,23 @@ from ..rendezvous.control_plane import ControlPlane
 from .base import STRIDE_ALIGNMENT, Backend, PreparedStream, Step, round_up
 
 _REGISTER_PORTABLE_AND_MAPPED = 1 | 2  # the same numbers in CUDA and HIP
+
+
+class Rows(NamedTuple):
+    """What is copied where, of rows of one width.
+
+    Args:
+        dst, src: addresses.
+        dst_pitch, src_pitch: bytes from one row to the next.
+        width_bytes, height: of a row, and how many.
+    """
+
+    dst: int
+    dst_pitch: int
+    src: int
+    src_pitch: int
+    width_bytes: int
+    height: int
 
 
 class VmmBackend(Backend):
@@ -77,7 +95,7 @@ class VmmBackend(Backend):
                     self._call("MemMap", self._base + peer * stride, stride, 0, handle, 0)
                     self._mapped.append(self._base + peer * stride)
                 self._open_access(self._base, stride * control_plane.world_size)
-        window = torch.as_tensor(_Exported(self._base, self._window_size), device=self.device)
+        window = torch.as_tensor(_exported(self._base, self._window_size), device=self.device)
         return window, stride
 
     def close_window(self) -> None:
@@ -149,10 +167,8 @@ class VmmBackend(Backend):
         """Prepare a write of the 64-bit word at `address`, after a fence over the system."""
 
     @abstractmethod
-    def copying_2d(
-        self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
-    ) -> Step:
-        """Prepare a copy of `height` rows by a copy engine."""
+    def copying_2d(self, stream: int, rows: Rows) -> Step:
+        """Prepare a copy of rows by a copy engine."""
 
     def order_streams(self, first: int, event: int, then: int) -> None:
         """Hold the stream `then` until all work now in the stream `first` is done, by an event of the driver's."""
@@ -192,15 +208,8 @@ class GpuStream(PreparedStream):
         dst_pitch, src_pitch = (
             width_bytes if len(src) == 1 else matrix.stride(0) * matrix.element_size() for matrix in (dst, src)
         )
-        return self._backend.copying_2d(
-            dst=dst.data_ptr(),
-            dst_pitch=dst_pitch,
-            src=src.data_ptr(),
-            src_pitch=src_pitch,
-            width_bytes=width_bytes,
-            height=src.shape[0],
-            stream=self.handle,
-        )
+        rows = Rows(dst.data_ptr(), dst_pitch, src.data_ptr(), src_pitch, width_bytes, len(src))
+        return self._backend.copying_2d(self.handle, rows)
 
     def _fork(self) -> None:
         self._backend.order_streams(self._backend.current_stream(), self._event.cuda_event, self.handle)
@@ -209,14 +218,7 @@ class GpuStream(PreparedStream):
         self._backend.order_streams(self.handle, self._event.cuda_event, self._backend.current_stream())
 
 
-class _Exported:
-    """A range of device addresses as torch takes it (CUDA array interface, version 3)."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (address, False),
-            "shape": (size,),
-            "typestr": "|u1",
-            "strides": None,
-            "version": 3,
-        }
+def _exported(address: int, size: int) -> object:
+    """Return a range of device addresses as torch takes it (CUDA array interface, version 3)."""
+    interface = {"data": (address, False), "shape": (size,), "typestr": "|u1", "strides": None, "version": 3}
+    return SimpleNamespace(__cuda_array_interface__=interface)
