@@ -50,7 +50,7 @@ def register(variant: Variant) -> Variant:
 
 
 def register_partition(family: str, partition: Partition) -> None:
-    """Say by which `partition` a `family` cuts its product; without this, every rank has all of A, B is cut by columns."""
+    """Say by which `partition` a `family` cuts its product; else every rank has all of A, and B is cut by columns."""
     _partitions[family] = partition
 
 
