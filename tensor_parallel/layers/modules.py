@@ -133,7 +133,10 @@ class ColumnParallelLinear(ParallelLinear):
     shared: Any = None  # with which other layers it gathers x: `shared.share_gathers`
 
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
-        """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
+        """Return the layer's output of x, of `tokens` of all ranks where ranks hold different numbers.
+
+        Errors are those of `column_parallel_linear`.
+        """
         if self.shared is not None:
             return self.shared(self, x, tokens)
         return self.sharding(x, *self._parts(), tokens=tokens)
