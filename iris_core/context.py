@@ -363,7 +363,7 @@ class Context(TensorFactories):
         which must not be replayed before `wake`; all else that needs the heap raises RuntimeError until then.
 
         Raises:
-            What `barrier` raises; the context is then awake.
+            TimeoutError, PeerError: as `barrier`; the context is then awake.
         """
         self.recovery.sleep()
 

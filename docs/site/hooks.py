@@ -15,7 +15,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/*.md", "bench/*.md", "examples/*.md")
+PAGES = (
+    *("*.md", "docs/**/*.md", "kernels/*/README.md", "bench/*.md", "examples/*.md"),
+    *("results/*.md", "results/tuning/README.md", "results/archive/README.md"),
+)
 ASSETS = (".csv", ".json", ".png", ".svg")  # of what a page links to, what a browser shows as it is
 
 # Folders of the repository, by the name that a package of theirs is imported under.

@@ -166,7 +166,14 @@ class RowParallelLinear(ParallelLinear):
         norm_weight: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> Any:
-        """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
+        """Return the layer's output of x, with a norm also its normed rows; errors are those of `row_parallel_linear`.
+
+        Args:
+            x: this rank's features of all tokens.
+            residual: what is added to the output, of its shape and dtype; None for nothing.
+            norm_weight: of an RMSNorm of the output's rows (features,); None for no norm.
+            eps: the norm's.
+        """
         weight = None if norm_weight is None else local(norm_weight)
         return self.sharding(x, *self._parts(), residual=residual, norm_weight=weight, eps=eps)
 
