@@ -19,7 +19,8 @@ PAGES = (
     *("*.md", "docs/**/*.md", "kernels/*/README.md", "bench/*.md", "examples/*.md"),
     *("results/*.md", "results/tuning/README.md", "results/archive/README.md"),
 )
-ASSETS = (".csv", ".json", ".png", ".svg")  # of what a page links to, what a browser shows as it is
+ASSETS = (".csv", ".html", ".json", ".png", ".svg")  # of what a page links to, what a browser shows as it is
+SCRIPTS = ("docs/interactive/*.js",)  # of pages of their own
 
 # Folders of the repository, by the name that a package of theirs is imported under.
 FOLDERS = {"iris_kernels": "kernels", "iris_tensor_parallel": "tensor_parallel", "iris_bench": "bench"}
@@ -80,6 +81,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     paths = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     for path in paths:
         site.append(File.generated(config, _uri(path), abs_src_path=str(path)))
+    for script in (path for pattern in SCRIPTS for path in ROOT.glob(pattern)):
+        site.append(File.generated(config, _uri(script), abs_src_path=str(script)))
     for linked in sorted({target for path in paths for target in _targets(path)} - set(paths)):
         if linked.suffix in ASSETS:
             site.append(File.generated(config, _uri(linked), abs_src_path=str(linked)))
