@@ -179,12 +179,13 @@ def _blocks_of_tile(acc, staging, index, rank, WORLD_SIZE: gl.constexpr, TILE: g
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
         scales, gemm = _row_scales(staging, work, rank), staging.scales
         rows = scales.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, acc.type.layout))
-        of_columns = gemm.b_scale_ptr + work.b_col // _SCALE_BLOCK * gemm.stride_bsn
+        # A tile that is all past the end has the last block, whose products there are zero.
+        first = gl.minimum(work.b_col, gemm.columns - 1) // _SCALE_BLOCK
+        last = (gl.minimum(work.b_col + TILE.BLOCK_N, gemm.columns) - 1) // _SCALE_BLOCK
+        of_columns = gemm.b_scale_ptr + first * gemm.stride_bsn
         is_row = rows < scales.rows
         row_ptrs = scales.ptr + rows * scales.stride_m
-        LAST: gl.constexpr = (TILE.BLOCK_N - 1) // _SCALE_BLOCK
-        last_column = gl.where(work.b_col + LAST * _SCALE_BLOCK < gemm.columns, LAST * gemm.stride_bsn, 0)
-        return row_ptrs, is_row, scales.stride_k, of_columns, gemm.stride_bsk, last_column
+        return row_ptrs, is_row, scales.stride_k, of_columns, gemm.stride_bsk, (last - first) * gemm.stride_bsn
     else:
         return ()
 
