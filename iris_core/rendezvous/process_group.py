@@ -44,7 +44,8 @@ def make_process_group(
         given: the one that they are of, which may be of another backend.
 
     Raises:
-        RuntimeError: torch's group of a rank is one that was made here and has not ended; on every rank.
+        RuntimeError: torch's group of a rank is one that was made here and has not ended; on every rank. Or there is
+            none, and the ranks are of several hosts.
         PeerError: a rank did not come.
     """
     backend = "gloo" if device is None else "nccl"
@@ -63,6 +64,8 @@ def make_process_group(
         ranks = dist.get_process_group_ranks(known)
         made = dist.new_group(ranks, backend=backend, use_local_synchronization=given is not None, **limit)
         return ProcessGroup(made, lambda is_failing: _destroy(made, device, limit_s, is_failing))
+    if not control_plane.passes_fds:
+        raise RuntimeError("the ranks are of several hosts: initialise torch.distributed before there")
     store = None
     if control_plane.rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, control_plane.world_size, is_master=True, wait_for_workers=False)

@@ -29,7 +29,7 @@ class RankInfo:
     Args:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
-        address: the name of rank 0's socket.
+        address: the name of rank 0's socket; "tcp://…" where ranks may be of several hosts.
         started_by: where this is from, for error messages.
         group: torch's process group of these ranks, where the caller gave one.
     """
@@ -122,14 +122,14 @@ def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, 
     _contexts_made[whose] += 1
     _stores.append(store)
     if rank == 0:
-        store.set(key, f"{random_address()} {_host()}")
+        store.set(key, f"{_address_of_rank_0()} {host_name()}")
     try:
         store.wait([key], timedelta(seconds=unix_socket.CONNECT_TIMEOUT_S))
     except RuntimeError as error:  # of torch's, of which one is that the time is over
         late = f"rank 0 put no address into {started_by}'s store within {unix_socket.CONNECT_TIMEOUT_S:.0f} s"
         raise PeerError(f"{late}: {error}") from None
     address, host = store.get(key).decode().split(" ", 1)
-    _check_host(rank, host)
+    _check_host(rank, host, address)
     return RankInfo(rank, world_size, local_rank, address, started_by)
 
 
@@ -139,23 +139,32 @@ def _from_mpi() -> RankInfo:
     except ImportError as error:
         raise ImportError("started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'") from error
     world = MPI.COMM_WORLD
-    address, host = world.bcast((random_address(), _host()) if world.rank == 0 else None, root=0)
-    _check_host(world.rank, host)
+    address, host = world.bcast((_address_of_rank_0(), host_name()) if world.rank == 0 else None, root=0)
+    _check_host(world.rank, host, address)
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
     return RankInfo(world.rank, world.size, local_rank, address, "mpirun")
 
 
-def _host() -> str:
+def host_name() -> str:
     """Return what identifies a host and its network namespace: abstract sockets reach no further."""
     with contextlib.suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
     return ""
 
 
-def _check_host(rank: int, of_rank_0: str) -> None:
-    own = _host()
-    if own and of_rank_0 and own != of_rank_0:
+def _address_of_rank_0() -> str:
+    if "IRIS_TOKEN" not in os.environ:
+        return random_address()
+    from ..several_hosts.tcp_socket import listen  # which is no part of the core
+
+    return listen()
+
+
+def _check_host(rank: int, of_rank_0: str, address: str) -> None:
+    own = host_name()
+    if not address.startswith("tcp://") and own and of_rank_0 and own != of_rank_0:
         raise RuntimeError(
             f"rank {rank} is on another host than rank 0, or in a container with a network of its own; the ranks of a "
-            "context are of one host: give iris_core.iris the process group of those, group=..."
+            "context are of one host: give iris_core.iris the process group of those, group=...; or of several in one "
+            "NVLink domain: set IRIS_TOKEN, on all ranks alike"
         )

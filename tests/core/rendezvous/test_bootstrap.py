@@ -66,7 +66,7 @@ def test_a_rank_of_another_host_hears_that_it_is(monkeypatch: pytest.MonkeyPatch
     if world_size == 1:
         assert rank_info._from_store(store, 1, 2, "a test", str(world_size), 1).address == first.address
     else:
-        monkeypatch.setattr(rank_info, "_host", lambda: "another boot, another network")
+        monkeypatch.setattr(rank_info, "host_name", lambda: "another boot, another network")
         with pytest.raises(RuntimeError, match=r"rank 1 is on another host than rank 0.*group=") as caught:
             rank_info._from_store(store, 1, 2, "a test", str(world_size), 1)
         print(caught.value)
