@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from .backends.base import Stream
 from .backends.select import ranks_on_one_device
 from .device.context import encode
 from .device.interpretation import polls_limited
-from .heap.heap import SymmetricHeap
+from .heap.heap import MemoryProvider, SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
 from .rendezvous.process_group import ProcessGroup
@@ -41,6 +42,7 @@ def iris(
     timeout_s: float | None = None,
     group: dist.ProcessGroup | None = None,
     reserve_sms: int = 0,
+    provider: str | MemoryProvider | None = None,
 ) -> Context:
     """Make this process's context; collective over all ranks.
 
@@ -58,6 +60,9 @@ def iris(
         reserve_sms: SMs (compute units) of each GPU that kernels whose programs wait for each other leave free, such as
             for NCCL's on another stream; the same on all ranks. `Context.get_cu_count` and configurations' `num_sms`
             are without them.
+        provider: of the heap's memory, instead of the driver: "torch_symmetric_memory", "nvshmem", or an object that is
+            a `MemoryProvider`, of the same kind on all ranks. None for ``IRIS_PROVIDER``, which has one of the names,
+            or the driver.
 
     Returns:
         The context. `Context.close` ends it. A process has one at a time, or several of given groups, such as of a
@@ -75,7 +80,8 @@ def iris(
     settings.asked_device(device)
     if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
-    return Context(host, heap_size, device, host.timeout_s(timeout_s), group, reserve_sms)
+    provider = os.environ.get("IRIS_PROVIDER") or None if provider is None else provider
+    return Context(host, heap_size, device, host.timeout_s(timeout_s), group, reserve_sms, provider)
 
 
 _contexts: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
@@ -116,6 +122,7 @@ class Context(TensorFactories):
         operators: operators made for this context, by key; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         reserve_sms: SMs that its kernels leave free.
+        provider: the name of what the heap's memory is from; None for the driver.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
         profiler_range: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
@@ -130,6 +137,7 @@ class Context(TensorFactories):
         timeout_s: float,
         process_group: dist.ProcessGroup | None,
         reserve_sms: int,
+        provider: str | MemoryProvider | None,
     ) -> None:
         self._host = host
         self._rank_info = host.rank_info(process_group)
@@ -146,18 +154,22 @@ class Context(TensorFactories):
         with contextlib.ExitStack() as opened:
             opened.callback(self.control_plane.close)
             with plain_tensors():
-                self._open(heap_size, device, opened)
+                self._open(heap_size, device, provider, opened)
             opened.callback(host.occupy(self))
             self._opened = opened.pop_all()
 
-    def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
+    def _open(
+        self, heap_size: int, device: str, provider: str | MemoryProvider | None, opened: contextlib.ExitStack
+    ) -> None:
         from .collectives.ccl import CCL  # which are no part of the core
         from .collectives.host_collectives import HostCollectives
+        from .providers import provider_named
         from .tracing.of_context import ContextTracing
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
             opened.callback(self.backend.close_window)
+            memory = provider_named(provider) if isinstance(provider, str) else provider
             ranks_per_gpu = settings.ranks_per_gpu()
             most = self.backend.compute_units() - LEAST_SMS
             if not (self.reserve_sms == 0 or (is_whole(self.reserve_sms) and self.reserve_sms <= most)):
@@ -167,6 +179,7 @@ class Context(TensorFactories):
                 )
         self.profiler_range = profiler_range(on_gpu=not self.is_interpreted())
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
+        self.provider = provider if isinstance(provider, (str, type(None))) else type(provider).__name__
         asked = {
             "heap_size": heap_size,
             "device": self.backend.name,
@@ -174,9 +187,10 @@ class Context(TensorFactories):
             "reserve_sms": self.reserve_sms,
             "IRIS_DEBUG": self.debug_mode,
             "IRIS_RANKS_PER_GPU": ranks_per_gpu,
+            "provider": self.provider,
         }
         self.control_plane.agree("what the ranks ask of their context", asked)
-        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, memory)
         self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
         opened.enter_context(polls_limited(self.watchdog))
         self._device_context = encode(self.get_rank(), self.heap.bases, self.watchdog.words.data_ptr())
@@ -277,17 +291,52 @@ class Context(TensorFactories):
         """Return whether a tensor is on this rank's heap."""
         return isinstance(tensor, torch.Tensor) and self.heap.contains(tensor)
 
-    def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the heap with the values of `tensor`: itself, if it is there, else a copy; collective.
+    def as_symmetric(self, tensor: torch.Tensor, *, copy: bool | None = None) -> torch.Tensor:
+        """Return a tensor on the heap with the values of `tensor`: itself, if it is there; collective.
+
+        Else a second address of the same memory, which every rank can reach, where that can be shared: what is written
+        to one, once the kernel or copy that wrote it has ended, is read from the other. `tensor` is held until `free`
+        is given the result. On NVIDIA GPUs memory can be shared that CUDA's virtual-memory calls made for that: of
+        torch's symmetric memory, NVSHMEM, NCCL's ``ncclMemAlloc``, or torch's allocator with ``expandable_segments``,
+        if the ranks' tensors lie alike in it; on the CPU that of ``tensor.share_memory_()``.
+
+        Args:
+            tensor: of any shape and dtype; the same on all ranks.
+            copy: False to share memory or raise, True to copy, None to copy where it cannot be shared.
 
         Raises:
+            ValueError: `copy` is False, and a rank's memory cannot be shared, or lies otherwise; says why.
             HeapExhausted: there is no room.
             TimeoutError, PeerError: see `check`.
         """
         if self.is_symmetric(tensor):
             return tensor
         self.check()
+        if not copy:
+            try:
+                with self.recovery.raising_root_cause():
+                    return self.heap.share(tensor.detach())
+            except ValueError:
+                if copy is not None:
+                    raise
         return self.heap.allocate(tensor.shape, tensor.dtype).copy_(tensor.detach())
+
+    def grow(self, size: int) -> None:
+        """Let the heap have `size` more bytes a rank, in one piece, rounded up; collective. Buffers stay in place.
+
+        Raises:
+            RuntimeError: the device has no such memory; or the current stream is being captured.
+            ValueError: the size makes no sense, or is not the same on all ranks.
+            HeapExhausted: there are no such addresses, of which a rank has 256 GiB, on AMD GPUs 2.
+            TimeoutError, PeerError: see `check`.
+        """
+        self.check()
+        if not is_whole(size):
+            raise ValueError(f"size is {size!r}; it takes a positive number of bytes")
+        if self.backend.is_capturing():
+            raise RuntimeError("the heap cannot grow while the current stream is being captured; grow it before")
+        with self.recovery.raising_root_cause():
+            self.heap.grow(size)
 
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
         if device is not None and not _same_device(torch.device(device), self.get_device()):

@@ -30,11 +30,12 @@ def versions() -> dict[str, str]:
 
 
 def device_columns(ctx: Context) -> dict[str, str]:
-    """Return the name of a rank's device, which says if ranks share it, and the version of its driver."""
+    """Return the name of a rank's device, with whether ranks share it and whose its heap is, and its driver."""
+    heap = f", heap of {ctx.provider}" if ctx.provider else ""
     if ctx.is_interpreted():
-        return {"device_name": INTERPRETER_NAME, "driver": ""}
+        return {"device_name": INTERPRETER_NAME + heap, "driver": ""}
     shared = f", up to {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
-    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared, "driver": driver()}
+    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared + heap, "driver": driver()}
 
 
 def timestamp() -> str:
