@@ -1,7 +1,7 @@
 """Memory of torch's symmetric memory, of the backend that is set there: CUDA, NVSHMEM or NCCL.
 
-The buffers need no `rendezvous` of torch's: the heap maps the peers' memory itself, at addresses a stride apart. What
-a kernel takes of torch's own signal pads and multicast addresses does, and `allocate`'s tensor can have it.
+The buffers need no `rendezvous` of torch's: the heap maps the peers' memory itself, at addresses a stride apart.
+Kernels that use torch's own signal pads or multicast addresses do need it.
 """
 
 from __future__ import annotations
