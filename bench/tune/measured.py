@@ -18,11 +18,13 @@ from ..records.record import DTYPES, LIBRARY, Record
 # What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
 # calls of `library` made it four times as much: 31 us in one run and 117 in another.
 CLOCKS_DIFFER = 1.25
+# Calls of a burst from which on its beginning and end do not show: times of longer bursts are compared with each other.
+LONG_BURST = 5
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
-    """Return the times that were measured on a machine; ValueError for times of several bursts."""
+    """Return the times that were measured on a machine; ValueError for times of bursts too short to compare."""
     rows = frames.rows_of(frames.latest(_timed(records)))
     here = [row for row in rows if machine.has(row.device_name) and row.world_size == machine.world_size]
     return [Measurement(row.variant, _work_of(row), row.time_us) for row in here]
@@ -42,7 +44,7 @@ def tables(records: Iterable[Record], *, with_auto: bool = False) -> dict[str, T
         with_auto: whether `auto` has a time of its own beside those of the variants it chooses from.
 
     Raises:
-        ValueError: times of several bursts, which are not to be compared with each other.
+        ValueError: times of several bursts, some of them shorter than `LONG_BURST`.
     """
     timed = _timed(records)
     least = timed.groupby(frames.PROBLEM).library_us.transform("min")
@@ -80,7 +82,7 @@ def _timed(records: Iterable[Record]) -> pd.DataFrame:
     is_ok_today = last.reindex(pd.MultiIndex.from_frame(frame[frames.THING])).eq("ok").to_numpy()
     timed = frame[has_time & is_ok_today]
     timed = timed[[not _is_outdated(row) for row in frames.rows_of(timed)]].copy()
-    if len(bursts := sorted(timed.burst.unique())) > 1:
+    if len(bursts := sorted(timed.burst.unique())) > 1 and bursts[0] < LONG_BURST:
         found = ", ".join(map(str, bursts))
         raise ValueError(f"the CSVs have times of bursts of {found}, which are not to be compared with each other")
     return timed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layers import far
-from ranks import raised
+from ranks import free_port, raised
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,31 +31,43 @@ MOST = 1 << 14  # tokens that there is room for
 CURVE = 1e-4  # relative, of losses in fp32 that updates of 50 steps have gone into
 
 
-@pytest.fixture(scope="module")
-def call() -> Iterator[Callable[..., Any]]:
-    """Call a function on every process of a mesh."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with RankPool(4, "cpu") as pool:
-        pool.call(join, port)
+@contextlib.contextmanager
+def calls_on(kind_of_device: str) -> Iterator[Callable[..., Any]]:
+    """Call functions on every process of a mesh."""
+    with RankPool(4, kind_of_device) as pool:
+        pool.call(join, free_port())
         yield pool.call
 
 
+@pytest.fixture(scope="module")
+def call() -> Iterator[Callable[..., Any]]:
+    with calls_on("cpu") as call:
+        yield call
+
+
 def join(rank: int, world_size: int, port: int) -> None:
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    if device() == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if device() == "cuda" else "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+    )
     mesh()
     row_of_ranks()
 
 
 @functools.cache
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@functools.cache
 def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return init_device_mesh(device(), (2, 2), mesh_dim_names=("dp", "tp"))
 
 
 @functools.cache
 def row_of_ranks() -> DeviceMesh:
-    return init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    return init_device_mesh(device(), (4,), mesh_dim_names=("tp",))
 
 
 class Block(nn.Module):
@@ -72,7 +84,7 @@ class Block(nn.Module):
 
 def blocks() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(Block(), Block())
+    return nn.Sequential(Block(), Block()).to(device())
 
 
 def plan(styles: Any = None) -> dict[str, Any]:
@@ -95,7 +107,7 @@ def curve(model: nn.Module, steps: int, *, replicas: int, ranks: int) -> list[fl
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.2), []  # whose steps are as large as gradients
     random = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        x = torch.randn(2, TOKENS, WIDTH, generator=random)
+        x = torch.randn(2, TOKENS, WIDTH, generator=random).to(device())
         x = x.chunk(replicas)[mesh()["dp"].get_local_rank() if replicas > 1 else 0]
         own = x.chunk(ranks, 1)[mesh()["tp"].get_local_rank() if ranks > 1 else 0].contiguous()
         loss = (model(own) - own.roll(1, -1)).square().sum() / x.numel()
@@ -112,7 +124,7 @@ def curve(model: nn.Module, steps: int, *, replicas: int, ranks: int) -> list[fl
 
 def by_modules(model: nn.Sequential) -> Context:
     """Cut blocks by hand: their parameters are tensors, as DistributedDataParallel takes them."""
-    ctx = iris(1 << 26, "cpu", group=mesh()["tp"].get_group())
+    ctx = iris(1 << 26, device(), group=mesh()["tp"].get_group())
     for block in model:
         options = {"sequence_parallel": True, "sequence_dim": 1}
         block.gate = ColumnParallelLinear.from_linear(ctx, block.gate, **options)
@@ -142,6 +154,15 @@ def test_losses_are_those_of_one_process(call: Callable[..., Any], kind: str, st
     for off, ratio in call(train, kind, steps):
         assert off < CURVE
         assert steps < STEPS or ratio < 0.5  # there is something to learn
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["tp", "fsdp", "ddp"])
+def test_losses_on_gpus_are_those_of_one_process(kind: str) -> None:
+    if torch.cuda.device_count() < 4:
+        pytest.skip(f"needs 4 GPUs; there are {torch.cuda.device_count()}")
+    with calls_on("cuda") as call:
+        assert max(off for off, _ in call(train, kind, 5)) < CURVE
 
 
 class Gated(nn.Module):

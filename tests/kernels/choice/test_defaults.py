@@ -26,6 +26,7 @@ SWEEPS = {
         *("h200x4", "h200x4-paper", "h200x4-large", "h200x4-decode", "h200", "h200-decode", "h200-ragged"),
         *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
         *("h200x2-all-reduce", "h200x2-decode", "h200x2-ragged"),
+        *("2026-11-26-h200x4/large", "2026-11-26-h200x4/small-m"),
     ),
     "NVIDIA H100 80GB HBM3": ("h100",),
 }

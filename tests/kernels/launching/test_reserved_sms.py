@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -181,3 +182,49 @@ def test_kernels_that_wait_leave_nccl_its_sms(ranks: Callable[[int], Ranks]) -> 
     A wait of theirs that passes its limit is an error, so the test ends.
     """
     assert ranks(2).call(run_beside_nccl) == [([], 0)] * 2
+
+
+def run_two_contexts(rank: int, world_size: int) -> list[str]:
+    """Call variants of two contexts in turn, each on a stream of its own, unordered; return what is wrong."""
+    close_context()
+    half = torch.cuda.get_device_properties(rank).multi_processor_count // 2
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(iris(1 << 30, timeout_s=30, reserve_sms=half))
+        group = dist.new_group(dist.get_process_group_ranks(first.process_group()))
+        contexts = [first, stack.enter_context(iris(1 << 30, timeout_s=30, reserve_sms=half, group=group))]
+        device = contexts[0].get_device()
+        data = {
+            family: make_data(
+                family, make_problem(family, 1024, 1024, 1024, world_size, torch.bfloat16), rank, 0, device
+            )
+            for family in {variant.family for variant in GPU_FUSED}
+        }
+        made: list[list[Any]] = [[], []]
+        for variant in GPU_FUSED:
+            problem = make_problem(variant.family, 1024, 1024, 1024, world_size, torch.bfloat16)
+            for ctx, operators in zip(contexts, made, strict=True):
+                if not variant.unsupported_reason(problem, None):
+                    operators.append((variant.build(ctx, problem), data[variant.family]))
+                    operators[-1][0](data[variant.family].a, data[variant.family].b)  # compiled and loaded
+        for ctx in contexts:
+            ctx.barrier()
+        streams, outputs = [torch.cuda.Stream(device) for _ in contexts], []
+        for number in range(ROUNDS):
+            for index, (operators, stream_of_its_own) in enumerate(zip(made, streams, strict=True)):
+                operator, one = operators[(number * (index + 1)) % len(operators)]  # pairs change from call to call
+                with torch.cuda.stream(stream_of_its_own):
+                    outputs.append((operator, one, operator.as_matrix(operator(one.a, one.b)).clone()))
+        torch.cuda.synchronize()
+        for ctx in contexts:
+            ctx.barrier()
+        return [
+            f"{operator}: {said}" for operator, one, output in outputs if (said := fault(output, one, output.dtype))
+        ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_two_contexts_share_the_gpus(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    """Each context leaves the other's kernels half of the SMs; ranks' streams may begin them in different orders."""
+    assert ranks(world_size).call(run_two_contexts) == [[]] * world_size
