@@ -108,6 +108,7 @@ class SymmetricHeap:
                     f"no addresses for {what}: of {self.stride:,} a rank {self._addresses.free_bytes:,} are free"
                 ) from None
 
+        self._addresses.agreed()  # as whatever is mapped is compared
         before = self._addresses.snapshot()
         try:
             return self._backend.map(self._control_plane, find, place)
@@ -126,7 +127,10 @@ class SymmetricHeap:
 
         def find() -> Memory:
             if not tensor.is_contiguous() or tensor.device != self._backend.device or tensor.numel() == 0:
-                raise ValueError(f"{what} on {tensor.device}; it takes a contiguous tensor on {self._backend.device}")
+                raise ValueError(
+                    f"{what} on {tensor.device} cannot be shared; it takes a contiguous tensor with elements on "
+                    f"{self._backend.device}"
+                )
             return self._backend.memory_of(tensor)
 
         place, start = self._map(find, f"the memory of {what}")

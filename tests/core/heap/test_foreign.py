@@ -177,7 +177,7 @@ def multiply(rank: int, world_size: int, family: str, variant: str, provider: An
     close_context()
     sizes = (512, 512, 512) if variant.endswith(":sm90") else (70, 264, 64)
     problem = make_problem(family, *sizes, world_size, torch.bfloat16)
-    with iris(16 << 20, provider=provider) as ctx:
+    with iris(256 << 20 if torch.cuda.is_available() else 16 << 20, provider=provider) as ctx:
         operator = get_variant(family, variant).build(ctx, problem)
         data = make_data(family, problem, rank, seed=1, device=ctx.get_device(), layout="nk")
         faults, output = [], torch.empty(0)

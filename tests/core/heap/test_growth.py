@@ -28,6 +28,7 @@ def grow(rank: int, world_size: int) -> list[Any]:
         ctx.barrier()
         seen = [ctx.peer_view(first)[:, 7].tolist(), ctx.peer_view(large)[:, -1].tolist()]
         ctx.barrier()
+        ctx.grow(64 * SIZE)  # for what a collective works with
         ctx.ccl.all_reduce(large[-64:])  # kernels reach it
         ctx.barrier()
         seen.append(large[-64:].tolist())
