@@ -18,7 +18,7 @@ from typing_extensions import Self
 from .backends.base import Stream
 from .backends.select import ranks_on_one_device
 from .device.context import encode
-from .device.interpretation import polls_limited
+from .device.interpretation import poll_limits
 from .heap.heap import MemoryProvider, SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
@@ -192,7 +192,8 @@ class Context(TensorFactories):
         self.control_plane.agree("what the ranks ask of their context", asked)
         self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, memory)
         self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
-        opened.enter_context(polls_limited(self.watchdog))
+        poll_limits.append(self.watchdog)
+        opened.callback(poll_limits.remove, self.watchdog)
         self._device_context = encode(self.get_rank(), self.heap.bases, self.watchdog.words.data_ptr())
         self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)

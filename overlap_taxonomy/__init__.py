@@ -6,6 +6,7 @@ from .machine import Machine
 from .machines import MACHINES, assumed_machine, machine_for
 from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
 from .registry import (
+    Partition,
     current_name,
     find_variant,
     get_variant,
@@ -14,6 +15,7 @@ from .registry import (
     list_variants,
     module_of,
     register,
+    register_partition,
     variants_named,
 )
 from .variant import Choice, Variant, full_name
@@ -25,6 +27,7 @@ __all__ = [
     "Choice",
     "Machine",
     "Mainloop",
+    "Partition",
     "Parts",
     "Schedule",
     "Sync",
@@ -45,5 +48,6 @@ __all__ = [
     "predict_ideal_us",
     "predict_us",
     "register",
+    "register_partition",
     "variants_named",
 ]

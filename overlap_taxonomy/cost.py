@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .machine import Machine, StreamK
+from .registry import Partition, partition_of
 
 LIBRARY_TILE_RATES = {
     (128, 192): 0.97,
@@ -15,7 +16,6 @@ LIBRARY_TILE_RATES = {
     (192, 128): 0.97,
     (64, 256): 0.85,
 }  # that our kernels do not have
-SUMMING_FAMILIES = ("gemm_reduce_scatter", "gemm_all_reduce")  # whose ranks have parts of K
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
 
@@ -41,6 +41,11 @@ class Work:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
 
+    @functools.cached_property
+    def partition(self) -> Partition:
+        """How the family partitions the product."""
+        return partition_of(self.family)
+
     @property
     def peers(self) -> int:
         """All ranks but one."""
@@ -53,7 +58,7 @@ class Work:
     @property
     def product(self) -> tuple[int, int, int]:
         """M, N and K of the GEMM of the rank that has most to do."""
-        n, k = (self.n, self.share(self.k)) if self.family in SUMMING_FAMILIES else (self.share(self.n), self.k)
+        n, k = (self.n, self.share(self.k)) if self.partition.sums else (self.share(self.n), self.k)
         return self.m, n, k
 
     def is_narrow(self, elements: int) -> bool:
@@ -63,7 +68,7 @@ class Work:
     @functools.cached_property
     def reads_narrow_rows(self) -> bool:
         """Whether rows of A, and columns of B, are not on 16 bytes, on any rank."""
-        if self.family not in SUMMING_FAMILIES:
+        if not self.partition.sums:
             return self.is_narrow(self.k)
         share = self.share(self.k)
         return any(self.is_narrow(max(0, min(share, self.k - rank * share))) for rank in range(self.world_size))
@@ -280,7 +285,7 @@ def push_us(
 
 def stores_narrow_rows(machine: Machine, work: Work) -> bool:
     """Return whether kernels store rows off 16 bytes: with descriptors, those of partials and sums are longer."""
-    is_longer = work.family in SUMMING_FAMILIES and machine.has_descriptors(work.element_bytes)
+    is_longer = work.partition.sums and machine.has_descriptors(work.element_bytes)
     return work.is_narrow(work.n) and not is_longer
 
 

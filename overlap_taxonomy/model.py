@@ -91,4 +91,4 @@ def _copies_operands(machine: Machine, variant: Variant, work: Work) -> bool:
 def _operands(work: Work) -> tuple[int, int, int]:
     """Return rows, columns and the sum's length of what a rank is given."""
     m, n, k = work.product
-    return work.share(m) if work.family == "all_gather_gemm" else m, n, k
+    return work.share(m) if work.partition.gathers else m, n, k

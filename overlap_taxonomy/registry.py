@@ -6,6 +6,7 @@ import functools
 import warnings
 from importlib import metadata
 from types import ModuleType
+from typing import NamedTuple
 
 from .axes import Mainloop, Schedule
 from .choice import choice_of
@@ -16,7 +17,20 @@ ENTRY_POINT_GROUP = "iris_overlap.families"
 _OWN_DISTRIBUTION = "iris-overlap"
 
 _variants: dict[tuple[str, str], Variant] = {}
+_partitions: dict[str, Partition] = {}  # of families
 _modules: dict[str, ModuleType] = {}  # of families, by their entry points
+
+
+class Partition(NamedTuple):
+    """How a family's product C = A @ B is partitioned over the ranks, as far as its time depends on that.
+
+    Args:
+        sums: whether A and B are cut along k, and C is the sum of the ranks' products; else B is cut by columns.
+        gathers: whether A is cut by rows, and gathered.
+    """
+
+    sums: bool = False
+    gathers: bool = False
 
 
 class _NameClash(ValueError):
@@ -33,6 +47,17 @@ def register(variant: Variant) -> Variant:
     if known is not variant:
         raise _NameClash(f"variant {variant.name!r} of family {variant.family!r} is registered already")
     return variant
+
+
+def register_partition(family: str, partition: Partition) -> None:
+    """Say how a family partitions its product; without this, every rank has all of A, and B is cut by columns."""
+    _partitions[family] = partition
+
+
+def partition_of(family: str) -> Partition:
+    """Return how a family partitions its product."""
+    _discover()
+    return _partitions.get(family, Partition())
 
 
 @functools.cache

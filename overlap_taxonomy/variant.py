@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
-from .cost import Work
 from .machine import Machine
 
 
@@ -63,7 +62,7 @@ class Variant:
     is_baseline: bool = False
     can_trace: bool = False
     choose: Callable[..., Choice] | None = field(default=None, repr=False, compare=False)
-    predict: Callable[[Machine, Work], float] | None = field(default=None, repr=False, compare=False)
+    predict: Callable[[Machine, Any], float] | None = field(default=None, repr=False, compare=False)
     reads_pointers: bool = False
     former_name: str = ""
 

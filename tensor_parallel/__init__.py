@@ -7,14 +7,14 @@ heap of `heap_bytes`. `load_whole` takes a whole model's weights, `prepare` make
 has layers of one x gather it once.
 """
 
-from .fusing import fuse_collectives
-from .layers import ColumnParallelLinear, RowParallelLinear
-from .linear import column_parallel_linear, row_parallel_linear
-from .loading import load_whole
-from .merged import MergedColumnParallelLinear
+from .functional import column_parallel_linear, row_parallel_linear
+from .graph.fusing import fuse_collectives
+from .layers.loading import load_whole
+from .layers.merged import MergedColumnParallelLinear
+from .layers.modules import ColumnParallelLinear, RowParallelLinear
+from .layers.preparing import prepare
+from .layers.shared import share_gathers
 from .parallelizing import heap_bytes, parallelize
-from .preparing import prepare
-from .shared import share_gathers
 from .tp_plan import plan_of
 
 __all__ = [

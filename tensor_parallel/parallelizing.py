@@ -11,8 +11,8 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from iris_core import Context, iris
 
-from .preparing import prepare
-from .shared import share_gathers
+from .layers.preparing import prepare
+from .layers.shared import share_gathers
 from .styles import FusedStyle
 from .tp_plan import plan_of
 

@@ -25,9 +25,9 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear, checked_whole, class_of_cut
-from .sharding import Sharding
-from .shardings import ColumnSharding, RowSharding
+from .layers.modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, checked_whole, class_of_cut
+from .sharding.base import Sharding
+from .sharding.linear import ColumnSharding, RowSharding
 
 _FEW_TOKENS = 512  # up to so many, kernels of split products may be the fastest
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from iris_kernels.common.reference import wide_dtype
+from iris_kernels.common.problem import wide_dtype
 
 from .families import Block
 

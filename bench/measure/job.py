@@ -17,7 +17,7 @@ from iris_core import AllocationMismatch, Context, PeerError
 from iris_kernels.common.calibration import timing
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.launch.compile_ahead import compile_ahead
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Variant, get_variant
 

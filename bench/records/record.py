@@ -105,12 +105,6 @@ class Record:
         """What was measured, and on which kind of device."""
         return (*self.key, self.device_name)
 
-    @property
-    def problem_key(self) -> tuple[Any, ...]:
-        """What the variants of one problem have in common."""
-        sizes = self.m, self.n, self.k, self.world_size
-        return (self.family, *sizes, self.dtype, self.device, self.device_name, self.epilogue)
-
 
 AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord)
 _COMMANDS: dict[str, type[Any]] = {

@@ -14,7 +14,7 @@ import iris_core
 from iris_core import Context
 from iris_kernels.common.calibration.timing import DeviceClock
 from iris_kernels.common.launch.compile_ahead import compile_ahead
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 from overlap_taxonomy import get_variant
 
 from ..measure import environment

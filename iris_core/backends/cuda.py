@@ -11,7 +11,7 @@ import torch
 
 from ..rendezvous.control_plane import ControlPlane
 from .base import FABRIC, FD, Memory, Step
-from .vmm import VmmBackend
+from .vmm import Rows, VmmBackend
 
 try:
     from cuda.bindings import driver as cu
@@ -131,17 +131,13 @@ class CudaBackend(VmmBackend):
         fenced = cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
         return _queuing(cu.cuStreamWriteValue64, cu.CUstream(stream), cu.CUdeviceptr(address), value, fenced)
 
-    def copying_2d(
-        self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
-    ) -> Step:
-        if dst_pitch == src_pitch == width_bytes:  # 2 µs less than in rows
-            to, come = cu.CUdeviceptr(dst), cu.CUdeviceptr(src)
-            return _queuing(cu.cuMemcpyDtoDAsync, to, come, width_bytes * height, cu.CUstream(stream))
+    def copying_2d(self, stream: int, rows: Rows) -> Step:
+        if rows.dst_pitch == rows.src_pitch == rows.width_bytes:  # 2 µs less than in rows
+            to, come = cu.CUdeviceptr(rows.dst), cu.CUdeviceptr(rows.src)
+            return _queuing(cu.cuMemcpyDtoDAsync, to, come, rows.width_bytes * rows.height, cu.CUstream(stream))
         copy = cu.CUDA_MEMCPY2D()
         copy.srcMemoryType = copy.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        copy.srcDevice, copy.srcPitch = src, src_pitch
-        copy.dstDevice, copy.dstPitch = dst, dst_pitch
-        copy.WidthInBytes, copy.Height = width_bytes, height
+        copy.dstDevice, copy.dstPitch, copy.srcDevice, copy.srcPitch, copy.WidthInBytes, copy.Height = rows
         return _queuing(cu.cuMemcpy2DAsync, copy, cu.CUstream(stream))
 
     def capture(self, steps: Iterable[Step], stream: int | None = None) -> CudaGraph:

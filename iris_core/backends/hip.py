@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .base import Step
-from .vmm import VmmBackend
+from .vmm import Rows, VmmBackend
 
 # hip_runtime_api.h
 _ALLOCATION_TYPE_UNCACHED = 0x40000000
@@ -134,8 +134,5 @@ class HipBackend(VmmBackend):
     def writing_value(self, stream: int, address: int, value: int) -> Step:
         return partial(self._call, "StreamWriteValue64", stream, address, value, _STREAM_WRITE_VALUE_DEFAULT)
 
-    def copying_2d(
-        self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
-    ) -> Step:
-        rows = dst, dst_pitch, src, src_pitch, width_bytes, height
+    def copying_2d(self, stream: int, rows: Rows) -> Step:
         return partial(self._call, "Memcpy2DAsync", *rows, _MEMCPY_DEVICE_TO_DEVICE, stream)

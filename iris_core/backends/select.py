@@ -29,7 +29,7 @@ def select_backend(device: str, local_rank: int) -> Backend:
         return ShmBackend()
     if interpretation.is_enabled():
         variable = "TRITON_INTERPRET is set (launch sets it for ranks on the CPU)"
-        why = variable if interpretation.was_asked_for() else "it has had a context on the CPU"
+        why = "it has had a context on the CPU" if interpretation.is_enabled_here() else variable
         raise RuntimeError(
             f"device='cuda', but kernels of this process are interpreted, as {why}, and cannot reach a GPU's memory; "
             "use another process for the GPU"

@@ -11,7 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +20,23 @@ from ..rendezvous.control_plane import ControlPlane
 from .base import STRIDE_ALIGNMENT, Backend, Memory, PreparedStream, Step, round_up
 
 _REGISTER_PORTABLE_AND_MAPPED = 1 | 2  # the same numbers in CUDA and HIP
+
+
+class Rows(NamedTuple):
+    """What is copied where, of rows of one width.
+
+    Args:
+        dst, src: addresses.
+        dst_pitch, src_pitch: bytes from one row to the next.
+        width_bytes, height: of a row, and how many.
+    """
+
+    dst: int
+    dst_pitch: int
+    src: int
+    src_pitch: int
+    width_bytes: int
+    height: int
 
 
 class VmmBackend(Backend):
@@ -54,7 +72,7 @@ class VmmBackend(Backend):
         return self._stride
 
     def window(self) -> torch.Tensor:
-        return torch.as_tensor(_Exported(self._base, self._window_size), device=self.device)
+        return torch.as_tensor(_exported(self._base, self._window_size), device=self.device)
 
     def close_window(self) -> None:
         self.synchronize()
@@ -154,10 +172,8 @@ class VmmBackend(Backend):
         """Prepare a write of the 64-bit word at `address`, after a fence over the system."""
 
     @abstractmethod
-    def copying_2d(
-        self, *, dst: int, dst_pitch: int, src: int, src_pitch: int, width_bytes: int, height: int, stream: int
-    ) -> Step:
-        """Prepare a copy of `height` rows by a copy engine."""
+    def copying_2d(self, stream: int, rows: Rows) -> Step:
+        """Prepare a copy of rows by a copy engine."""
 
     def order_streams(self, first: int, event: int, then: int) -> None:
         """Hold the stream `then` until all work now in the stream `first` is done, by an event of the driver's."""
@@ -197,15 +213,8 @@ class GpuStream(PreparedStream):
         dst_pitch, src_pitch = (
             width_bytes if len(src) == 1 else matrix.stride(0) * matrix.element_size() for matrix in (dst, src)
         )
-        return self._backend.copying_2d(
-            dst=dst.data_ptr(),
-            dst_pitch=dst_pitch,
-            src=src.data_ptr(),
-            src_pitch=src_pitch,
-            width_bytes=width_bytes,
-            height=src.shape[0],
-            stream=self.handle,
-        )
+        rows = Rows(dst.data_ptr(), dst_pitch, src.data_ptr(), src_pitch, width_bytes, len(src))
+        return self._backend.copying_2d(self.handle, rows)
 
     def _fork(self) -> None:
         self._backend.order_streams(self._backend.current_stream(), self._event.cuda_event, self.handle)
@@ -214,14 +223,7 @@ class GpuStream(PreparedStream):
         self._backend.order_streams(self.handle, self._event.cuda_event, self._backend.current_stream())
 
 
-class _Exported:
-    """A range of device addresses as torch takes it (CUDA array interface, version 3)."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (address, False),
-            "shape": (size,),
-            "typestr": "|u1",
-            "strides": None,
-            "version": 3,
-        }
+def _exported(address: int, size: int) -> object:
+    """Return a range of device addresses as torch takes it (CUDA array interface, version 3)."""
+    interface = {"data": (address, False), "shape": (size,), "typestr": "|u1", "strides": None, "version": 3}
+    return SimpleNamespace(__cuda_array_interface__=interface)

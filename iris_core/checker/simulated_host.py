@@ -32,7 +32,7 @@ class SimulatedHost(Host):
         if group is not None:
             _refuse_process_groups()
         rank = self._simulation.rank
-        return RankInfo(rank, self._simulation.world_size, rank, "", "the race checker")
+        return RankInfo(rank, self._simulation.world_size, rank, "")
 
     def timeout_s(self, asked: float | None) -> float:
         return 0.0  # nothing waits by the clock: the scheduler sees when no task can go on

@@ -1,19 +1,17 @@
 """Context objects for kernels: the device API without the arguments that are the same in every call.
 
 `DeviceContext` is for kernels in Triton, `IrisDeviceCtx` for kernels in Gluon; names and arguments are those of the
-Iris documentation. Each method is one call of the loose function of its name, compiled to the same code.
+Iris documentation.
 """
 
 # Triton reads the annotations of an aggregate as classes: no `from __future__ import annotations` here.
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from . import rma, sync
 from .aggregate import aggregate
+from .operations import Operations
 from .tiles import TileOperations
 from .tracing import Tracing
 
@@ -21,8 +19,6 @@ from .tracing import Tracing
 _RANK = tl.constexpr(0)
 _WORLD_SIZE = tl.constexpr(1)
 _HEAP_BASES = tl.constexpr(2)  # world_size of them; behind these the addresses of the watchdog's words and a trace's
-
-_SYS = tl.constexpr("sys")
 
 
 def encode(rank: int, heap_bases: torch.Tensor, watchdog_address: int, trace_address: int = 0) -> torch.Tensor:
@@ -53,174 +49,8 @@ def _trace_in(context_tensor, world_size):
     return tl.load(context_tensor + _HEAP_BASES + world_size + 1).to(tl.pointer_type(tl.int64))
 
 
-class _Operations:
-    """The methods of both, on what they hold."""
-
-    rank: Any
-    world_size: Any
-    heap_bases: Any
-    watchdog_ptr: Any
-
-    @triton.jit
-    def translate(self, pointer, to_rank):
-        """Return where `pointer`, into this rank's heap, lies in `to_rank`'s heap; see `translate`."""
-        return rma.translate(pointer, self.rank, to_rank, self.heap_bases)
-
-    @triton.jit
-    def load(
-        self, pointer, from_rank, mask=None, other=None, cache_modifier=None, volatile: tl.constexpr = False, hint=None
-    ):
-        """Load from `from_rank`'s heap; see `load`."""
-        return rma.load(pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint)
-
-    @triton.jit
-    def store(self, pointer, value, to_rank, mask=None, cache_modifier=None, hint=None):
-        """Store `value` into `to_rank`'s heap; see `store`."""
-        rma.store(pointer, value, self.rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
-
-    @triton.jit
-    def get(
-        self,
-        from_ptr,
-        to_ptr,
-        from_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier=None,
-        store_cache_modifier=None,
-        hint=None,
-    ):
-        """Copy from `from_rank`'s heap to local memory; see `get`."""
-        rma.get(
-            from_ptr,
-            to_ptr,
-            self.rank,
-            from_rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
-
-    @triton.jit
-    def put(
-        self,
-        from_ptr,
-        to_ptr,
-        to_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier=None,
-        store_cache_modifier=None,
-        hint=None,
-    ):
-        """Copy from local memory to `to_rank`'s heap; see `put`."""
-        rma.put(
-            from_ptr,
-            to_ptr,
-            self.rank,
-            to_rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
-
-    @triton.jit
-    def copy(
-        self,
-        src_ptr,
-        dst_ptr,
-        from_rank,
-        to_rank,
-        mask=None,
-        other=None,
-        load_cache_modifier=None,
-        store_cache_modifier=None,
-        hint=None,
-    ):
-        """Copy from `from_rank`'s heap to `to_rank`'s heap; see `copy`."""
-        rma.copy(
-            src_ptr,
-            dst_ptr,
-            from_rank,
-            to_rank,
-            self.rank,
-            self.heap_bases,
-            mask,
-            other,
-            load_cache_modifier,
-            store_cache_modifier,
-            hint,
-        )
-
-    @triton.jit
-    def atomic_add(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Add atomically on `to_rank`'s heap; return the old value."""
-        return rma.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_sub(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Subtract atomically on `to_rank`'s heap; return the old value."""
-        return rma.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_cas(self, pointer, cmp, val, to_rank, sem=None, scope=None, hint=None):
-        """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
-        return rma.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
-
-    @triton.jit
-    def atomic_xchg(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Exchange on `to_rank`'s heap; return the old value."""
-        return rma.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_and(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
-        return rma.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_or(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
-        return rma.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_xor(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
-        return rma.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_min(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Take the minimum atomically on `to_rank`'s heap; return the old value."""
-        return rma.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_max(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Take the maximum atomically on `to_rank`'s heap; return the old value."""
-        return rma.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-
-    @triton.jit
-    def signal(self, flag_ptr, value, to_rank, scope: tl.constexpr = _SYS):
-        """Write `value` to the flag on `to_rank`'s heap with release; see `signal`."""
-        sync.signal(rma.translate(flag_ptr, self.rank, to_rank, self.heap_bases), value, scope)
-
-    @triton.jit
-    def wait(self, flag_ptr, expected, scope: tl.constexpr = _SYS):
-        """Wait until this rank's flag is at least `expected`, with acquire; see `wait`."""
-        sync.wait(flag_ptr, expected, self.watchdog_ptr, scope)
-
-    @triton.jit
-    def barrier(self, state_ptr):
-        """Meet the same program of every rank; see `barrier`."""
-        sync.barrier(state_ptr, self.rank, self.world_size, self.heap_bases, self.watchdog_ptr)
-
-
 @aggregate
-class DeviceContext(_Operations, TileOperations):
+class DeviceContext(TileOperations):
     """A rank's handle on the heap and its peers in a kernel in Triton. Make it with `initialize`.
 
     A pointer is given as it is on the rank that runs the kernel, for memory on the symmetric heap.
@@ -266,7 +96,7 @@ class DeviceContext(_Operations, TileOperations):
 
 
 @aggregate
-class IrisDeviceCtx(_Operations):
+class IrisDeviceCtx(Operations):
     """A rank's handle on the heap and its peers in a kernel in Gluon. Make it with `initialize`.
 
     A kernel takes the class as a ``gl.constexpr``, or names it.

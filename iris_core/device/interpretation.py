@@ -6,8 +6,6 @@ installs its own; until then every hook does nothing.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import triton
@@ -37,18 +35,13 @@ class PollLimit(Protocol):
 
 
 hooks = Hooks()
-poll_limits: list[PollLimit] = []
+poll_limits: list[PollLimit] = []  # of the contexts that are open
 _is_enabled_here = False  # by `enable`, for good
 
 
 def is_enabled() -> bool:
     """Return whether kernels of this process are interpreted."""
     return bool(triton.knobs.runtime.interpret)
-
-
-def was_asked_for() -> bool:
-    """Return whether ``TRITON_INTERPRET`` was set from outside; Triton sets it too, where `enable` was called."""
-    return is_enabled() and not _is_enabled_here
 
 
 def enable() -> None:
@@ -79,13 +72,3 @@ def install(new: Hooks) -> None:
     """Call these hooks from now on."""
     global hooks
     hooks = new
-
-
-@contextlib.contextmanager
-def polls_limited(limit: PollLimit) -> Iterator[None]:
-    """Within the block, let `limit` say how long an interpreted program may poll with no limit of its own."""
-    poll_limits.append(limit)
-    try:
-        yield
-    finally:
-        poll_limits.remove(limit)

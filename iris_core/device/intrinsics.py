@@ -41,14 +41,6 @@ def _assembly(code: str, constraints: str, operands: list[Any], semantic: Any, d
     return inline_asm_elementwise(code, constraints, operands, dtype=dtype, is_pure=False, pack=1, _semantic=semantic)
 
 
-def _device_clock_ns(semantic: Any) -> Any:
-    if semantic.builder.options.backend_name == "hip":
-        # A constant 100 MHz clock (gfx942 ISA, section "S_MEMREALTIME"): one tick is ten nanoseconds.
-        ticks = _assembly("s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], semantic)
-        return ticks.__mul__(10, _semantic=semantic)
-    return _assembly("mov.u64 $0, %globaltimer;", "=l", [], semantic)
-
-
 @_builtin
 def clock_ns(_semantic: Any = None) -> Any:
     """Return a clock of this device in nanoseconds, int64. Its zero differs from device to device."""
@@ -57,7 +49,11 @@ def clock_ns(_semantic: Any = None) -> Any:
 
         interpretation.hooks.clock_read()
         return tl.tensor(TensorHandle(np.array([time.monotonic_ns()], dtype=np.int64), tl.int64), tl.int64)
-    return _device_clock_ns(_semantic)
+    if _semantic.builder.options.backend_name == "hip":
+        # A constant 100 MHz clock (gfx942 ISA, section "S_MEMREALTIME"): one tick is ten nanoseconds.
+        ticks = _assembly("s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], _semantic)
+        return ticks.__mul__(10, _semantic=_semantic)
+    return _assembly("mov.u64 $0, %globaltimer;", "=l", [], _semantic)
 
 
 def _place_from_hopper_on(assembly: str, semantic: Any) -> None:

@@ -11,26 +11,16 @@ Sums are in the order of the ranks: fp32 for floats of at most 32 bits, other va
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from .intrinsics import clock_ns, pause
+from .operations import Operations
 from .sync import WATCHDOG_TIMEOUT_NS, has_aborted, record_failure
 
 
-class TileOperations:
-    """The methods, on what a `DeviceContext` holds and does."""
-
-    rank: Any
-    world_size: Any
-    watchdog_ptr: Any
-    translate: Any
-    load: Any
-    store: Any
-    atomic_add: Any
-    atomic_xchg: Any
+class TileOperations(Operations):
+    """The methods, and those of all context objects."""
 
     @triton.jit
     def gather(self, tile, src_view, source_rank):

@@ -21,20 +21,7 @@ EVENTS = (
 class TraceEvent:
     """Kinds of events that have a name, as numbers: ``TraceEvent().put``. Those from 14 on are the kernel's own."""
 
-    load: tl.constexpr
-    store: tl.constexpr
-    get: tl.constexpr
-    put: tl.constexpr
-    copy: tl.constexpr
-    atomic_add: tl.constexpr
-    atomic_sub: tl.constexpr
-    atomic_cas: tl.constexpr
-    atomic_xchg: tl.constexpr
-    atomic_xor: tl.constexpr
-    atomic_and: tl.constexpr
-    atomic_or: tl.constexpr
-    atomic_min: tl.constexpr
-    atomic_max: tl.constexpr
+    __annotations__ = dict.fromkeys(EVENTS, tl.constexpr)
 
     @triton.constexpr_function
     def __init__(self):

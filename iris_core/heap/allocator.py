@@ -137,14 +137,11 @@ class OffsetAllocator:
 
 def _merged(free: dict[int, int]) -> dict[int, int]:
     merged: dict[int, int] = {}
-    end = -1
-    start = -1
+    start = end = -1
     for offset, size in sorted(free.items()):
-        if offset == end:
-            merged[start] += size
-        else:
+        if offset != end:
             start = offset
-            merged[start] = size
+        merged[start] = merged.get(start, 0) + size
         end = offset + size
     return merged
 

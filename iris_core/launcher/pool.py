@@ -62,7 +62,7 @@ class RankPool:
         try:
             with _environment(_rank_environment(device) | (environment or {})):
                 for rank in range(world_size):
-                    self._start(RankInfo(rank, world_size, rank, address, "iris_core.launch"))
+                    self._start(RankInfo(rank, world_size, rank, address))
         except BaseException:  # a keyboard interrupt too: no rank is left running
             self.close(kill=True)
             raise
@@ -256,7 +256,7 @@ def _checked_device(world_size: int, device: str) -> str:
 
 def _rank_environment(device: str) -> dict[str, str]:
     environment = {"IRIS_DEVICE": device}
-    if device == "cuda" and interpretation.is_enabled() and not interpretation.was_asked_for():
+    if device == "cuda" and interpretation.is_enabled() and interpretation.is_enabled_here():
         environment["TRITON_INTERPRET"] = "0"  # set by Triton as this process had a context on the CPU
     if device == "cpu":
         # Ranks outnumber cores: one thread each. Gloo would look its own host up, which need not succeed.
@@ -281,16 +281,14 @@ def _end_of(process: Any) -> int:
 def _environment(changes: dict[str, str]) -> Iterator[None]:
     """Set environment variables for processes started meanwhile."""
     with _environment_lock:
-        before = {name: os.environ.get(name) for name in changes}
+        before = {name: os.environ[name] for name in changes if name in os.environ}
         os.environ.update(changes)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            for name in changes.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,6 @@ class RankInfo:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
         address: the name of rank 0's socket; "tcp://…" where ranks may be of several hosts.
-        started_by: where this is from, for error messages.
         group: torch's process group of these ranks, where the caller gave one.
     """
 
@@ -38,7 +37,6 @@ class RankInfo:
     world_size: int
     local_rank: int
     address: str
-    started_by: str
     group: dist.ProcessGroup | None = None
 
 
@@ -98,7 +96,7 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
             "with torch.multiprocessing.spawn, call torch.distributed.init_process_group first",
             stacklevel=2,
         )
-    return RankInfo(0, 1, 0, random_address(), "nothing (a world of one rank)")
+    return RankInfo(0, 1, 0, random_address())
 
 
 _stores: list[dist.Store] = []  # a store closes with its last reference, and torchrun's must outlive a context
@@ -130,7 +128,7 @@ def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, 
         raise PeerError(f"{late}: {error}") from None
     address, host = store.get(key).decode().split(" ", 1)
     _check_host(rank, host, address)
-    return RankInfo(rank, world_size, local_rank, address, started_by)
+    return RankInfo(rank, world_size, local_rank, address)
 
 
 def _from_mpi() -> RankInfo:
@@ -142,7 +140,7 @@ def _from_mpi() -> RankInfo:
     address, host = world.bcast((_address_of_rank_0(), host_name()) if world.rank == 0 else None, root=0)
     _check_host(world.rank, host, address)
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
-    return RankInfo(world.rank, world.size, local_rank, address, "mpirun")
+    return RankInfo(world.rank, world.size, local_rank, address)
 
 
 def host_name() -> str:

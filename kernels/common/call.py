@@ -75,7 +75,7 @@ class Channel:
         self.calls = Calls(ctx.backend, are_ours=state is not None)
         self.operand_copies = OperandCopies(name, can_describe)
         self.trace: torch.Tensor | None = None
-        self._state = state
+        self.state = state
         self._streams: dict[str, SideStream] = {}
 
     def stream(self, name: str) -> SideStream:
@@ -87,7 +87,7 @@ class Channel:
     def peers(self) -> Peers:
         """Return what kernels that talk to peers take."""
         ctx = self.ctx
-        return Peers(self._state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, self.trace)
+        return Peers(self.state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, self.trace)
 
     def clear(self) -> None:
         """Forget the prepared calls, and give the room of copies back."""

@@ -12,7 +12,7 @@ from iris_core import Context
 from overlap_taxonomy import Machine, Mainloop, Schedule, Work, full_name
 
 from .call import Call, Device
-from .config import GemmConfig, invalid_reason
+from .config import GemmConfig, default_config, invalid_reason
 from .portable.operands import describable
 from .problem import Problem
 from .workspace import Buffer
@@ -23,6 +23,12 @@ Outputs = tuple[torch.Tensor, ...]
 def valid_config(problem: Problem, config: GemmConfig | None) -> str | None:
     """Return why a configuration makes no sense, or None; no variant has less to ask."""
     return invalid_reason(config) if config else None
+
+
+def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> GemmConfig:
+    """Return what to start from for the rank that has most to do; `comm_share` as `default_config`'s."""
+    sizes = {"m": problem.m, "n": problem.b_shape(0)[1]}
+    return default_config(device.arch, device.num_sms, **sizes, dtype=problem.dtype, comm_share=comm_share)
 
 
 @dataclass(frozen=True)

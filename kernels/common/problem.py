@@ -1,4 +1,4 @@
-"""What every family's problem has: sizes, a dtype, a number of ranks, and how a dimension is cut into shards."""
+"""What every family's problem has: sizes, a dtype, a number of ranks, how a dimension is cut into shards, a result."""
 
 from __future__ import annotations
 
@@ -154,3 +154,14 @@ def plan_rows(m: int, most: int) -> int:
     """
     step = 1 << max(0, (m - 1).bit_length() - 5) if m > 128 else 1
     return min(-(-m // step) * step, most)
+
+
+def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return a type wide enough to judge `dtype`; not wider on a GPU, where fp64 may be slow."""
+    return torch.float64 if device.type == "cpu" or dtype == torch.float32 else torch.float32
+
+
+def reference(problem: Problem, rank: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return what a rank gets of A (m, k) @ B (k, n), of the `wide_dtype` of theirs."""
+    wide, (rows, columns) = wide_dtype(a.dtype, a.device), problem.c_bounds(rank)
+    return a[slice(*rows)].to(wide) @ b[:, slice(*columns)].to(wide)

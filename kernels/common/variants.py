@@ -9,7 +9,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 from .config import GemmConfig
 from .implementation import Implementation
-from .operator import Operator
+from .operators.operator import Operator
 from .problem import Problem
 
 

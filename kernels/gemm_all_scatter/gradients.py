@@ -8,8 +8,8 @@ import torch
 
 from iris_core.context import context_named
 
+from ..common.operators.torch_op import Product
 from ..common.problem import shard_bounds
-from ..common.torch_op import Product
 
 
 def gradients(

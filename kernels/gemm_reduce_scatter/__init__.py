@@ -9,8 +9,8 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
-from ..common.reference import reference
-from ..common.torch_op import call, define_op
+from ..common.operators.torch_op import call, define_op
+from ..common.problem import reference
 from . import library
 from .gradients import gradients
 from .hopper import warp_specialized as hopper_warp_specialized

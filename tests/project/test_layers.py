@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tokenize
@@ -80,8 +81,8 @@ MODULES = [module for folder in FOLDERS for module in modules(folder)]
 # Imported where they are needed: they extend torch's compiler, which sets an environment variable when imported.
 OF_THE_COMPILER = {
     "iris_bench.decoder.gathers",
-    "iris_tensor_parallel.graph_pass",
-    "iris_tensor_parallel.graph_patterns",
+    "iris_tensor_parallel.graph.fuse_pass",
+    "iris_tensor_parallel.graph.patterns",
 }
 FILES = {
     module: place
@@ -91,6 +92,13 @@ FILES = {
     for place in (path / "__init__.py", path.with_suffix(".py"))
     if place.exists()
 }
+
+
+def test_every_folder_is_in_the_wheel() -> None:
+    """An editable install finds folders that ``[tool.setuptools]`` does not list; an installed wheel lacks them."""
+    section = (ROOT / "pyproject.toml").read_text().split("[tool.setuptools]")[1].split("\n[")[0]
+    folders = [module for module, file in FILES.items() if file.name == "__init__.py"]
+    assert sorted(re.findall(r'"([\w.]+)"', section)) == sorted(folders)
 
 
 def imports_of(module: str, *, lazy: bool = False) -> set[str]:
@@ -176,7 +184,7 @@ def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
     assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
 
 
-MOST_LINES = 3922  # of code: without docstrings, comments and empty lines
+MOST_LINES = 3842  # of code: without docstrings, comments and empty lines
 
 
 def lines_of_code(file: Path) -> int:

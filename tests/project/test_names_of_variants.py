@@ -1,4 +1,7 @@
-"""No variant's name is written outside its family's folder: what needs to tell variants apart asks for their axes."""
+"""No variant's name is written outside its family's folder: what needs to tell variants apart asks for their axes.
+
+The taxonomy names no family either.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,12 @@ def names_in(path: Path) -> list[str]:
 def test_no_variant_is_named(folder: str) -> None:
     found = {str(path.relative_to(ROOT)): names_in(path) for path in (ROOT / folder).rglob("*.py")}
     assert not {path: names for path, names in found.items() if names and path not in ALLOWED}
+
+
+def test_the_taxonomy_names_no_family() -> None:
+    texts = [text for path in (ROOT / "overlap_taxonomy").rglob("*.py") for text in strings(path.read_text())]
+    assert texts
+    assert not {family for family in list_families() for text in texts if family in text}
 
 
 def test_what_is_allowed_is_needed() -> None:

@@ -15,8 +15,7 @@ import pytest
 A_VARIANT = """
 from dataclasses import replace
 
-from iris_kernels.common.implementation import Implementation
-from iris_kernels.common.plans import default_plan
+from iris_kernels.common.implementation import Implementation, default_plan
 from iris_kernels.common.variants import variant_of
 from iris_kernels.gemm_all_scatter import host
 from iris_kernels.gemm_all_scatter.portable import workgroup_specialized as existing
@@ -41,7 +40,7 @@ A_FAMILY = """
 from dataclasses import dataclass
 
 from iris_kernels.common.choice.auto import auto_variant
-from iris_kernels.common.implementation import Implementation
+from iris_kernels.common.implementation import Implementation, default_plan
 from iris_kernels.common.library import library_variant
 from iris_kernels.common.variants import variant_of
 from iris_kernels.gemm_all_scatter import host, library

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 import iris_kernels
 from iris_bench import cli
@@ -19,10 +21,12 @@ from overlap_taxonomy import (
     Agent,
     Arrangement,
     Sync,
+    Work,
     current_name,
     get_variant,
     list_families,
     list_variants,
+    module_of,
     register,
     registry,
 )
@@ -52,6 +56,16 @@ def test_every_family_has_its_baseline_and_patterns() -> None:
         assert any(not variant.is_baseline for variant in variants)
         assert {variant.family for variant in variants} == {family}
         assert all(variant.summary for variant in variants)
+
+
+@pytest.mark.parametrize("family", list_families())
+def test_a_family_is_partitioned_as_its_problem_is(family: str) -> None:
+    """The cost model does not know problems."""
+    module: Any = module_of(family)
+    work, problem = Work(family, 96, 160, 224, 4), module.Problem(96, 160, 224, 4, torch.bfloat16)
+    (rows, k), (_, n) = problem.a_shape(0), problem.b_shape(0)
+    assert work.product == (96, n, k)
+    assert work.partition.gathers == (rows < 96)
 
 
 def test_what_others_have_fused_is_no_sequence_of_library_calls() -> None:

@@ -2,97 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fusing import FAMILIES, GATHER, REDUCE, SCATTER, Graphs, backend, fusing, gather, logged, reduce, run, scatter
 from layers import draw, far, released
 from ranks import Ranks, context, raised
 from torch import distributed as dist
 from torch import nn
-from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch._inductor.compile_fx import compile_fx
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch_compiling import if_it_compiles
 
-from iris_tensor_parallel import fuse_collectives, graph_pass
-from iris_tensor_parallel.styles import mesh_of
+from iris_tensor_parallel import fuse_collectives
+from iris_tensor_parallel.graph import fuse_pass
 from overlap_taxonomy import Choice, get_variant
 
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
-GATHER, SCATTER, REDUCE = "all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce"
-FAMILIES = (GATHER, SCATTER, REDUCE)
-Graphs = list[list[str]]  # which of the families' ops each has, and which collectives
-
-
-group = ""  # the name of the context's process group: no graph calls the context
-
-
-def gather(x: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    return functional.all_gather_tensor(x, dim, group)
-
-
-def scatter(x: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    return functional.reduce_scatter_tensor(x, "sum", dim, group)
-
-
-def reduce(x: torch.Tensor, op: str = "sum") -> torch.Tensor:
-    return functional.all_reduce(x, op, group)
-
-
-def fusing(**options: Any) -> Callable[..., Any]:
-    """Return the pass for this rank's context."""
-    global group
-    group = context().process_group().group_name
-    return fuse_collectives(context(), **options)["post_grad_custom_pre_pass"]
-
-
-def backend(fuse: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
-    """Return a backend that runs a pass on what inductor would compile, and then calls the graph node by node."""
-
-    def compile_graph(module: torch.fx.GraphModule, inputs: Any, **_: Any) -> Any:
-        fuse(module.graph)
-        module.graph.lint()
-        module.recompile()
-        names = [str(node.target).split(".") for node in module.graph.nodes if node.op == "call_function"]
-        ours = [name[1] for name in names if name[0] in ("iris_overlap", "_c10d_functional")]
-        graphs.append([name for name in ours if name != "wait_tensor"])
-        return make_boxed_func(module)
-
-    return lambda module, inputs: compile_fx(module, inputs, inner_compile=compile_graph)
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """Give the pass's messages."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    graph_pass.logger.addHandler(handler)
-    graph_pass.logger.setLevel(logging.INFO)
-    try:
-        yield messages
-    finally:
-        graph_pass.logger.removeHandler(handler)
-        graph_pass.logger.setLevel(logging.NOTSET)
-
-
-def run(fn: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> tuple[list[Any], Graphs, list[str]]:
-    """Return what is wrong beside a function without the compiler, the ops in its graphs, and what was logged."""
-    graphs: Graphs = []
-    fuse = fusing(**options)
-    torch._dynamo.reset()
-    with logged() as messages, torch.no_grad():
-        one = torch.compile(fn, backend=backend(fuse, graphs), fullgraph=True)
-        found, expected = one(*inputs), fn(*inputs)
-    is_one = isinstance(found, torch.Tensor)
-    return far([found] if is_one else found, [expected] if is_one else expected), graphs, messages
 
 
 def product_and_gathered(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -233,11 +161,11 @@ def ask_auto(rank: int, world_size: int) -> Any:
     def variant(family: str, name: str) -> Any:
         return SimpleNamespace(choose=choose) if name == "auto" else get_variant(family, name)
 
-    graph_pass.get_variant = variant  # type: ignore[assignment]
+    fuse_pass.get_variant = variant  # type: ignore[assignment]
     try:
         return [run(REPLACED["reduce"][0], draw(1, rows, 6), draw(2, 6, 8), draw(3, 8, 6)) for rows in (19, 20)]
     finally:
-        graph_pass.get_variant = get_variant
+        fuse_pass.get_variant = get_variant
 
 
 @on_cpu
@@ -276,51 +204,6 @@ def test_one_graph_is_fused_for_any_number_of_tokens(ranks: Callable[[int], Rank
 @on_cpu
 def test_of_any_number_of_tokens_those_of_the_first_call_decide(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(change_rows, "gather", 9) == [([], [["all_gather_into_tensor"]])] * 2
-
-
-class Pair(nn.Module):
-    """Of torch's: gate and up, which read the same x, and down; x is (batch, sequence, width)."""
-
-    def __init__(self, bias: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.gate, self.up, self.down = nn.Linear(6, 8, bias), nn.Linear(6, 8, bias), nn.Linear(8, 6, False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.gate(x)) * self.up(x))
-
-
-@released
-def train(rank: int, world_size: int, dim: int | None) -> Any:
-    """Return how far a step of a model cut by torch's styles is from the same without the compiler, and the graphs."""
-    into = ColwiseParallel() if dim is None else ColwiseParallel(input_layouts=Shard(dim))
-    out_of = RowwiseParallel() if dim is None else RowwiseParallel(output_layouts=Shard(dim))
-    model = parallelize_module(Pair(dim is None), mesh_of(context()), {"gate": into, "up": into, "down": out_of})
-    x, graphs = draw(0, 2, 8, 6), []
-    x = x if dim is None else x.chunk(world_size, dim)[rank].contiguous()
-    torch._dynamo.reset()
-    step = torch.compile(model, backend=backend(fusing(), graphs), fullgraph=True)
-
-    def gradients(fn: Callable[..., Any]) -> list[torch.Tensor]:
-        model.zero_grad()
-        leaf = x.clone().requires_grad_()
-        output = fn(leaf)
-        output.square().sum().backward()
-        return [output.detach(), leaf.grad, *(one.grad.to_local().clone() for one in model.parameters())]
-
-    expected = gradients(model)
-    return far(gradients(step), expected), graphs
-
-
-@on_cpu
-@pytest.mark.parametrize("dim", [0, 1])
-def test_a_model_of_torchs_styles_is_fused_forward_and_backward(ranks: Callable[[int], Ranks], dim: int) -> None:
-    assert ranks(2).call(train, dim) == [([], [[GATHER, SCATTER], [GATHER, SCATTER, SCATTER]])] * 2
-
-
-@on_cpu
-def test_a_replicated_model_of_torchs_styles_is_fused_forward_and_backward(ranks: Callable[[int], Ranks]) -> None:
-    assert ranks(2).call(train, None) == [([], [[REDUCE], [REDUCE, REDUCE]])] * 2
 
 
 @released

@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, each_backend
 
-from iris_kernels.common import torch_op
-from iris_tensor_parallel import ColumnParallelLinear, prepare, sharding, share_gathers, styles
+from iris_kernels.common.operators import torch_op
+from iris_tensor_parallel import ColumnParallelLinear, prepare, share_gathers, styles
+from iris_tensor_parallel.sharding import base
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 WIDTH, TOKENS = 8, 12
@@ -73,7 +74,7 @@ def counted() -> Iterator[Counter[str]]:
         counts[family] += 1
         return multiply(family, *arguments)
 
-    with mock.patch.object(torch_op, "multiply", count), mock.patch.object(sharding, "multiply", count):
+    with mock.patch.object(torch_op, "multiply", count), mock.patch.object(base, "multiply", count):
         yield counts
 
 

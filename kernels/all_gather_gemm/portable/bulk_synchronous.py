@@ -15,7 +15,7 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_call, wait_ready
-from ...common.plans import default_plan
+from ...common.implementation import default_plan
 from ...common.variants import variant_of
 from .. import host, prediction
 from ..host import GatherCall

@@ -16,7 +16,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
-from ...common.plans import default_plan
+from ...common.implementation import default_plan
 from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction

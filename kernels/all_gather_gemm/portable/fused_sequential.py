@@ -23,8 +23,7 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_call, wait_ready_of
 from ...common.device.tile_scheduler import Shards, num_tiles, own_first
 from ...common.device.trace import WAIT, trace_span, trace_time
-from ...common.implementation import Implementation, valid_config
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan, valid_config
 from ...common.portable.tile_loop import compute_tiles, keep_tile
 from ...common.variants import variant_of
 from ...common.workspace import Buffer

@@ -1,4 +1,4 @@
-"""Calibration by itself, at the first use of GPUs of which nothing is known: neither shipped nor kept."""
+"""The machine as it was measured: kept, or measured now, at the first use of GPUs that the library does not know."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from iris_core import Context
 from iris_core.utils.settings import switch_in
-from overlap_taxonomy import machine_for
+from overlap_taxonomy import Machine, machine_for
 
 from .calibrate import calibrate, facts_of
-from .kept import to_text, write_calibration
+from .kept import machine_in, read_calibration, to_text, write_calibration
 from .timing import DeviceClock
 
 _SWITCH = "IRIS_CALIBRATE"
@@ -22,19 +22,16 @@ _RUNS, _WARM_RUNS, _SIZE = 200, 50, 2048
 _BUSY = 1.5  # times the median, of the slowest tenth of runs
 
 
-def measured_at_first_use(ctx: Context, gpu: str) -> str | None:
-    """Measure a machine of which nothing is known, and keep the result; return its text, rank 0's; collective.
-
-    Nothing is measured where constants come with the library, ``IRIS_CALIBRATE=0`` is set, kernels are interpreted, a
-    stream is being captured, a graph compiled, or the GPU is busy, on any rank. How the times of one GEMM spread tells
-    whether others use the GPU: those that rest at that moment, or have a part of the GPU (MPS, MIG), are not seen.
+def calibrated_machine(ctx: Context, gpu: str) -> Machine | None:
+    """Return the machine as rank 0 has kept it; where it has not, measure it, and have rank 0 keep that; collective.
 
     Args:
         ctx: the context.
         gpu: the device's name, rank 0's.
 
     Returns:
-        As `kept.to_text` gives it; None where nothing was measured.
+        The machine. None where constants come with the library, which choose better, and where nothing is kept or
+        measured.
 
     Raises:
         ValueError: ``IRIS_CALIBRATE`` holds what makes no sense.
@@ -42,6 +39,19 @@ def measured_at_first_use(ctx: Context, gpu: str) -> str | None:
     world_size = ctx.get_num_ranks()
     if machine_for(gpu, world_size):
         return None
+    kept = read_calibration(gpu, world_size) if ctx.get_rank() == 0 else None
+    text = ctx.broadcast(kept, 0) or _measured(ctx, gpu)
+    return machine_in(text) if text else None
+
+
+def _measured(ctx: Context, gpu: str) -> str | None:
+    """Measure the machine; return what rank 0 keeps of it, as `to_text` gives it, or None.
+
+    Nothing is measured where ``IRIS_CALIBRATE=0`` is set, kernels are interpreted, a stream is being captured, a graph
+    compiled, or the GPU is busy, on any rank. How the times of one GEMM spread tells whether others use the GPU: those
+    that rest at that moment, or have a part of the GPU (MPS, MIG), are not seen.
+    """
+    world_size = ctx.get_num_ranks()
     with ctx.collective_section("find out whether to measure the machine"):
         reason = _reason_not_to(ctx)
     reasons = [one for one in ctx.control_plane.all_gather(reason, "measure the machine") if one]

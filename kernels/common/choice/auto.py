@@ -26,13 +26,11 @@ from overlap_taxonomy import (
     Variant,
     get_variant,
     list_variants,
-    machine_for,
 )
 
-from ..calibration.first_use import measured_at_first_use
-from ..calibration.kept import machine_in, read_calibration
+from ..calibration.first_use import calibrated_machine
 from ..config import GemmConfig
-from ..operator import Operator
+from ..operators.operator import Operator
 from ..problem import Problem
 from .choices import Choices
 from .knowledge import Knowledge
@@ -156,7 +154,7 @@ def decide(
 def known_of(ctx: Context) -> Knowledge:
     """Return what is known of a context's machine; the first time rank 0 tells the others what its user measured.
 
-    Where nothing is known, the machine is measured then; see `measured_at_first_use`.
+    Where nothing is known, the machine is measured then; see `calibrated_machine`.
 
     Raises:
         ValueError: rank 0's tuning cache cannot be read; on all ranks.
@@ -166,17 +164,11 @@ def known_of(ctx: Context) -> Knowledge:
         with ctx.collective_section("read what was measured"):
             if ctx.get_rank() == 0:
                 gpu = device_name(ctx.get_device())
-                told = gpu, to_json(setup_of(gpu), read_cache(gpu)), _calibration_of(gpu, ctx.get_num_ranks())
-        gpu, measured, calibration = ctx.broadcast(told, 0)
-        calibration = calibration or measured_at_first_use(ctx, gpu)
-        machine = machine_in(calibration) if calibration else None
+                told = gpu, to_json(setup_of(gpu), read_cache(gpu))
+        gpu, measured = ctx.broadcast(told, 0)
+        machine = calibrated_machine(ctx, gpu)
         _known[ctx] = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu), machine))
     return _known[ctx].knowledge
-
-
-def _calibration_of(gpu: str, world_size: int) -> str | None:
-    """Return what was kept of a machine; None where constants come with the library, which choose better."""
-    return None if machine_for(gpu, world_size) else read_calibration(gpu, world_size)
 
 
 def _ours(family: str, left_out: Collection[str]) -> list[str]:

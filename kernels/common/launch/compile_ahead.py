@@ -30,7 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from iris_core import Context
 
-from ..operator import Operator
+from ..operators.operator import Operator
 
 _LOOK_EVERY_S = 1.0
 _MOST_THREADS = 16  # of a rank; more would wait for Python's lock

@@ -23,8 +23,7 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_arrivals
 from ...common.device.tile_scheduler import num_tiles, row_grouped, tile_origin
 from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once
 from ...common.variants import variant_of

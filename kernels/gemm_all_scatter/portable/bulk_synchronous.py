@@ -1,7 +1,7 @@
 """GEMM + all-scatter, one after the other: a GEMM kernel, then a kernel in which all SMs push the result to the peers.
 
-One stream; its order is all the synchronisation inside a rank. The push kernel waits for the peers to be ready, and its
-last program ends the call. Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
+Both kernels are on one stream, whose order is the only synchronisation inside a rank. The push kernel waits until the
+peers are ready, and its last program ends the call. Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_tile
 from ...common.variants import variant_of
 from .. import host, prediction

@@ -1,9 +1,9 @@
 """GEMM + all-scatter with the copy engines: a GEMM kernel on all SMs, and DMA copies of finished chunks of rows.
 
-A chunk is GROUP_M rows of tiles, computed one chunk after the other. Programs count its tiles; the copy stream waits
-for the full count and copies the chunk to every peer. The kernel counts a program's first tile only when all peers are
-ready, so no copy starts early. A last, tiny kernel, after the copies, ends the call and clears the counts, which only
-this rank uses: the stream's waits compare with constants, as a captured graph must.
+A chunk is GROUP_M rows of tiles; chunks are computed one after the other. Programs count a chunk's finished tiles. The
+copy stream waits for the full count, then copies the chunk to every peer. A program counts its first tile only once all
+peers are ready, so no copy starts too early. After the copies, a kernel of one program ends the call and zeroes the
+counts, which only this rank uses: the stream's waits compare with constants, because a captured graph repeats them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from ...common.call import Call, Device
 from ...common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
@@ -34,7 +33,7 @@ from .tiles import MULTIPLIES
 
 @triton.jit(launch_metadata=MULTIPLIES)
 def gemm_all_scatter_copy_engine(a, b, gemm, block, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Compute this rank's block of C and count each chunk's tiles."""
+    """Compute this rank's block of C and count the finished tiles of each chunk."""
     epoch = begin_call(peers, WORLD_SIZE)
     pid = tl.program_id(0)
     indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
@@ -59,7 +58,7 @@ class RowChunk(NamedTuple):
 
 
 def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
-    """Return the family's plan with as many chunks as are worth a copy each."""
+    """Return the default plan, with as many chunks as each are large enough for a copy."""
     config = default_plan(problem, device)
     if device.arch == "cpu":
         return config
@@ -68,7 +67,7 @@ def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
 
 
 def fit(problem: GemmAllScatterProblem, config: GemmConfig) -> GemmConfig:
-    """Return the configuration with a chunk's rows of tiles as the groups of the tile order."""
+    """Return the configuration whose groups of rows, in the order of tiles, are the chunks."""
     return replace(config, group_m=-(-problem.m // (config.block_m * config.row_chunks)))
 
 
@@ -101,7 +100,7 @@ def _chunks(call: Call[GemmAllScatterProblem]) -> list[RowChunk]:
 
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
-    """Queue the GEMM kernel, and beside it the copies, each behind a wait for its chunk."""
+    """Queue the GEMM kernel, and on another stream the copies, each after a wait for its chunk."""
     counts, copies, chunks = call.memory["counts"], call.stream("copies"), call.kept("chunks", lambda: _chunks(call))
     copies.wait_for_current()
     arguments = host.compute_arguments(call, a, b)

@@ -1,8 +1,8 @@
 """GEMM + all-scatter in two kernels on two streams: one computes tiles, the other pushes them, SMs split between them.
 
-The GEMM kernel sets a flag a tile; the push kernel waits for it. Flags hold call numbers and are never reset. The
-producer is queued first: a consumer that spins while the producer's module loads could wait for ever. The last
-program of either kernel ends the call. Pattern: arXiv 2511.12500, section 4 ("producer-consumer").
+The GEMM kernel sets one flag per tile, and the push kernel waits for it. Flags hold call numbers and are never reset.
+The GEMM kernel is queued first: the push kernel spins, and could keep the GEMM kernel's module from being loaded. The
+program of either kernel that arrives last ends the call. Pattern: arXiv 2511.12500, section 4 ("producer-consumer").
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
@@ -34,7 +33,7 @@ from .tiles import MULTIPLIES, PUSHES, push_tiles
 def gemm_all_scatter_producer_consumer(
     a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
-    """Compute this rank's block of C, a flag a tile."""
+    """Compute this rank's block of C, and set one flag per tile."""
     epoch = begin_call(peers, WORLD_SIZE)
     indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
     target = (with_numbers(block), flags_ptr)
@@ -47,14 +46,14 @@ def gemm_all_scatter_producer_consumer_push(
     block, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """Push tiles as their flags are set."""
-    # Both kernels read the call's number before either can end the call: that takes all programs of both.
+    # The call ends when all programs of both kernels have arrived, so neither kernel reads its number too late.
     epoch = current_call(peers, WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
     push_tiles(pid, step, epoch, block, peers, flags_ptr, True, ROWS, WORLD_SIZE, TILE)
     finish_call(peers, epoch, total_programs, WORLD_SIZE)
 
 
-# 12 of an H200's 132 SMs feed its link: 0.478 ms for 8192x8192x8192 over 4, with 8 SMs 0.510, with 16 0.502.
+# 12 of an H200's 132 SMs saturate its link: 0.478 ms for 8192x8192x8192 over 4, with 8 SMs 0.510, with 16 0.502.
 _COMM_SHARE = 12 / 132
 
 
@@ -99,5 +98,5 @@ VARIANT = variant_of(
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,
-    summary="a GEMM kernel and a push kernel side by side, a flag a tile between them",
+    summary="a GEMM kernel and a push kernel side by side, with one flag per tile",
 )

@@ -1,7 +1,7 @@
 """What the portable variants of GEMM + all-scatter share: a loop that pushes tiles to the peers.
 
-A rank's tiles are those of its block of columns, `block` in its own C, in the order of `row_grouped`. What pushes them
-takes them in the same order, so that what is computed first is sent first.
+A rank's tiles are those of its block of columns, `block` in its own C. They are computed and pushed in the same order,
+that of `row_grouped`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def push_tiles(
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Copy tiles from this rank's C to every peer's, ROWS rows at a time; with WAIT_TILES each after its flag."""
+    """Copy tiles from this rank's C to every peer's, ROWS rows at a time; with WAIT_TILES wait for each tile's flag."""
     began = trace_time(peers)
     wait_ready(peers, epoch, WORLD_SIZE)
     for tile in range(first, num_tiles(block, TILE), step):
@@ -50,7 +50,7 @@ def push_tiles(
         began = trace_span(peers, PUSH_WAIT, tile, began)
         for chunk in range(TILE.BLOCK_M // ROWS):
             offsets, mask = subtile_offsets(block, row + chunk * ROWS, col, ROWS, TILE.BLOCK_N)
-            # .cg: another SM wrote it, this SM's L1 may hold an older call's.
+            # .cg: another SM wrote the tile; this SM's L1 may still hold the values of an older call.
             value = tl.load(block.c_ptr + offsets, mask=mask, cache_modifier=".cg")
             for distance in tl.static_range(1, WORLD_SIZE):
                 peer_ptr = translate(block.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)

@@ -6,7 +6,8 @@
 | the last comm_sms | pushes tiles in the order they are computed | the peers' readiness, then each tile's flag |
 
 The flags hold call numbers and are never reset. Computing programs have the lower numbers, so they are scheduled, and
-interpreted, first: a pusher can wait for them wherever it runs. The last program of either role ends the call.
+interpreted, first: programs that push never wait for one that has no SM. The last program to arrive, of either role,
+ends the call.
 Pattern: arXiv 2511.12500, section 4 ("workgroup specialization").
 """
 
@@ -23,8 +24,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Call
 from ...common.device.handshake import begin_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, local_flags
@@ -73,7 +73,7 @@ def gemm_all_scatter_workgroup_specialized(
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 
 
-# 12 of an H200's 132 SMs feed its link: 0.475 ms for 8192x8192x8192 over 4, with 16 SMs 0.489, with 20 0.512.
+# 12 of an H200's 132 SMs saturate its link: 0.475 ms for 8192x8192x8192 over 4, with 16 SMs 0.489, with 20 0.512.
 _COMM_SHARE = 12 / 132
 
 

@@ -21,8 +21,7 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_arrivals
 from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
 from ...common.device.trace import STORE, trace_span
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_tile
 from ...common.portable.partials import (
     COMPUTES_AND_SUMS,

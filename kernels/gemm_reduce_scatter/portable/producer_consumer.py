@@ -26,8 +26,7 @@ from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_after_arrivals
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.partials import (
     COMPUTES_FOR_PEERS,
     PUSHES,

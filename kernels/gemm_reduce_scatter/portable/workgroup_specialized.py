@@ -22,8 +22,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_after_arrivals, finish_call
 from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
-from ...common.implementation import Implementation
-from ...common.plans import default_plan
+from ...common.implementation import Implementation, default_plan
 from ...common.portable.partials import (
     COMPUTES_AND_SUMS,
     Sums,

@@ -21,7 +21,7 @@ from iris_bench.stress import cli as stress_cli
 from iris_bench.stress import rank as stress_rank
 from iris_bench.stress.record import COLUMNS
 from iris_kernels.common.call import Call
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 
 ONE_VARIANT = [
     "--world-size",

@@ -26,7 +26,8 @@ import iris_kernels
 from iris_core.device import intrinsics
 
 OF_THE_DEVICE = (
-    "aggregate", "cache_key", "context", "interpretation", "intrinsics", "rma", "spans", "sync", "tiles", "tracing",
+    "aggregate", "cache_key", "context", "interpretation", "intrinsics", "operations", "rma", "spans", "sync", "tiles",
+    "tracing",
 )  # fmt: skip
 BUILTINS = sorted(
     name

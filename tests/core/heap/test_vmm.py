@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from iris_core.backends.hip import _ARGUMENTS, HipBackend, _Properties
-from iris_core.backends.vmm import VmmBackend
+from iris_core.backends.vmm import Rows, VmmBackend
 
 SIZE, RANK, WORLD_SIZE = 2 << 20, 1, 3
 
@@ -226,8 +226,7 @@ def test_addresses_and_sizes_reach_hip_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert backend._get("RuntimeGetVersion") == 70_253_211
     backend.waiting_for_value(STREAM, BUFFER, 5)()
     backend.writing_value(STREAM, BUFFER, HEAP)()
-    rows = {"dst": BUFFER, "dst_pitch": HEAP, "src": BUFFER + 1, "src_pitch": HEAP + 1}
-    backend.copying_2d(**rows, width_bytes=HEAP - 1, height=3, stream=STREAM)()
+    backend.copying_2d(STREAM, Rows(BUFFER, HEAP, BUFFER + 1, HEAP + 1, HEAP - 1, 3))()
     backend.order_streams(STREAM, EVENT, STREAM + 1)
     backend.close_window()
     last = BASE + (WORLD_SIZE - 1) * HEAP

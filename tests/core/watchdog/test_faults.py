@@ -19,7 +19,7 @@ from ranks import Ranks, close_context, context, raised
 from iris_core import Context
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device.handshake import COUNTS_OF_A_CALL
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 from overlap_taxonomy import Variant, get_variant
 
 # Faults are put into interpreted kernels.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import epilogues
 import pytest
 from emulated_operators import COPIES, KERNELS, Case, run_case
+from families import FAMILIES
 
 from iris_kernels.all_gather_gemm import gather_plan
-from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 CASES = [
     Case(301, 318, 160, "divides nothing, an uneven number of tiles a program"),
@@ -119,7 +119,7 @@ def test_output_is_right_where_warp_groups_multiply_in_turns(family: str, name: 
     [
         (*kernel, late)
         for kernel in KERNELS
-        for late in ("_tiles", "_second", *["_collect"] * (kernel[0] in SUMMING_FAMILIES))
+        for late in ("_tiles", "_second", *["_collect"] * FAMILIES[kernel[0]].sums_partials)
     ],
 )
 def test_output_is_right_where_a_role_is_late_beside_groups_in_turns(

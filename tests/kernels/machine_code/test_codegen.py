@@ -14,12 +14,11 @@ from dataclasses import replace
 import pytest
 import torch
 from compiling import LOADS_OF_A_WAIT, MORE_LATER, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, compile_case, make_problem
-from families import FUSED
+from families import FAMILIES, FUSED
 from proxies import follow
 
 from iris_kernels.common.portable.stream_k import NONE
 from overlap_taxonomy import Agent, Sync, Variant, get_variant
-from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 
 def cases_of(variant: Variant) -> list[Case]:
@@ -270,5 +269,5 @@ def test_what_others_wrote_in_this_call_is_read_past_the_l1_cache(case: Case) ->
         past |= kernel.files_that_load(r"global\.cg")
     if case.variant == "fused_sequential:portable:stream_k" and multiplying(case)[0].constants["SPLITS"] != NONE.value:
         assert "stream_k.py" in past
-    if case.family in SUMMING_FAMILIES and case.variant != "bulk_synchronous:portable":
+    if FAMILIES[case.family].sums_partials and case.variant != "bulk_synchronous:portable":
         assert past - {"stream_k.py"}

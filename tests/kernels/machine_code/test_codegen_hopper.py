@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, compile_case
-from families import stem
+from families import FAMILIES, stem
 from proxies import follow
 
 from iris_kernels.common.hopper.host import SHARED_BYTES
 from iris_kernels.common.hopper.roles import LOADER_REGISTERS, MULTIPLY_REGISTERS
 from overlap_taxonomy import Mainloop, Variant, list_variants
-from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 WORKER_WARPS = 4  # those that load and communicate, rounded up to a warp group
 REGISTERS = 65536  # of an SM
@@ -61,7 +60,7 @@ def specialized(case: Case) -> Compiled:
 
 def receives(case: Case) -> bool:
     """Whether partial tiles come from peers."""
-    return case.family in SUMMING_FAMILIES and case.world_size > 1
+    return FAMILIES[case.family].sums_partials and case.world_size > 1
 
 
 def test_all_families_have_it() -> None:
@@ -107,7 +106,7 @@ def may_spill(case: Case) -> int:
         gathers = (case.variant, case.world_size) == ("workgroup_specialized:sm90", 8)
         bytes_of = {"all_gather_gemm": 32 if gathers else 0, "gemm_reduce_scatter": 8, "gemm_all_reduce": 40}
         return bytes_of.get(case.family, 0)
-    if case.family in SUMMING_FAMILIES:
+    if FAMILIES[case.family].sums_partials:
         return 32
     return 0
 

@@ -18,7 +18,7 @@ from ranks import Ranks, context
 
 from iris_core.utils.settings import ranks_per_gpu
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Variant, get_variant
 

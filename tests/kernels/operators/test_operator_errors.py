@@ -16,7 +16,7 @@ from ranks import Ranks, close_context, context, raised
 from iris_core import HeapExhausted, iris
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.calls_by_rows import CallsByRows
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
 
@@ -199,7 +199,7 @@ def fail_to_make(rank: int, world_size: int, family: str, variant: str, what: st
     if what == "heap":
         broken = mock.patch.object(ctx.heap, "allocate", side_effect=HeapExhausted("none left"))
     else:
-        broken = mock.patch.object(Operator, "_open", side_effect=MemoryError("none left"))
+        broken = mock.patch.object(CallsByRows, "open", side_effect=MemoryError("none left"))
     with broken if rank == 1 else contextlib.nullcontext():
         error = raised(build, ctx, problem)
     assert (len(ctx.watchdog.watched), ctx.heap.allocator.used_bytes) == (watched, used)

@@ -18,7 +18,7 @@ import torch
 from checking import fault, make_data
 from compiling import Case, StubContext, _operands, compile_kernel, recorded_launches
 from compiling import make_problem as problem_of
-from families import FUSED, make_problem, name
+from families import FAMILIES, FUSED, make_problem, name
 from matplotlib import pyplot
 from ranks import Ranks, context
 from typer.testing import CliRunner
@@ -36,7 +36,6 @@ from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import trace as spans
 from iris_kernels.common.hopper import host as hopper
 from overlap_taxonomy import Variant, get_variant
-from overlap_taxonomy.cost import SUMMING_FAMILIES
 
 M, N, K = 40, 70, 20
 CONFIG = GemmConfig(16, 16, 16, num_warps=4, num_sms=3, comm_sms=1, descriptors=False)
@@ -154,7 +153,7 @@ def test_kernels_that_are_not_traced_have_nothing_of_it(family: str, variant: st
         assert "spans.py" in traced.code
         assert traced.count(clock) > plain.count(clock)
         # Where the plain kernel lacks registers for a word or two (test_codegen_hopper.py), this one may.
-        adds_partials = variant == "warp_specialized:sm90" and family in SUMMING_FAMILIES
+        adds_partials = variant == "warp_specialized:sm90" and FAMILIES[family].sums_partials
         assert traced.scratch_bytes <= (32 if adds_partials else 0)
 
 

@@ -13,7 +13,7 @@ from families import GPU_VARIANTS, make_problem, name
 from ranks import Ranks, context
 from torch_compiling import FUNCTIONS, sizes_of
 
-from iris_kernels.common import torch_op
+from iris_kernels.common.operators import torch_op
 from overlap_taxonomy import Variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]

@@ -78,8 +78,8 @@ def _draw_whole(family: str, problem: Any, seed: int, device: torch.device) -> _
     wide = torch.float64 if device.type == "cpu" or problem.dtype == torch.float32 else torch.float32
     product = a.to(wide) @ b.to(wide)
     sums = a.abs().to(wide) @ b.abs().to(wide)
-    roundoff = torch.finfo(problem.dtype).eps / 2
-    tiny = torch.finfo(problem.dtype).smallest_normal * torch.finfo(problem.dtype).eps
+    output = torch.finfo(problem.out_dtype)
+    roundoff, tiny = output.eps / 2, output.smallest_normal * output.eps
     summing = (
         (problem.k + problem.world_size) * FP32_ROUNDOFF * (1 if wide == torch.float64 else 2)
     )  # the reference's too

@@ -15,7 +15,7 @@ from families import make_problem
 from ranks import context
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.common.operator import Operator
+from iris_kernels.common.operators.operator import Operator
 from iris_kernels.gemm_all_reduce import gemm_all_reduce
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter

@@ -106,26 +106,25 @@ def test_a_gated_activation_has_gradients(ranks: Callable[[int], Ranks]) -> None
     assert ranks(2).call(differentiate_gated) == [[True] * 4] * 2
 
 
-def call_for_fp32(rank: int, world_size: int, family: str, variant: str) -> tuple[torch.dtype, float]:
-    """Return the dtype of a C of bf16 operands that is to be fp32, and how far it is from the product of these."""
-    ctx = context()
-    problem = replace(make_problem(family, 70, 132, 32, world_size, torch.bfloat16), out_dtype=torch.float32)
-    operator = get_variant(family, variant).build(ctx, problem)
-    data = make_data(family, problem, rank, 0, ctx.get_device())
+def call_for_fp32(rank: int, world_size: int, family: str, variant: str) -> str | None:
+    """Return what is wrong with an fp32 C of bf16 operands."""
+    ctx, found = context(), get_variant(family, variant)
+    rounded = make_problem(family, 70, 132, 32, world_size, torch.bfloat16)
+    problem = replace(rounded, out_dtype=torch.float32)
+    operator = found.build(ctx, problem)
+    # torch rounds a product before it is cast.
+    data = make_data(family, problem if found.has_kernels else rounded, rank, 0, ctx.get_device())
     poison(operator)
     ctx.barrier()
-    output = operator.as_matrix(operator(data.a, data.b)).clone()
+    wrong = fault(operator.as_matrix(operator(data.a, data.b)), data, problem.out_dtype)
     operator.close()
-    norm = torch.linalg.vector_norm
-    return output.dtype, float(norm(output - data.expected) / norm(data.expected))
+    return wrong
 
 
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize("variant", [one for one in VARIANTS if not one.delegates], ids=name)
 def test_c_may_have_another_dtype(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    for dtype, error in ranks(3).call(call_for_fp32, variant.family, variant.name):
-        assert dtype == torch.float32
-        assert error < (1e-6 if variant.has_kernels else 5e-3)  # torch rounds a product before it is cast
+    assert ranks(3).call(call_for_fp32, variant.family, variant.name) == [None] * 3
 
 
 def call_functions(rank: int, world_size: int, family: str, activation: str) -> list[str | None]:
@@ -143,13 +142,14 @@ def call_functions(rank: int, world_size: int, family: str, activation: str) -> 
     return faults
 
 
-def scale_and_cast(rank: int, world_size: int, family: str) -> bool:
+def scale_and_cast(rank: int, world_size: int, family: str) -> str | None:
+    """Return what is wrong with a C of a quarter of the product, in fp16; that is exact in both dtypes."""
     ctx = context()
-    problem = make_problem(family, 18, 34, 16, world_size, torch.float32)
+    problem = replace(make_problem(family, 18, 34, 16, world_size, torch.float32), out_dtype=torch.float16)
     data = make_data(family, problem, rank, 0, ctx.get_device())
     options = {"scale": torch.tensor(0.25), "out_dtype": torch.float16}
     output = FUNCTIONS[family](ctx, data.a, data.b, **options, **sizes_of(family, 18, 34, 16))
-    return output.dtype == torch.float16 and torch.allclose(4 * output.double(), data.expected, rtol=1e-2, atol=1e-2)
+    return fault(4 * output, data, problem.out_dtype)
 
 
 @pytest.mark.parametrize("device", ["cpu"])
@@ -161,7 +161,7 @@ def test_functions_take_what_operators_take(ranks: Callable[[int], Ranks], famil
 @pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize("family", FUNCTIONS)
 def test_a_scale_may_be_a_number_and_c_of_another_dtype(ranks: Callable[[int], Ranks], family: str) -> None:
-    assert ranks(2).call(scale_and_cast, family) == [True] * 2
+    assert ranks(2).call(scale_and_cast, family) == [None] * 2
 
 
 def differentiate(rank: int, world_size: int, family: str, backend: str | None) -> list[bool]:

@@ -17,7 +17,7 @@ from families import VARIANTS, make_problem, name
 from ranks import Ranks, context
 
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.operand_checks import overlap
+from iris_kernels.common.operators.operand_checks import overlap
 from iris_kernels.common.portable.operands import (
     COPY_WARPS,
     OperandCopies,

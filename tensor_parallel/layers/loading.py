@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .layers import ParallelLinear
+from .modules import ParallelLinear
 
 
 def load_whole(

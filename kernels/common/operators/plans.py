@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .call import Device
-from .config import GemmConfig, default_config
-from .implementation import Implementation
-from .problem import Problem, plan_rows
+from ..call import Device
+from ..config import GemmConfig
+from ..implementation import Implementation
+from ..problem import Problem, plan_rows
 
 P = TypeVar("P", bound=Problem)
-
-
-def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> GemmConfig:
-    """Return what to start from for the rank that has most to do; `comm_share` as `default_config`'s."""
-    sizes = {"m": problem.m, "n": problem.b_shape(0)[1]}
-    return default_config(device.arch, device.num_sms, **sizes, dtype=problem.dtype, comm_share=comm_share)
 
 
 class Plans(Generic[P]):

@@ -8,8 +8,8 @@ import torch
 
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 
+from .base import Sharding, Tensors, Wanted
 from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
-from .sharding import Sharding, Tensors, Wanted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

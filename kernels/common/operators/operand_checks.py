@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .call import Call
+from ..call import Call
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what nearly all calls are given
 _STRIDED = torch.strided

@@ -26,14 +26,15 @@ import torch
 
 from iris_core import Context
 from iris_core.context import context_named
+from overlap_taxonomy import Partition, register_partition
 
-from .config import GemmConfig
-from .device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
+from ..config import GemmConfig
+from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
+from ..problem import Problem
 from .functional import operator_of, problem_for
 from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
-from .problem import Problem
 
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
@@ -120,7 +121,7 @@ def define_op(
     gathers: bool = False,
     own_columns: Callable[[Product, torch.Tensor], torch.Tensor] = _all_columns,
 ) -> None:
-    """Define a family's op, with a fake implementation for any sizes, and with gradients.
+    """Define a family's op, with a fake implementation for any sizes, and with gradients; register its partition.
 
     Args:
         family: names it.
@@ -208,6 +209,7 @@ def define_op(
     torch.library.register_fake(f"iris_overlap::{family}", fake, lib=_LIBRARY)
     op = op_of(family)
     _families[family] = _Family(problem_type, gathers, dim)
+    register_partition(family, Partition(sums=dim == 0, gathers=gathers))
 
 
 def _want_gradients(*operands: torch.Tensor | None) -> bool:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from iris_kernels.common.parts import Together
-from iris_kernels.common.torch_op import in_graph
+from iris_kernels.common.operators.parts import Together
+from iris_kernels.common.operators.torch_op import in_graph
 
-from .layers import ColumnParallelLinear
 from .merged import MergedColumnSharding
+from .modules import ColumnParallelLinear
 
 
 def share_gathers(model: nn.Module) -> int:

@@ -82,9 +82,9 @@ def multiply_columns(
         weights: (this rank's columns, k), together.
         biases: (this rank's columns,), together; or none.
     """
-    bias = joined(biases) if len(biases) > 0 else None
+    bias = stacked(biases) if len(biases) > 0 else None
     if steps.forward is None:
-        return F.linear(x, joined(weights), bias), x
+        return F.linear(x, stacked(weights), bias), x
     product, *gathered = sharding.multiply(steps.forward, x, tuple([weight.t() for weight in weights]), m, bias)
     return product, gathered[0] if gathered else x
 
@@ -140,7 +140,7 @@ class Columns(torch.autograd.Function):
         return of_x, None, None, None, None, *found
 
 
-def joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def stacked(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return weights, or biases, as one, one above the other: a copy, unless it is one."""
     return parameters[0] if len(parameters) == 1 else torch.cat(list(parameters))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .layers import ParallelLinear, local
-from .sharding import NOTHING, Wanted
+from ..sharding.base import NOTHING, Wanted
+from .modules import ParallelLinear, local
 
 
 def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = None, gradients: bool = False) -> None:

@@ -12,8 +12,8 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .sharding import Sharding
-from .shardings import ColumnSharding, RowSharding
+from ..sharding.base import Sharding
+from ..sharding.linear import ColumnSharding, RowSharding
 
 
 class ParallelLinear(nn.Linear):

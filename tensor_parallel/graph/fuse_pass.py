@@ -19,13 +19,13 @@ import overlap_taxonomy
 from iris_core import Context
 from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
 from iris_kernels.common.choice.auto import known_of
+from iris_kernels.common.operators.torch_op import Product, epilogue_of, op_of
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.torch_op import Product, epilogue_of, op_of
 from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from overlap_taxonomy import get_variant
 
-from .graph_patterns import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Site, gathers, reductions
+from .patterns import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Site, gathers, reductions
 
 logger = logging.getLogger(__name__)
 

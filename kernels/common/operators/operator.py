@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Hashable
@@ -15,22 +14,18 @@ from torch.autograd.graph import increment_version
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from .call import Call, Channel, Device
-from .config import GemmConfig
-from .device.handshake import call_of_state, describe_state, state_words
-from .implementation import Implementation
-from .launch.launching import PreparedCall, place_of
+from ..call import Call, Device
+from ..config import GemmConfig
+from ..implementation import Implementation
+from ..launch.launching import PreparedCall, place_of
+from ..problem import Problem
+from .calls_by_rows import OUTPUT, CallsByRows
 from .operand_checks import check_kinds, check_operands, is_same, lies_within, overlap
 from .plans import Plans
-from .problem import Problem, doublings
-from .workspace import Buffer, Workspace
 
 P = TypeVar("P", bound=Problem)
 
-_STATE = "state"
-_OUTPUT = "output"
 _Operands = dict[str, torch.Tensor]  # "A", "B", and what the epilogue reads, by name
-_MOST_CALLS = 256  # numbers of rows whose plans an operator keeps
 
 
 class Operator(Generic[P]):
@@ -82,35 +77,31 @@ class Operator(Generic[P]):
         **options: Any,
     ) -> None:
         self.ctx = ctx
-        self.problem = problem
         self.rank = ctx.get_rank()
         self.family, self.variant = implementation.family, implementation.variant
         self._implementation = implementation
-        self._new_outputs = new_outputs
         self.keeps_gathered = bool(options.get("keep_gathered"))
-        self._options = {**(implementation.options or {}), **options}
+        options = {**implementation.options, **options}
         self._expected = {"A": None, "B": None, **problem.operand_shapes(self.rank)}.keys()
-        self._device = Device.of(ctx)
-        self._plans_of = functools.partial(Plans, implementation, self._device, config, config_of)
-        self._calls: dict[int, Call[P]] = {}
-        self._was_captured = False
+        device = Device.of(ctx)
+        plans_of = functools.partial(Plans, implementation, device, config, config_of)
+        self._calls = CallsByRows(ctx, self, implementation, device, options, plans_of, new_outputs=new_outputs)
         self._note_call = ctx.note_call
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
                     f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
                 )
-            if unknown := self._options.keys() - (implementation.options or {}).keys():
+            if unknown := options.keys() - implementation.options.keys():
                 raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
-            self._size(problem)
-        asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
+            self._calls.plan(problem)
+        asked = {name: str(value) for name, value in (asdict(problem) | options).items()}
         sizes = {name: value for name, value in asked.items() if name != "m"}
         self._digest = zlib.crc32(f"{self.family} {self.variant} {sizes}".encode())
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.collective_allocation(f"make {self}"), plain_tensors():
-            self._workspace = Workspace(ctx, lambda: self._sized)
-            self._channel = self._open()
-            self._allocate(keep=False)
+            self._channel = self._calls.open()
+        self.state, self.keeps_outputs = self._channel.state, self._calls.keeps_outputs
         self.ran_config = self.config
         ctx.barrier()
 
@@ -159,7 +150,7 @@ class Operator(Generic[P]):
         """Return what the last call gave, and the next call overwrites; see `call`."""
         if not self.keeps_outputs:
             raise AttributeError(f"{self} has no outputs of its own: each call returns new memory")
-        return self._outputs_of(self._last)
+        return self._outputs_of(self._calls.last)
 
     def reserve(self, m: int) -> None:
         """Make the operator one of more rows, `m`; collective. Outputs of earlier calls must not be used after this.
@@ -173,14 +164,14 @@ class Operator(Generic[P]):
         before, what = self.problem, f"make room for {m} rows in {self}"
         try:
             with self.ctx.collective_section(what):
-                self._check_not_capturing(m)
-                self._size(before.with_rows(m))
+                self._calls.check_not_capturing(m)
+                self._calls.plan(before.with_rows(m))
                 self.ctx.agree("the rows that the ranks make room for", m)
             with self.ctx.collective_allocation(what), plain_tensors():
-                self._allocate(keep=self._was_captured)
+                self._calls.allocate()
         except BaseException:
-            self._size(before)
-            self._call_of(before.m)
+            self._calls.plan(before)
+            self._calls.of(before.m)
             raise
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
@@ -188,12 +179,12 @@ class Operator(Generic[P]):
         if self.is_closed or self.ctx.debug_mode:
             return self._queue_compared(operands, m)
         check_kinds(self, operands, self._expected)
-        call = None if m is None else self._calls.get(m)  # an A of other rows is found nowhere, and checked
-        if call is None or call is not self._last:
-            call = self._call_of(self._rows_of(operands["A"], m))
+        call = None if m is None else self._calls.bound.get(m)  # an A of other rows is found nowhere, and checked
+        if call is None or call is not self._calls.last:
+            call = self._calls.of(self._rows_of(operands["A"], m))
         if self.ctx.profiler_range is None:
             return self._queue_call(call, operands)
-        with self.ctx.profiler_range(self._sized):
+        with self.ctx.profiler_range(self._calls.name_of_last()):
             return self._queue_call(call, operands)
 
     def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
@@ -205,7 +196,7 @@ class Operator(Generic[P]):
             m = self._rows_of(operands["A"], m)
         self.ctx.agree("the rows of A over all ranks", m)
         with self.ctx.collective_section(f"call {self}"):
-            call = self._call_of(m)
+            call = self._calls.of(m)
             self._check(call, operands)
         self._note(call)
         return self._launch(call, operands, call.new_output())
@@ -242,7 +233,7 @@ class Operator(Generic[P]):
         """
         if self.ctx.backend.is_capturing():
             self.ctx.check()
-            self._was_captured = True
+            self._calls.was_captured = True
             return True
         self._note_call(self, self._digest, call.problem.m)
         return False
@@ -285,103 +276,22 @@ class Operator(Generic[P]):
             )
         return found
 
-    # Plans and memory ------------------------------------------------------------------------------------------------
+    # What it says of itself ------------------------------------------------------------------------------------------
 
-    def _size(self, problem: P) -> None:
-        """Be an operator for a problem, without memory for it yet.
-
-        Raises:
-            ValueError: the variant cannot do so many rows.
-        """
-        self.problem, self._plans = problem, self._plans_of(problem)
-        if reason := self._plans.unsupported_reason():
-            raise ValueError(f"{self} cannot do this: {reason}")
+    @property
+    def problem(self) -> P:
+        """Sizes, dtype and number of ranks; its m is the most that calls may have."""
+        return self._calls.problem
 
     @property
     def config(self) -> GemmConfig | None:
         """The configuration for the whole problem; None where there is nothing to configure."""
-        return self._plans.whole
-
-    def _open(self) -> Channel:
-        """Make what calls share beside memory."""
-        implementation, state = self._implementation, None
-        if implementation.is_ours:
-            asked = {_STATE: _state(self.problem.world_size, implementation.counts_chunks)}
-            self._workspace.grow(asked, keep=False)
-            state = self._workspace.views(asked)[_STATE]
-        self.state = state
-        return Channel(self.ctx, str(self), state, can_describe=implementation.can_describe)
-
-    def _allocate(self, *, keep: bool) -> None:
-        """Make the memory of calls up to the whole problem, and bind the call of that.
-
-        With `keep`, what that outgrows stays, as captured graphs use it.
-        """
-        implementation, most = self._implementation, self.problem.m
-        self._last = self._unbound(most)
-        self._forget_calls()
-        # Fewer rows have other plans, which may ask for more of something.
-        for m in doublings(most):
-            self._workspace.grow(self._asked(self._unbound(m)), keep=keep)
-        if implementation.open:
-            self._channel.opened = implementation.open(self.ctx, self.problem)
-        last = self._call_of(most)
-        self.keeps_outputs = implementation.outputs is not None and last.output_room is None
-
-    def _forget_calls(self) -> None:
-        self._channel.clear()
-        self._calls.clear()
-
-    def _asked(self, call: Call[P]) -> dict[str, Buffer]:
-        """Return what a call needs of the workspace; where its output is new memory, the call is told of what kind."""
-        asked = self._implementation.workspace(call)
-        if self._new_outputs and _OUTPUT in asked and not asked[_OUTPUT].is_symmetric:
-            call.output_room = asked.pop(_OUTPUT)
-        return asked
-
-    def _call_of(self, m: int) -> Call[P]:
-        """Return the call of so many rows, with memory; the one that reports of waits describe."""
-        call = self._calls.get(m)
-        if call is None:
-            call = self._unbound(m)
-            self._bind(call)
-            if len(self._calls) == _MOST_CALLS:
-                self._calls.clear()
-            self._calls[m] = call
-        if call is not self._last:
-            self._last = call
-            self._workspace.describe_as(call.asked)
-        return call
-
-    def _unbound(self, m: int) -> Call[P]:
-        config: Any = self._plans.of(m)
-        return Call(self.problem.with_rows(m), config, self.rank, self._device, self._options)
-
-    def _bind(self, call: Call[P]) -> None:
-        """Give a call its memory; make more where its plan asks for more than was foreseen.
-
-        Raises:
-            RuntimeError: a stream is being captured.
-            HeapExhausted: the heap has no room.
-        """
-        asked = self._asked(call)
-        if not self._workspace.fits(asked):
-            self._check_not_capturing(call.problem.m)
-            is_collective = self._workspace.grows_on_heap(asked)
-            section = self.ctx.collective_allocation(f"make room for {self}")
-            with section if is_collective else contextlib.nullcontext(), plain_tensors():
-                self._workspace.grow(asked, keep=self._was_captured, is_foreseen=False)
-            if is_collective:
-                self.ctx.barrier()  # as in `reserve`
-            self._forget_calls()
-        call.bind(self._channel, asked, self._workspace.views(asked), self._workspace.half_size)
-
-    # What it says of itself ------------------------------------------------------------------------------------------
+        return self._calls.plans.whole
 
     @property
     def last_call(self) -> Call[P]:
         """What was queued last, or would be for the whole problem: its plan, its memory."""
-        return self._last
+        return self._calls.last
 
     @property
     def output(self) -> torch.Tensor:
@@ -393,12 +303,12 @@ class Operator(Generic[P]):
         """A, likewise, where the family gathers it."""
         if self._implementation.gathered is None:
             raise AttributeError(f"{self} gathers nothing")
-        return self._implementation.gathered(self._last)
+        return self._implementation.gathered(self._calls.last)
 
     def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
         """Return an output of this operator as the matrix the family defines; a copy where the layout differs."""
         as_matrix = self._implementation.as_matrix
-        return as_matrix(self._last.problem, output) if as_matrix else output
+        return as_matrix(self._calls.last.problem, output) if as_matrix else output
 
     def compile_kernels(self, a: torch.Tensor, b: torch.Tensor, **others: torch.Tensor) -> None:
         """Compile what a call on operands that lie as these do launches, and queue nothing (launch/compile_ahead.py).
@@ -407,7 +317,7 @@ class Operator(Generic[P]):
         """
         if self._channel.calls.are_prepared:
             operands = {"A": a, "B": b, **others}
-            call = self._call_of(self._rows_of(a, None))
+            call = self._calls.of(self._rows_of(a, None))
             self._check(call, operands)
             with self._channel.calls.compiling():
                 self._launch(call, operands, call.new_output())
@@ -429,8 +339,7 @@ class Operator(Generic[P]):
         """Give the buffers back; collective. The output must not be used after this."""
         if self._implementation.is_ours:
             self.ctx.barrier()
-        self._forget_calls()
-        self._workspace.close()
+        self._calls.close()
         self.is_closed = True
 
     def describe_config(self) -> str:
@@ -438,17 +347,11 @@ class Operator(Generic[P]):
         describe = self._implementation.describe
         config = describe(self._channel.opened) if describe else str(self.ran_config or "")
         said = f"{self.chosen_by}: {self.variant} {config}".rstrip() if self.chosen_by else config
-        return said + (f" copied={','.join(self._last.copied)}" if self._last.copied else "")
+        return said + (f" copied={','.join(self._calls.last.copied)}" if self._calls.last.copied else "")
 
     def __str__(self) -> str:
         chosen = f" (chosen by {self.chosen_by})" if self.chosen_by else ""
         return f"{self.family}/{self.variant}{chosen}"
-
-    @property
-    def _sized(self) -> str:
-        """What reports of waits, and profilers, call the last call: of one variant a model has many operators."""
-        problem = self._last.problem
-        return f"{self} of {problem.m}x{problem.n}x{problem.k}"
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -467,28 +370,9 @@ class Operator(Generic[P]):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
             return name != "A" or not own.numel() or not lies_within(operand, own)
-        return _OUTPUT in call.memory and overlap(operand, call.memory[_OUTPUT])
-
-    def _check_not_capturing(self, m: int) -> None:
-        """Raise if memory for calls of `m` rows cannot be made now."""
-        if self.ctx.backend.is_capturing():
-            raise RuntimeError(
-                f"{self}: {m} rows need memory that there is not yet, and a stream is being captured; make a call of "
-                "so many rows before the capture, or iris_tensor_parallel.prepare the model"
-            )
+        return OUTPUT in call.memory and overlap(operand, call.memory[OUTPUT])
 
     def _check_open(self) -> None:
         self.ctx.check()
         if self.is_closed:
             raise RuntimeError(f"{self} was closed: its buffers were given back; make another")
-
-
-def _state(world_size: int, counts_chunks: bool) -> Buffer:
-    """Return the buffer of an operator's state."""
-    return Buffer(
-        (state_words(world_size),),
-        torch.int64,
-        is_symmetric=True,
-        describe=lambda word: describe_state(world_size, word),
-        call_of=lambda word, expected: call_of_state(world_size, word, expected, counts_chunks),
-    )

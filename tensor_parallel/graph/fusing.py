@@ -22,7 +22,7 @@ def fuse_collectives(
     - a product and a reduce-scatter along tokens become ``iris_overlap.gemm_reduce_scatter``,
     - a product and an all-reduce become ``iris_overlap.gemm_all_reduce``.
 
-    The logger ``iris_tensor_parallel.graph_pass`` says at the level INFO what was replaced, and what not, and why.
+    The logger ``iris_tensor_parallel.graph.fuse_pass`` says at the level INFO what was replaced, and what not, and why.
 
     Args:
         ctx: the context.
@@ -52,6 +52,6 @@ def fuse_collectives(
             raise ValueError(f"group is of the ranks {asked}; it must be of the context's, {ranks}, in this order")
     ctx.agree("from how many tokens on collectives are fused", min_tokens)
 
-    from .graph_pass import FuseCollectives  # which imports the compiler
+    from .fuse_pass import FuseCollectives  # which imports the compiler
 
     return {"post_grad_custom_pre_pass": FuseCollectives(ctx, group.group_name, min_tokens)}

@@ -8,7 +8,7 @@ import torch
 
 from iris_core import Context
 
-from .shardings import ColumnSharding, RowSharding
+from .sharding.linear import ColumnSharding, RowSharding
 
 
 def column_parallel_linear(

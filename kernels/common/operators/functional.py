@@ -17,10 +17,10 @@ import torch
 from iris_core import Context, HeapExhausted
 from overlap_taxonomy import get_variant
 
-from .config import GemmConfig
+from ..config import GemmConfig
+from ..problem import Problem
+from ..workspace import with_room_to_grow
 from .operator import Operator
-from .problem import Problem
-from .workspace import with_room_to_grow
 
 _MOST_FOUND = 4096  # problems whose operator is looked up once
 

@@ -10,8 +10,8 @@ import torch
 
 from iris_core import Context
 from iris_kernels.common.device.epilogue import ACTIVATIONS, finish_with_torch
+from iris_kernels.common.operators.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 from iris_kernels.common.problem import doublings, shard_bounds
-from iris_kernels.common.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 
 from .products import Step, Steps
 

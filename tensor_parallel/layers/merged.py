@@ -12,8 +12,8 @@ from typing_extensions import Self
 
 from iris_core import Context
 
-from .layers import ColumnParallelLinear, checked_whole
-from .shardings import ColumnSharding
+from ..sharding.linear import ColumnSharding
+from .modules import ColumnParallelLinear, checked_whole
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

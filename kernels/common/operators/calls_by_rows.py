@@ -1,0 +1,194 @@
+"""The calls of an operator, by their number of rows: the plan of each, and its part of the operator's memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from iris_core import Context
+from iris_core.utils.torch_modes import plain_tensors
+
+from ..call import Call, Channel, Device
+from ..device.handshake import call_of_state, describe_state, state_words
+from ..implementation import Implementation
+from ..problem import Problem, doublings
+from ..workspace import Buffer, Workspace
+from .plans import Plans
+
+P = TypeVar("P", bound=Problem)
+
+OUTPUT = "output"
+_STATE = "state"
+_MOST_CALLS = 256  # numbers of rows whose plans an operator keeps
+
+
+class CallsByRows(Generic[P]):
+    """Calls of up to as many rows as a problem has. `plan`, then `open`, before any other use.
+
+    Args:
+        ctx: the context.
+        operator: what is called, in messages.
+        implementation: the variant's.
+        device: that all ranks have.
+        options: the family's own.
+        plans_of: returns the plans of a problem.
+        new_outputs: whether each call has new memory for its output, where peers do not write it.
+
+    Attributes:
+        problem: its m is the most.
+        plans: of its calls.
+        bound: the calls that have memory.
+        last: what was queued last, or would be for the whole problem.
+        was_captured: whether captured graphs hold calls, and so their memory.
+    """
+
+    problem: P
+    plans: Plans[P]
+    last: Call[P]
+    was_captured = False
+
+    def __init__(
+        self,
+        ctx: Context,
+        operator: object,
+        implementation: Implementation,
+        device: Device,
+        options: Mapping[str, Any],
+        plans_of: Callable[[P], Plans[P]],
+        *,
+        new_outputs: bool,
+    ) -> None:
+        self._ctx = ctx
+        self._operator = operator
+        self._implementation = implementation
+        self._device = device
+        self._options = options
+        self._plans_of = plans_of
+        self._new_outputs = new_outputs
+        self.bound: dict[int, Call[P]] = {}
+
+    def plan(self, problem: P) -> None:
+        """Plan the calls of a problem, without memory for them yet.
+
+        Raises:
+            ValueError: the variant cannot do so many rows.
+        """
+        self.problem, self.plans = problem, self._plans_of(problem)
+        if reason := self.plans.unsupported_reason():
+            raise ValueError(f"{self._operator} cannot do this: {reason}")
+
+    def open(self) -> Channel:
+        """Make the memory of all calls, and return what they share beside it; collective."""
+        implementation, state = self._implementation, None
+        self._workspace = Workspace(self._ctx, self.name_of_last)
+        if implementation.is_ours:
+            asked = {_STATE: _state(self.problem.world_size, implementation.counts_chunks)}
+            self._workspace.grow(asked, keep=False)
+            state = self._workspace.views(asked)[_STATE]
+        self._channel = Channel(self._ctx, str(self._operator), state, can_describe=implementation.can_describe)
+        self.allocate()
+        return self._channel
+
+    def allocate(self) -> None:
+        """Make the memory of calls up to the whole problem, and bind the call of that.
+
+        What that outgrows stays where captured graphs may use it.
+        """
+        implementation, most = self._implementation, self.problem.m
+        self.last = self._unbound(most)
+        self._forget()
+        # Fewer rows have other plans, which may ask for more of something.
+        for m in doublings(most):
+            self._workspace.grow(self._asked(self._unbound(m)), keep=self.was_captured)
+        if implementation.open:
+            self._channel.opened = implementation.open(self._ctx, self.problem)
+        self.of(most)
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether calls return the same memory each time."""
+        return self._implementation.outputs is not None and self.last.output_room is None
+
+    def of(self, m: int) -> Call[P]:
+        """Return the call of so many rows, with memory; the one that reports of waits describe."""
+        call = self.bound.get(m)
+        if call is None:
+            call = self._unbound(m)
+            self._bind(call)
+            if len(self.bound) == _MOST_CALLS:
+                self.bound.clear()
+            self.bound[m] = call
+        if call is not self.last:
+            self.last = call
+            self._workspace.describe_as(call.asked)
+        return call
+
+    def name_of_last(self) -> str:
+        """Return what reports of waits, and profilers, call the last call: a model has many operators of a variant."""
+        problem = self.last.problem
+        return f"{self._operator} of {problem.m}x{problem.n}x{problem.k}"
+
+    def check_not_capturing(self, m: int) -> None:
+        """Raise if memory for calls of `m` rows cannot be made now.
+
+        Raises:
+            RuntimeError: a stream is being captured.
+        """
+        if self._ctx.backend.is_capturing():
+            raise RuntimeError(
+                f"{self._operator}: {m} rows need memory that there is not yet, and a stream is being captured; make a "
+                "call of so many rows before the capture, or iris_tensor_parallel.prepare the model"
+            )
+
+    def close(self) -> None:
+        """Give the memory back; collective."""
+        self._forget()
+        self._workspace.close()
+
+    def _forget(self) -> None:
+        self._channel.clear()
+        self.bound.clear()
+
+    def _unbound(self, m: int) -> Call[P]:
+        config: Any = self.plans.of(m)
+        return Call(self.problem.with_rows(m), config, self._ctx.get_rank(), self._device, self._options)
+
+    def _asked(self, call: Call[P]) -> dict[str, Buffer]:
+        """Return what a call needs of the workspace; where its output is new memory, the call is told of what kind."""
+        asked = self._implementation.workspace(call)
+        if self._new_outputs and OUTPUT in asked and not asked[OUTPUT].is_symmetric:
+            call.output_room = asked.pop(OUTPUT)
+        return asked
+
+    def _bind(self, call: Call[P]) -> None:
+        """Give a call its memory; make more where its plan asks for more than was foreseen.
+
+        Raises:
+            RuntimeError: a stream is being captured.
+            HeapExhausted: the heap has no room.
+        """
+        asked = self._asked(call)
+        if not self._workspace.fits(asked):
+            self.check_not_capturing(call.problem.m)
+            is_collective = self._workspace.grows_on_heap(asked)
+            section = self._ctx.collective_allocation(f"make room for {self._operator}")
+            with section if is_collective else contextlib.nullcontext(), plain_tensors():
+                self._workspace.grow(asked, keep=self.was_captured, is_foreseen=False)
+            if is_collective:
+                self._ctx.barrier()  # no peer writes here before all is zeroed
+            self._forget()
+        call.bind(self._channel, asked, self._workspace.views(asked), self._workspace.half_size)
+
+
+def _state(world_size: int, counts_chunks: bool) -> Buffer:
+    """Return the buffer of an operator's state."""
+    return Buffer(
+        (state_words(world_size),),
+        torch.int64,
+        is_symmetric=True,
+        describe=lambda word: describe_state(world_size, word),
+        call_of=lambda word, expected: call_of_state(world_size, word, expected, counts_chunks),
+    )
