@@ -38,7 +38,7 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder figures \
+.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder report predictions \
 	memcheck codegen-diff compare mutants lint fmt clean
 
 help: ## List the commands
@@ -111,9 +111,12 @@ decoder: OUT =
 decoder: $(READY) ## Measure a tensor-parallel Llama end to end; needs transformers [NP=2 OUT=decoder.csv ARGS="--layers 4"]
 	$(PY) -m iris_bench decoder $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
-figures: $(READY) ## Make all tables and pictures of README, docs and results again, from the CSVs; no GPU
-	$(PY) -m iris_bench figures $(ARGS)
+report: $(READY) ## Make docs/report.md, and all tables and pictures of README and docs, from the CSVs; no GPU
+	$(PY) -m iris_bench report $(ARGS)
 	$(PY) docs/img/draw_timelines.py
+
+predictions: $(READY) ## Make the table of docs/interactive from the cost model again: two minutes, no GPU
+	$(PY) -m iris_bench predictions $(ARGS)
 
 memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
 	$(PY) -m iris_bench memcheck $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
@@ -148,7 +151,7 @@ clean: ## Remove the environment, caches and build outputs; results/local stays
 	@if [ "$@$(ROCM)" != "$@" ] && [ $@ = .venv/.ready ]; then \
 		echo "make: there is ROCm here ($(firstword $(ROCM))); bring torch 2.11 or later built for it, with its Triton" >&2; \
 		echo "  (https://pytorch.org/get-started/locally), then pip install --no-deps --no-build-isolation -e ." >&2; \
-		echo "  and the extra bench (pip install matplotlib pandas rich typer), and make $(MAKECMDGOALS) PY=python3" >&2; \
+		echo "  and the extra bench (pip install markdown-it-py matplotlib pandas rich typer), and make $(MAKECMDGOALS) PY=python3" >&2; \
 		exit 1; fi
 	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

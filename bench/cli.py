@@ -16,12 +16,11 @@ from .ccl.cli import ccl
 from .check.cli import check
 from .command.env import env
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
-from .command.options import Device, Dtype, Names, Over, Overwrite, Resume, Seed, Shapes, WorldSize
+from .command.options import Device, Names, OperandDtype, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
 from .command.progress import CommandProgress
 from .command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from .decoder.cli import decoder
-from .figures.cli import figures
 from .layers.cli import layers
 from .links.cli import links
 from .litmus.cli import litmus
@@ -32,12 +31,14 @@ from .records import plot as plots
 from .records.looks import check_path
 from .records.record import LIBRARY, Record, read_records
 from .records.resume import differences
+from .report.cli import make_report
 from .stress.cli import stress
 from .stress.memcheck import memcheck
 from .trace.cli import trace
 from .tune.calibrate_cli import calibrate_machine
 from .tune.cli import defaults, tune
 from .tune.explain_cli import explain_choice
+from .tune.grid_cli import write_predictions
 from .tune.model_cli import model
 
 app = typer.Typer(
@@ -62,7 +63,8 @@ app.command()(ccl)
 app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)
-app.command()(figures)
+app.command("report")(make_report)
+app.command("predictions")(write_predictions)
 app.command()(env)
 
 _SLOW_INTERPRETED_FLOPS = 1 << 30
@@ -82,7 +84,11 @@ def run(
     every: Annotated[int, typer.Option(help="Of the shapes in order of M, measure each N-th.", metavar="N")] = 1,
     world_size: WorldSize = None,
     device: Device = "auto",
-    dtype: Dtype = "bf16",
+    dtype: OperandDtype = "bf16",
+    scales: Annotated[str, typer.Option(help="Of fp8 operands: tensor, row or block [default: row].")] = "",
+    fast_accum: Annotated[
+        bool, typer.Option("--fast-accum", help="Leave sums of fp8 in the tensor cores' accumulators, in all variants.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant and shape.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make of it: .png, .svg or .pdf.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Samples a variant [default: 20; 1 on a CPU].")] = None,
@@ -124,6 +130,8 @@ def run(
             timed=time,
             link_gbps=link_gbps,
             epilogue=epilogue,
+            scales=scales,
+            use_fast_accum=fast_accum,
             step=every,
             done=done,
         )

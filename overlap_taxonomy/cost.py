@@ -22,7 +22,9 @@ WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what t
 
 @dataclass(frozen=True)
 class Work:
-    """A problem as the model sees it: sizes of the whole, and the bytes of an element.
+    """A problem as the model sees it: sizes of the whole, and the bytes of an element of the operands, and of C.
+
+    `out_bytes` is also that of partial sums; 0 for the operands'. Operands of one byte are fp8.
 
     Raises:
         ValueError: a size below one.
@@ -34,8 +36,11 @@ class Work:
     k: int
     world_size: int
     element_bytes: int = 2
+    out_bytes: int = 0
 
     def __post_init__(self) -> None:
+        if not self.out_bytes:
+            object.__setattr__(self, "out_bytes", self.element_bytes)
         for name in ("m", "n", "k", "world_size", "element_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -64,6 +69,11 @@ class Work:
     def is_narrow(self, elements: int) -> bool:
         """Whether rows of so many elements are not on 16 bytes."""
         return elements * self.element_bytes % WIDE_BYTES != 0
+
+    @property
+    def has_narrow_output(self) -> bool:
+        """Whether rows of C, and of partial sums, are not on 16 bytes."""
+        return self.n * self.out_bytes % WIDE_BYTES != 0
 
     @functools.cached_property
     def reads_narrow_rows(self) -> bool:
@@ -132,13 +142,26 @@ def gemm(
     if work.element_bytes <= 2:  # what exact fp32 draws was not measured
         wave_us /= _clock(machine, wave_us * waves)
     b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
-    floor_us = work.element_bytes * (m * k + b_reads * k * n + m * n) / machine.memory_gbps / 1e3
+    moved = work.element_bytes * (m * k + b_reads * k * n) + work.out_bytes * m * n
+    floor_us = moved / machine.memory_gbps / 1e3
     wave_us, last_tiles = max(wave_us, floor_us / waves), tiles - (waves - 1) * sms
     if kind == "library" and not slows_down:
         split_us = stream_k_us(machine, m, n, k, work.element_bytes)
         if split_us < waves * wave_us:
             waves, wave_us, last_tiles = 1, split_us, tiles
-    return Gemm(tiles, waves, wave_us, tile_n, tile_m * tile_n * work.element_bytes, last_tiles)
+    return Gemm(tiles, waves, wave_us, tile_n, tile_m * tile_n * work.out_bytes, last_tiles)
+
+
+def peak_tflops(machine: Machine, element_bytes: int) -> float:
+    """Return the rate of a GEMM of operands of so many bytes: fp8 is multiplied twice as fast as bf16."""
+    if element_bytes > 2:
+        return machine.fp32_tflops
+    return machine.boost_tflops * 2 / element_bytes
+
+
+def widest_of_ours(element_bytes: int) -> int:
+    """Return the columns of our kernels' widest tiles: beside sums of fp8 that are promoted, 256 fit no registers."""
+    return 128 if element_bytes == 1 else 256
 
 
 class _Tile(NamedTuple):
@@ -164,7 +187,7 @@ def _tiles(
 ) -> list[_Tile]:
     """Return the tiles that a GEMM on so many SMs can have; `slows_down` is of the library's."""
     is_portable, is_library = kind in ("portable", "pointers"), kind == "library"
-    tflops = machine.fp32_tflops if element_bytes > 2 else machine.boost_tflops  # while the GPU is cool
+    tflops = peak_tflops(machine, element_bytes)  # while the GPU is cool
     if is_portable:
         tflops *= machine.portable_rate
     # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
@@ -176,7 +199,10 @@ def _tiles(
     sm_flops_a_us = tflops * 1e6 / machine.num_sms * (machine.num_sms / sms) ** machine.spare_power
     full_tile_us = machine.narrow_tile_us if stores_narrow_rows else machine.portable_tile_us
     tiles = []
+    widest = 256 if is_library else widest_of_ours(element_bytes)
     for (tile_m, tile_n), rate in _tile_rates(machine, kind, slows_down=slows_down).items():
+        if tile_n > widest:
+            continue
         row_bytes = 0 if is_library else (tile_m + tile_n) * element_bytes
         tile = _Tile(
             tile_m,
@@ -211,8 +237,10 @@ def _clock(machine: Machine, us: float) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int) -> float:
+def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, widest: int = 256) -> float:
     """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
+
+    Tiles have `widest` columns at most.
 
     It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict.
     """
@@ -237,18 +265,22 @@ def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int) ->
         fixup_us = costs.fixup_us + store_partial_us(costs, block_m, block_n) + (splits - 1) * load_us
         return whole_us + min(alone_us, wave_us(round(left * splits), splits) + fixup_us)
 
-    split_us = min(us(*tile) for tile in costs.tile_rates if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
+    tiles = [tile for tile in costs.tile_rates if tile[1] <= widest]
+    split_us = min(us(*tile) for tile in tiles if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
     if element_bytes > 2:
         return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
-    multiply_us = 2e-6 * m * n * k / machine.boost_tflops
+    multiply_us = 2e-6 * m * n * k / peak_tflops(machine, element_bytes)
     return max(split_us, multiply_us / _clock(machine, multiply_us))
+
+
+_SLOWER = {1: 0.5, 2: 1.0, 4: 16.0}  # multiplication, by the bytes of an element
 
 
 def step_us(
     costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int
 ) -> float:
     """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
-    rate = max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / (1 if element_bytes == 2 else 16)
+    rate = max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / _SLOWER[element_bytes]
     weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
     stream_gbps = costs.low_stream_gbps if block_m < LOW_ROWS else costs.stream_gbps
     return max(
@@ -286,7 +318,7 @@ def push_us(
 def stores_narrow_rows(machine: Machine, work: Work) -> bool:
     """Return whether kernels store rows off 16 bytes: with descriptors, those of partials and sums are longer."""
     is_longer = work.partition.sums and machine.has_descriptors(work.element_bytes)
-    return work.is_narrow(work.n) and not is_longer
+    return work.has_narrow_output and not is_longer
 
 
 def aligned_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:

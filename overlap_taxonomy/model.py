@@ -29,7 +29,7 @@ def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
         raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(families)}")
     if one is None or one.predict is None:
         return None
-    if one.mainloop is Mainloop.SM90 and not (machine.is_hopper and work.element_bytes == 2):
+    if one.mainloop is Mainloop.SM90 and not (machine.is_hopper and work.element_bytes <= 2):
         return None
     us = one.predict(machine, work)
     return us + aligned_us(machine, work, *_operands(work)) if _copies_operands(machine, one, work) else us

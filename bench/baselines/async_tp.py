@@ -9,7 +9,7 @@ import torch
 from iris_core import Context
 from iris_kernels import all_gather_gemm, gemm_reduce_scatter
 from iris_kernels.common.call import Call
-from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.config import GemmConfig, is_fp8
 from iris_kernels.common.library import library_variant
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Agent, Arrangement, Sync
@@ -21,6 +21,10 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
         return "torch's fused operators need NVIDIA GPUs"
     if problem.m % problem.world_size:
         return f"torch's fused operators need M ({problem.m}) to be a multiple of the ranks ({problem.world_size})"
+    if "block" in problem.scales:
+        return "torch's fused operators take scales of the tensor or of rows, none of blocks"
+    if is_fp8(problem.dtype) and not problem.scales:
+        return "torch's fused operators take fp8 with scales"
     return None
 
 
@@ -33,13 +37,41 @@ def open_group(ctx: Context, problem: Problem) -> str:
 
 def gather(call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Gather and multiply; both outputs are new memory."""
+    if call.problem.scales:
+        return gather_scaled(call, a, b)
     whole, (output,) = torch.ops.symm_mem.fused_all_gather_matmul(a.contiguous(), [b], 0, call.channel.opened)
+    return (output, whole) if call.options["keep_gathered"] else (output,)
+
+
+def gather_scaled(call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Gather fp8 with its scales and multiply: of rows, as torch takes one of the tensor for that of all shards."""
+    problem, scales = call.problem, call.operands
+    a_scale = scales["a_scale"].expand(len(a), 1).contiguous()
+    b_scale = scales["b_scale"].expand(1, b.shape[1]).contiguous()
+    fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+    more = ([None], [None], [problem.out_dtype], [problem.use_fast_accum])
+    whole, (output,) = fused(a.contiguous(), [b], a_scale, [b_scale], 0, call.channel.opened, *more)
     return (output, whole) if call.options["keep_gathered"] else (output,)
 
 
 def scatter(call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Multiply, reduce and scatter; the output is new memory."""
+    if call.problem.scales:
+        return scatter_scaled(call, a, b)
     return (torch.ops.symm_mem.fused_matmul_reduce_scatter(a.contiguous(), b, "sum", 0, call.channel.opened),)
+
+
+def scatter_scaled(call: Call[Any], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Multiply fp8 with its scales, reduce and scatter; the output is new memory."""
+    problem, a_scale, b_scale = call.problem, call.operands["a_scale"], call.operands["b_scale"]
+    if set(problem.scales) == {"tensor"}:
+        a_scale, b_scale = a_scale.reshape(()), b_scale.reshape(())
+    else:
+        a_scale, b_scale = a_scale.expand(len(a), 1).contiguous(), b_scale.expand(1, b.shape[1]).contiguous()
+    fused = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
+    sizes, group = [problem.m, problem.n], call.channel.opened
+    how = {"out_dtype": problem.out_dtype, "use_fast_accum": problem.use_fast_accum}
+    return (fused(a.contiguous(), b, a_scale, b_scale, "sum", 0, 0, group, sizes, **how),)
 
 
 NAME = "async_tp"
@@ -53,6 +85,7 @@ VARIANTS = (
         supports=unsupported_reason,
         open=open_group,
         options={"keep_gathered": False},
+        takes_fp8=True,
         place=PLACE,
         summary="torch's fused_all_gather_matmul over symmetric memory",
     ),
@@ -62,6 +95,7 @@ VARIANTS = (
         scatter,
         supports=unsupported_reason,
         open=open_group,
+        takes_fp8=True,
         place=PLACE,
         summary="torch's fused_matmul_reduce_scatter over symmetric memory",
     ),

@@ -17,7 +17,7 @@ from ..measure.families import FAMILIES
 from ..measure.inputs import Draw
 from ..measure.shapes import Shape, parse_shapes
 from ..measure.sweep import select_families, select_variants
-from ..records.record import DTYPES
+from ..records.record import OPERAND_DTYPES
 from . import CALLS
 
 _HEAP_BYTES = 1 << 20  # beside what the problem takes
@@ -90,8 +90,8 @@ def make_cases(
     Raises:
         ValueError: a name, a dtype or a size that is unknown or makes no sense.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    if dtype not in OPERAND_DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(OPERAND_DTYPES)}")
     if world_size < 1:
         raise ValueError(f"--world-size {world_size} makes no sense; it takes a positive number")
     chosen = [
@@ -103,7 +103,7 @@ def make_cases(
     if not ours:
         raise ValueError(f"--variant {variants}: only our kernels can be checked, and those are behind other names")
     return [
-        Case(variant, shape, world_size, DTYPES[dtype], descriptors)
+        Case(variant, shape, world_size, OPERAND_DTYPES[dtype], descriptors)
         for variant in ours
         for shape in _shapes_of(variant.family, shapes, world_size)
     ]
@@ -146,12 +146,13 @@ def _call_and_compare(ctx: Context, case: Case, options: dict[str, Any], calls: 
     outputs = []
     for call in range(calls):
         operator.output.fill_(float("nan"))
-        operands = family.operands(problem, rank, Draw(seed, problem, call, ctx.get_device()))
-        outputs.append([output.clone() for output in operator.call(*operands)])
+        draw = Draw(seed, problem, call, ctx.get_device())
+        operands, read = family.operands(problem, rank, draw), family.read(problem, rank, draw)
+        outputs.append([output.clone() for output in operator.call(*operands, **read)])
     for call, (output, *auxiliary) in enumerate(outputs):
         draw = Draw(seed, problem, call, ctx.get_device())
         blocks = family.blocks(problem, rank, draw)
-        expectation = Expectation(blocks, shape=problem.c_shape(rank), dtype=problem.dtype)
+        expectation = Expectation(blocks, shape=problem.c_shape(rank), dtype=problem.out_dtype)
         verdict = expectation.judge(output)
         assert verdict.correct, f"{operator}, call {call + 1}, rank {rank}: {verdict.reason}"
         for one, expected in zip(auxiliary, family.auxiliary(problem, draw) if options else (), strict=True):

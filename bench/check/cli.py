@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..command.exits import refuse
-from ..command.options import Dtype, Names
+from ..command.options import Names, OperandDtype
 from ..command.ranks import check_interpreter
 from . import CALLS
 
@@ -28,7 +28,7 @@ def check(
     shapes: Annotated[
         str, typer.Option(help="MxNxK and shape sets, by commas; interpreted, so small [default: ragged ones].")
     ] = "",
-    dtype: Dtype = "bf16",
+    dtype: OperandDtype = "bf16",
     descriptors: Annotated[
         bool, typer.Option("--descriptors", help="Read operands by tensor descriptors, copied first where need be.")
     ] = False,

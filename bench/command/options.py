@@ -10,6 +10,7 @@ Names = Annotated[str, typer.Option(help="'all', or names separated by commas.")
 OurNames = Annotated[str, typer.Option(help="'all', or names or patterns, by commas; baselines are left out.")]
 Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
+OperandDtype = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
 WorldSize = Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")]
 Device = Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")]
 Seed = Annotated[int, typer.Option(help="Of the random data.", min=0, max=2**63 - 1)]

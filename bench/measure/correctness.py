@@ -65,7 +65,8 @@ class _Part:
         reference: Any = 0
         partials: Any = 0
         for a, b in block.terms:
-            narrow = torch.mm(a, b) + narrow
+            product = torch.mm(a, b)
+            narrow = (product if block.dtype is None else product.to(block.dtype)) + narrow
             a, b = a.to(wide), b.to(wide)
             product = a @ b
             reference = reference + product
@@ -94,7 +95,7 @@ class Expectation:
     Args:
         blocks: the parts of the output and their operands.
         shape: of the whole output.
-        dtype: of the operands and the output.
+        dtype: of the output.
     """
 
     def __init__(self, blocks: Iterable[Block], *, shape: tuple[int, int], dtype: torch.dtype) -> None:

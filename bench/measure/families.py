@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 from iris_core import Context
+from iris_kernels.common.config import is_fp8
 from iris_kernels.common.device.epilogue import epilogue_ops, finish_with_torch
 from iris_kernels.common.library import all_gather_single, reduce_scatter_single
+from iris_kernels.common.scales import dequantised, quantise
 from overlap_taxonomy import Agent, Schedule, get_variant, list_families, module_of
 
 from .inputs import Draw
@@ -34,8 +36,8 @@ def unchanged(c: torch.Tensor) -> torch.Tensor:
 class Block:
     """A part of a rank's output: ``output[rows, columns]`` is the sum of ``a @ b`` over `terms`.
 
-    A term is what one rank contributes, rounded to the dtype on its way. `finish` gives what the epilogue makes of the
-    sum; it makes an error larger by `slope` at most.
+    A term is what one rank contributes, rounded to the `dtype` on its way; None for the operands'. `finish` gives what
+    the epilogue makes of the sum; it makes an error larger by `slope` at most.
     """
 
     rows: slice
@@ -43,6 +45,7 @@ class Block:
     terms: list[Operands]
     finish: Callable[[torch.Tensor], torch.Tensor] = unchanged
     slope: float = 1.0
+    dtype: torch.dtype | None = None
 
 
 class Family(ABC):
@@ -53,23 +56,73 @@ class Family(ABC):
     shards_columns: bool = True  # whether a rank's B has columns of its own
 
     def problem(
-        self, *, m: int, n: int, k: int, world_size: int, dtype: torch.dtype, epilogue: tuple[str, ...] = ()
+        self,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        world_size: int,
+        dtype: torch.dtype,
+        epilogue: tuple[str, ...] = (),
+        scales: tuple[str, ...] = (),
+        use_fast_accum: bool = False,
     ) -> Any:
-        """Return the problem of these sizes; ValueError where they make none."""
+        """Return the problem of these sizes; ValueError where they make none. fp8 has scales of rows by default."""
         module: Any = module_of(self.name)
-        problem = module.Problem(m, n, k, world_size, dtype, epilogue)
+        how: dict[str, Any] = {}
+        if is_fp8(dtype):
+            how = {"scales": scales or ("row", "column"), "use_fast_accum": use_fast_accum}
+        problem = module.Problem(m, n, k, world_size, dtype, epilogue, **how)
         if problem.narrowing > 1:
             raise ValueError(f"{epilogue[-1]} makes C narrower than A @ B; that is not measured")
         return problem
 
     def operands(self, problem: Any, rank: int, draw: Draw) -> Operands:
         """Return a rank's A and B. B is the transpose of a contiguous matrix, as the weight of an ``nn.Linear`` is."""
-        return self._a(problem, rank, draw), self._b(problem, rank, draw)
+        return self._quantised_a(problem, rank, draw)[0], self._quantised_b(problem, rank, draw)[0]
 
     def read_by_epilogue(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
         """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
         shapes, whose = problem.operand_shapes(rank), rank if self.shards_columns else ""
-        return {name: draw.normal(f"{name}{whose}", shape) for name, shape in shapes.items()}
+        return {
+            name: draw.normal(f"{name}{whose}", shape, problem.operand_dtype(name))
+            for name, shape in shapes.items()
+            if name not in ("a_scale", "b_scale")
+        }
+
+    def read(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
+        """Return all operands of a rank but A and B, by name: their scales, and what the epilogue reads."""
+        made = {
+            "a_scale": self._quantised_a(problem, rank, draw)[1],
+            "b_scale": self._quantised_b(problem, rank, draw)[1],
+        }
+        scales = {name: scale for name, scale in made.items() if scale is not None}
+        return {**scales, **self.read_by_epilogue(problem, rank, draw)}
+
+    def _quantised_a(self, problem: Any, rank: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return a rank's A, and its scale if the problem has scales."""
+        a = self._a(problem, rank, draw)
+        return quantise(a, problem.dtype, problem.scales[0]) if problem.scales else (a, None)
+
+    def _quantised_b(self, problem: Any, rank: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return a rank's B, by columns, and its scale if the problem has scales."""
+        b = self._b(problem, rank, draw)
+        if not problem.scales:
+            return b, None
+        small, scale = quantise(b, problem.b_dtype, problem.scales[1], is_b=True)
+        return small.t().contiguous().t(), scale
+
+    def wide_a(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
+        """Return what a rank's A and its scale stand for."""
+        return (
+            self._a(problem, rank, draw) if not problem.scales else dequantised(*self._quantised_a(problem, rank, draw))
+        )
+
+    def wide_b(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
+        """Return what a rank's B and its scale stand for."""
+        return (
+            self._b(problem, rank, draw) if not problem.scales else dequantised(*self._quantised_b(problem, rank, draw))
+        )
 
     def _block(self, problem: Any, rank: int, draw: Draw, rows: slice, columns: slice, terms: list[Operands]) -> Block:
         """Return a part of an output that this rank finishes."""
@@ -79,7 +132,8 @@ class Family(ABC):
         def finish(c: torch.Tensor) -> torch.Tensor:
             return finish_with_torch(c, problem.epilogue, own)
 
-        return Block(rows, columns, terms, finish, math.prod(op.slope_with(own.get(op.operand)) for op in ops))
+        slope = math.prod(op.slope_with(own.get(op.operand)) for op in ops)
+        return Block(rows, columns, terms, finish, slope, problem.dtype_of_partials)
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return an A as large as what a rank multiplies: its own, or a gathered one."""
@@ -106,11 +160,16 @@ class Family(ABC):
         return ()
 
     def _a(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
-        return draw.normal(f"A{rank}", problem.a_shape(rank))
+        return draw.normal(f"A{rank}", problem.a_shape(rank), _drawn(problem))
 
     def _b(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
         k, n = problem.b_shape(rank)
-        return draw.normal(f"B{rank}", (n, k)).t()
+        return draw.normal(f"B{rank}", (n, k), _drawn(problem)).t()
+
+
+def _drawn(problem: Any) -> torch.dtype:
+    """Return the dtype in which operands are drawn: fp8 is quantised from fp32."""
+    return torch.float32 if problem.scales else problem.dtype
 
 
 class _GemmAllScatter(Family):
@@ -118,19 +177,19 @@ class _GemmAllScatter(Family):
     collective = "all_gather"
 
     def heap_bytes(self, problem: Any) -> int:
-        return problem.m * problem.n * problem.dtype.itemsize
+        return problem.m * problem.n * problem.out_dtype.itemsize
 
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
-        a = self._a(problem, rank, draw)
+        a = self.wide_a(problem, rank, draw)
         for peer in range(problem.world_size):
-            terms = [(a, self._b(problem, peer, draw))]
+            terms = [(a, self.wide_b(problem, peer, draw))]
             yield self._block(problem, peer, draw, slice(None), slice(*problem.columns(peer)), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
-        return _all_gather(ctx, (problem.m, problem.b_shape(0)[1]), problem.dtype)
+        return _all_gather(ctx, (problem.m, problem.b_shape(0)[1]), problem.out_dtype)
 
     def _a(self, problem: Any, rank: int, draw: Draw) -> torch.Tensor:
-        return draw.normal("A", problem.a_shape(rank))  # the same on every rank
+        return draw.normal("A", problem.a_shape(rank), _drawn(problem))  # the same on every rank
 
 
 class _AllGatherGemm(Family):
@@ -138,10 +197,11 @@ class _AllGatherGemm(Family):
     collective = "all_gather"
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
-        return draw.normal("gathered A", (problem.m, problem.k))
+        return draw.normal("gathered A", (problem.m, problem.k), _drawn(problem)).to(problem.dtype)
 
     def heap_bytes(self, problem: Any) -> int:
-        return 2 * problem.m * problem.k * problem.dtype.itemsize  # two buffers of all of A
+        row_bytes = problem.k * problem.dtype.itemsize + 4 * problem.scale_columns
+        return 2 * problem.m * row_bytes  # two buffers of all of A
 
     def auxiliary_options(self, variant: str) -> dict[str, Any]:
         one = get_variant(self.name, variant)
@@ -149,12 +209,18 @@ class _AllGatherGemm(Family):
         return {} if loads_from_peers else {"keep_gathered": True}  # and never gathers A
 
     def auxiliary(self, problem: Any, draw: Draw) -> tuple[torch.Tensor, ...]:
-        return (torch.cat([self._a(problem, peer, draw) for peer in range(problem.world_size)]),)
+        parts = [self._quantised_a(problem, peer, draw) for peer in range(problem.world_size)]
+        gathered = torch.cat([a for a, _ in parts])
+        if not problem.scales:
+            return (gathered,)
+        # The scale of a shard is one for each of its rows.
+        scales = [scale if len(scale) == len(a) else scale.expand(len(a), 1) for a, scale in parts if scale is not None]
+        return gathered, torch.cat(scales)
 
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
-        b = self._b(problem, rank, draw)
+        b = self.wide_b(problem, rank, draw)
         for peer in range(problem.world_size):
-            terms = [(self._a(problem, peer, draw), b)]
+            terms = [(self.wide_a(problem, peer, draw), b)]
             yield self._block(problem, rank, draw, slice(*problem.rows(peer)), slice(None), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
@@ -168,16 +234,16 @@ class _GemmReduceScatter(Family):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
-        return 2 * (elements * problem.dtype.itemsize + elements // 128)  # twice a shard a rank, and flags
+        return 2 * (elements * problem.dtype_of_partials.itemsize + elements // 128)  # twice a shard a rank, and flags
 
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         rows = slice(*problem.rows(rank))
         ranks = range(problem.world_size)
-        terms = [(self._a(problem, peer, draw)[rows].clone(), self._b(problem, peer, draw)) for peer in ranks]
+        terms = [(self.wide_a(problem, peer, draw)[rows].clone(), self.wide_b(problem, peer, draw)) for peer in ranks]
         yield self._block(problem, rank, draw, slice(None), slice(None), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
-        return _reduce_scatter(ctx, (-(-problem.m // problem.world_size), problem.n), problem.dtype)
+        return _reduce_scatter(ctx, (-(-problem.m // problem.world_size), problem.n), problem.dtype_of_partials)
 
 
 class _GemmAllReduce(_GemmReduceScatter):
@@ -186,22 +252,24 @@ class _GemmAllReduce(_GemmReduceScatter):
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.m * problem.n
         workspace = 2 * problem.world_size * (elements + problem.n)  # one-shot: twice a whole C a rank
-        return (workspace + elements) * problem.dtype.itemsize + workspace // 128  # the output, and flags
+        itemsize = max(problem.dtype_of_partials.itemsize, problem.out_dtype.itemsize)
+        return (workspace + elements) * itemsize + workspace // 128  # the output, and flags
 
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         ranks = range(problem.world_size)
-        terms = [(self._a(problem, peer, draw), self._b(problem, peer, draw)) for peer in ranks]
+        terms = [(self.wide_a(problem, peer, draw), self.wide_b(problem, peer, draw)) for peer in ranks]
         yield self._block(problem, rank, draw, slice(None), slice(None), terms)
 
     def communication(self, ctx: Context, problem: Any) -> Callable[[], object]:
         group = ctx.process_group()
-        partial = torch.zeros(problem.m, problem.n, dtype=problem.dtype, device=ctx.get_device())
+        partial = torch.zeros(problem.m, problem.n, dtype=problem.dtype_of_partials, device=ctx.get_device())
         return lambda: dist.all_reduce(partial, group=group)
 
 
 def _all_gather(ctx: Context, shard: tuple[int, int], dtype: torch.dtype) -> Callable[[], object]:
     """The collective on shards of this shape, the largest rank's."""
     group = ctx.process_group()
+    dtype = torch.uint8 if is_fp8(dtype) else dtype  # as not all backends have fp8
     own = torch.zeros(shard, dtype=dtype, device=ctx.get_device())
     gathered = own.new_empty(ctx.get_num_ranks() * shard[0], shard[1])
     return lambda: all_gather_single(gathered, own, group=group)
@@ -227,6 +295,8 @@ class _Described(Family):
 
     def problem(self, *, epilogue: tuple[str, ...] = (), **sizes: Any) -> Any:
         problem = super().problem(epilogue=epilogue, **sizes)
+        if problem.scales:
+            raise ValueError(f"{self.name}: fp8 is measured of other families")
         if operands := problem.operand_shapes(0):
             raise ValueError(f"{self.name}: an epilogue that reads {', '.join(operands)} is measured of other families")
         return problem

@@ -29,9 +29,9 @@ class Draw:
     call: int
     device: torch.device
 
-    def normal(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a contiguous tensor of standard normal values, of the problem's dtype."""
+    def normal(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a contiguous tensor of standard normal values, of the problem's dtype or another."""
         key = f"{self.seed}/{type(self.problem).__name__}/{self.problem}/{self.call}/{name}".encode()
         digest = hashlib.blake2b(key, digest_size=4).digest()  # torch's generator on a CPU keeps 32 bits of a seed
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest, "big"))
-        return torch.randn(shape, generator=generator, device=self.device, dtype=self.problem.dtype)
+        return torch.randn(shape, generator=generator, device=self.device, dtype=dtype or self.problem.dtype)

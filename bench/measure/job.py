@@ -15,13 +15,15 @@ import torch
 import iris_core
 from iris_core import AllocationMismatch, Context, PeerError
 from iris_kernels.common.calibration import timing
-from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.config import GemmConfig, is_fp8
 from iris_kernels.common.launch.compile_ahead import compile_ahead
 from iris_kernels.common.operators.operator import Operator
 from iris_kernels.common.problem import Problem
+from iris_kernels.common.scaled_mm import multiply_scaled
+from iris_kernels.common.scales import scale_shapes
 from overlap_taxonomy import Variant, get_variant
 
-from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE
+from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE, SCALES
 from . import environment
 from .correctness import Expectation
 from .families import FAMILIES, Family
@@ -45,6 +47,7 @@ class Job:
         variants: names, in the order of measurement.
         dtype: as torch names it.
         epilogue: the problem's.
+        scales: of fp8 operands, as `Record.scales` has them.
         configured: what stands behind a name that is no variant's: the name, the variant, and its configuration.
     """
 
@@ -58,6 +61,7 @@ class Job:
     burst: int
     timed: bool
     epilogue: tuple[str, ...] = ()
+    scales: str = ""
     configured: tuple[tuple[str, str, GemmConfig], ...] = ()
 
     def behind(self, name: str) -> tuple[Variant, GemmConfig | None]:
@@ -70,8 +74,16 @@ class Job:
     def problem(self) -> Problem:
         """Return the family's problem; ValueError where the sizes make none."""
         shape, dtype = self.shape, getattr(torch, self.dtype)
+        kind, _, fast = self.scales.partition("-")
         return FAMILIES[self.family].problem(
-            m=shape.m, n=shape.n, k=shape.k, world_size=self.world_size, dtype=dtype, epilogue=self.epilogue
+            m=shape.m,
+            n=shape.n,
+            k=shape.k,
+            world_size=self.world_size,
+            dtype=dtype,
+            epilogue=self.epilogue,
+            scales=SCALES[kind] if kind else (),
+            use_fast_accum=bool(fast),
         )
 
 
@@ -233,8 +245,8 @@ class _Run:
         operands = self.family.operands(self.problem, self.rank, draw)
         blocks = self.family.blocks(self.problem, self.rank, draw)
         shape = self.problem.c_shape(self.rank)
-        read = self.family.read_by_epilogue(self.problem, self.rank, draw)
-        return operands, read, Expectation(blocks, shape=shape, dtype=self.problem.dtype)
+        read = self.family.read(self.problem, self.rank, draw)
+        return operands, read, Expectation(blocks, shape=shape, dtype=self.problem.out_dtype)
 
     def _poison(self, name: str, operator: Operator[Any]) -> None:
         buffer = self._buffers.get(name, getattr(operator, "output", None))
@@ -265,12 +277,12 @@ class _Run:
         draws = [self._draw(_TIMED_CALLS + index) for index in range(count)]
         sets = [family.operands(problem, rank, draw) for draw in draws]
         multiplied = [family.gemm_a(problem, a, draw) for (a, _), draw in zip(sets, draws, strict=True)]
-        product = torch.mm(multiplied[0], sets[0][1])
+        multiply = _multiplication(problem, multiplied[0], sets[0][1])
         rotating = itertools.cycle(multiplied)
-        read = family.read_by_epilogue(problem, rank, draws[0])
+        read = family.read(problem, rank, draws[0])
         communicate = family.communication(self.ctx, problem)
         subjects = [
-            timing.Subject(GEMM_ALONE, lambda a, b: torch.mm(next(rotating), b, out=product)),
+            timing.Subject(GEMM_ALONE, lambda a, b: multiply(next(rotating), b)),
             timing.Subject(COMMUNICATION_ALONE, lambda a, b: communicate()),
             *(timing.Subject(name, functools.partial(operator, **read)) for name, operator in self._right()),
         ]
@@ -280,6 +292,18 @@ class _Run:
         if self.ctx.is_interpreted():
             return 0
         return torch.cuda.get_device_properties(self.ctx.get_device()).L2_cache_size
+
+
+def _multiplication(problem: Any, a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """Return the library's GEMM alone, into memory of its own; these are operands to come."""
+    if not is_fp8(problem.dtype):
+        product = torch.mm(a, b)
+        return lambda a, b: torch.mm(a, b, out=product)
+    product = a.new_empty(len(a), b.shape[1], dtype=problem.dtype_of_partials)
+    shapes = scale_shapes(problem.scales, tuple(a.shape), tuple(b.shape))
+    scales = [torch.ones(shape, device=a.device) for shape in shapes.values()]
+    how = {"use_fast_accum": problem.use_fast_accum}
+    return lambda a, b: multiply_scaled(a, b, product, problem.scales, *scales, **how)
 
 
 def attempt(ctx: Context, fn: Callable[..., T], *args: Any) -> tuple[T | None, str]:

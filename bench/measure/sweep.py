@@ -16,7 +16,7 @@ from overlap_taxonomy import get_variant, known_names, list_variants, variants_n
 from ..command.ranks import Ranks
 from ..links.measured import Link, this_machines
 from ..records.csv_rows import append_records, in_a_line
-from ..records.record import COMMUNICATION_ALONE, DTYPES, GEMM_ALONE, LIBRARY, YARDSTICKS, Record
+from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE, LIBRARY, OPERAND_DTYPES, SCALES, YARDSTICKS, Record
 from ..records.resume import Done, check_burst, check_device
 from . import environment
 from . import job as measure
@@ -55,6 +55,8 @@ def make_plan(
     timed: bool,
     link_gbps: float | None = None,
     epilogue: str = "",
+    scales: str = "",
+    use_fast_accum: bool = False,
     step: int = 1,
     done: Sequence[Record] = (),
 ) -> Plan:
@@ -66,6 +68,8 @@ def make_plan(
         rounds, burst: None for what suits the device.
         link_gbps: None for what `iris-bench links` measured on this machine.
         epilogue: names of ops separated by commas; "" for none.
+        scales: of fp8 operands, tensor, row or block; "" for row, or for other dtypes.
+        use_fast_accum: of fp8, whether sums stay in the tensor cores' accumulators.
         step: of the shapes in order of rows, each `step`-th is measured.
         done: rows that are there; what they have is not measured again.
 
@@ -73,8 +77,13 @@ def make_plan(
         ValueError: something given is unknown or makes no sense, or rows that are there were timed in other bursts;
             names it, and what would work.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    if dtype not in OPERAND_DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(OPERAND_DTYPES)}")
+    if dtype != "fp8" and (scales or use_fast_accum):
+        raise ValueError(f"--scales and --fast-accum are of --dtype fp8, not {dtype}")
+    if scales and scales not in SCALES:
+        raise ValueError(f"unknown --scales {scales!r}; it takes {', '.join(SCALES)}")
+    scaled = (scales or "row") + ("-fast" if use_fast_accum else "") if dtype == "fp8" else ""
     for name, value in (("--rounds", rounds), ("--burst", burst), ("--link-gbps", link_gbps), ("--every", step)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
@@ -92,11 +101,11 @@ def make_plan(
                 n=shape.n,
                 k=shape.k,
                 world_size=world_size,
-                dtype=getattr(torch, DTYPES[dtype]),
+                dtype=getattr(torch, OPERAND_DTYPES[dtype]),
                 epilogue=ops,
             )
             keys = {
-                name: (family, name, shape.m, shape.n, shape.k, world_size, dtype, device, ",".join(ops))
+                name: (family, name, shape.m, shape.n, shape.k, world_size, dtype, device, ",".join(ops), scaled)
                 for name in dict.fromkeys((*implied, *names))
             }
             wanted = [
@@ -109,13 +118,14 @@ def make_plan(
                     family=family,
                     variants=(LIBRARY, *(name for name in wanted if name not in implied)),
                     shape=shape,
-                    dtype=DTYPES[dtype],
+                    dtype=OPERAND_DTYPES[dtype],
                     world_size=world_size,
                     seed=seed,
                     rounds=rounds or (1 if is_cpu else 20),
                     burst=burst or (1 if is_cpu else 10),
                     timed=timed,
                     epilogue=ops,
+                    scales=scaled,
                 )
                 jobs.append(job)
     if jobs and timed:
@@ -225,6 +235,7 @@ def to_records(plan: Plan, job: Job, outcomes: Sequence[Outcome], columns: dict[
                 n=shape.n,
                 k=shape.k,
                 epilogue=",".join(job.epilogue),
+                scales=job.scales,
                 world_size=plan.world_size,
                 dtype=plan.dtype,
                 device=plan.device,

@@ -17,7 +17,7 @@ from ..measure.families import FAMILIES
 from ..measure.shapes import problem_label
 from .record import LIBRARY, YARDSTICKS, Record, read_records
 
-SETUP = ["family", "epilogue", "dtype", "world_size", "device", "device_name"]
+SETUP = ["family", "epilogue", "dtype", "scales", "world_size", "device", "device_name"]
 PROBLEM = [*SETUP, "m", "n", "k"]
 THING = [*PROBLEM, "variant"]
 Row = TypeVar("Row", Record, LayersRecord, DecoderRecord)

@@ -24,6 +24,8 @@ LIBRARY = "library"
 YARDSTICKS = (GEMM_ALONE, COMMUNICATION_ALONE)  # rows that are no variant
 STATUSES = ("ok", "wrong", "unsupported", "error")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as rows and options name them, and as torch does
+OPERAND_DTYPES = DTYPES | {"fp8": "float8_e4m3fn"}  # those of operators' operands
+SCALES = {"tensor": ("tensor", "tensor"), "row": ("row", "column"), "block": ("block", "block")}  # of fp8 operands
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Record:
         shape_set: where the shape is from.
         m, n, k: of the whole problem.
         epilogue: names of the ops that are applied to C, separated by commas.
+        scales: of what fp8 operands have a scale each: tensor, row or block; "-fast" behind it where sums stay in the
+            tensor cores' accumulators (`use_fast_accum`).
         device: "cpu" (interpreted: its times are not performance) or "cuda" (any GPU).
         status: "ok", "wrong", "unsupported" or "error"; `reason` says more.
         correct: whether every check passed; empty where there was none.
@@ -58,6 +62,7 @@ class Record:
     n: int
     k: int
     epilogue: str
+    scales: str
     world_size: int
     dtype: str
     device: str
@@ -98,7 +103,7 @@ class Record:
     def key(self) -> tuple[Any, ...]:
         """What tells measurements of different things apart."""
         sizes = self.m, self.n, self.k, self.world_size
-        return (self.family, self.variant, *sizes, self.dtype, self.device, self.epilogue)
+        return (self.family, self.variant, *sizes, self.dtype, self.device, self.epilogue, self.scales)
 
     @property
     def thing(self) -> tuple[Any, ...]:
@@ -118,10 +123,20 @@ _COMMANDS: dict[str, type[Any]] = {
 }
 COLUMNS = tuple(column.name for column in fields(Record))
 _ADDED: dict[type[Any], dict[str, str]] = {  # columns that older files lack, and what they stand for
-    Record: {"link_source": "", "epilogue": ""},
+    Record: {"link_source": "", "epilogue": "", "scales": ""},
     CclRecord: {"variant": "", "comm_sms": ""},
     LinkRecord: {"path": ""},
 }
+
+
+def kind_of(path: Path) -> type[Any] | None:
+    """Return the dataclass of a file's rows, one of `_COMMANDS`; None for a file of none of these commands."""
+    header = set(read_rows(path).header)
+    for kind in _COMMANDS.values():
+        columns = {column.name for column in fields(kind)}
+        if header <= columns and columns - header <= _ADDED.get(kind, {}).keys():
+            return kind
+    return None
 
 
 def read_records(path: Path, *, speak: bool = True) -> list[Record]:
@@ -206,7 +221,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
 
 def _fault(record: Record | LayersRecord | DecoderRecord | LinkRecord | CclRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
-    for name, known in (("dtype", tuple(DTYPES)), ("status", STATUSES)):
+    for name, known in (("dtype", tuple(OPERAND_DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:
             return f"unknown {name} {value!r}; it is one of {', '.join(known)}"
     for column in fields(record):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -105,6 +105,53 @@ def gpu_name(text: str) -> str:
     return text if text.startswith(vendor) else f"{vendor} {found[0]}"
 
 
+class Product:
+    """A product on a machine that need not be here, with any number of rows: what `auto` knows of it, and takes.
+
+    Args:
+        known: of the machine.
+        family, shape, dtype: the product; its m is the most rows that are asked for.
+        world_size: ranks.
+    """
+
+    def __init__(self, known: Knowledge, world_size: int, family: str, shape: Shape, dtype: torch.dtype) -> None:
+        machine = known.machine(world_size)
+        assert machine is not None
+        self.machine, self.baseline = machine, baseline_of(family)
+        self._known, self._family = known, family
+        self._problem = FAMILIES[family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=dtype)
+        ours = [one.name for one in list_variants(family) if one.has_kernels]
+        self._ranking = Ranking(known, family, self._problem, [self.baseline, *ours], is_here=False)
+
+    def work(self, m: int) -> Work:
+        """Return the problem of m rows as the model sees it."""
+        return work_of(self._family, self._problem.with_rows(m))
+
+    def row_of(self, m: int) -> int:
+        """Return the number of rows of `auto`'s table that stands for m."""
+        return self._ranking.row_of(m)
+
+    def choice(self, m: int) -> Choice:
+        """Return what `auto` takes for m rows."""
+        return self._ranking.of(m)
+
+    def limit_us(self, m: int) -> float:
+        """Return a perfect overlap's predicted time: the library's GEMM alone, or the bytes on the link."""
+        return predict_ideal_us(self.machine, self.work(m), self._problem.with_rows(m).wire_bytes)
+
+    def candidates(self, m: int) -> list[Candidate]:
+        """Return what is known of each variant's time with m rows, the library first."""
+        key = key_of(self._family, self._problem.with_rows(m))
+        measured = next((dict(table[key].times_us) for table in self._known.tables.values() if key in table), {})
+        work, found = self.work(self.row_of(m)), []
+        for name, one in self._ranking.estimates(m).items():
+            parts = explain_us(self.machine, name, work)
+            assert parts is not None
+            needed, ratio = math.exp(-CAUTION * one.doubt), math.exp(one.log_ratio)
+            found.append(Candidate(name, parts, one.us, ratio, one.doubt, needed, measured.get(name)))
+        return found
+
+
 def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.dtype) -> Explanation:
     """Return why `auto` takes what it takes on so many GPUs; nothing is run.
 
@@ -113,27 +160,12 @@ def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.d
         world_size, family, shape, dtype: the problem.
     """
     known = Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
-    machine = known.machine(world_size)
-    assert machine is not None
-    problem = FAMILIES[family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=dtype)
-    baseline = baseline_of(family)
-    names = [baseline, *(one.name for one in list_variants(family) if one.has_kernels)]
-    ranking = Ranking(known, family, problem, names, is_here=False)
-    row = ranking.row_of(shape.m)
-    work = replace(work_of(family, problem), m=row)
-    limit_us = predict_ideal_us(machine, work_of(family, problem), problem.wire_bytes)
-    key = key_of(family, problem)
-    measured = next((dict(table[key].times_us) for table in known.tables.values() if key in table), {})
-    found = []
-    for name, one in ranking.estimates(shape.m).items():
-        parts = explain_us(machine, name, work)
-        assert parts is not None
-        needed = math.exp(-CAUTION * one.doubt)
-        ratio = math.exp(one.log_ratio)
-        found.append(Candidate(name, parts, one.us, ratio, one.doubt, needed, measured.get(name)))
+    product = Product(known, world_size, family, shape, dtype)
+    found, row = product.candidates(shape.m), product.row_of(shape.m)
     found[1:] = sorted(found[1:], key=lambda one: one.over_library / one.needed)
-    nearest = _nearest(known, gpu, work, baseline)
-    return Explanation(machine, gpu, family, shape, row, ranking.of(shape.m), limit_us, found, nearest)
+    nearest = _nearest(known, gpu, product.work(row), product.baseline)
+    choice, limit_us = product.choice(shape.m), product.limit_us(shape.m)
+    return Explanation(product.machine, gpu, family, shape, row, choice, limit_us, found, nearest)
 
 
 def _nearest(known: Knowledge, gpu: str, work: Work, baseline: str) -> list[Near]:

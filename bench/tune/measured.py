@@ -13,7 +13,7 @@ from overlap_taxonomy import Arrangement, Machine, Variant, Work, copies_operand
 from overlap_taxonomy.fit import Measurement
 
 from ..records import frames
-from ..records.record import DTYPES, LIBRARY, Record
+from ..records.record import LIBRARY, OPERAND_DTYPES, Record
 
 # What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
 # calls of `library` made it four times as much: 31 us in one run and 117 in another.
@@ -62,7 +62,8 @@ def tables(records: Iterable[Record], *, with_auto: bool = False) -> dict[str, T
     rows = rows[rows.groupby(frames.PROBLEM).is_ours.transform("any")]
     firsts = frames.rows_of(rows.drop_duplicates(frames.PROBLEM))
     for first, (_, problem) in zip(firsts, rows.groupby(frames.PROBLEM, sort=False), strict=True):
-        key = Key(first.family, first.m, first.n, first.k, first.world_size, DTYPES[first.dtype])
+        dtype = "-".join(filter(None, (OPERAND_DTYPES[first.dtype], first.scales)))
+        key = Key(first.family, first.m, first.n, first.k, first.world_size, dtype)
         times = dict(zip(problem.variant, problem.time_us, strict=True))
         made[first.device_name][key] = Measured(times)
     return made

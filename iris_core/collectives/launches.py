@@ -31,7 +31,7 @@ _MOST_CALLS = 1024  # that are kept
 ONE_SHOT_BYTES = 512 << 10  # of an all-reduce, times the inputs that one shot sends more than two shots: W - 2
 COPY_BYTES = 8 << 20  # of a part from which on a copy engine is worth two barriers; not measured yet
 # That a rank sends, from which on copies are worth their barriers: on two H200s kernels are faster at 8 MiB, copies at
-# 32 (results/ccl-variants-h200x2.csv).
+# 32 (results/2026-11-26-h200x2/ccl-variants.csv).
 SUMMED_COPY_BYTES = 32 << 20
 _SUMMED_BLOCK_BYTES = 16 << 10
 

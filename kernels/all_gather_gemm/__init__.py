@@ -59,11 +59,14 @@ def all_gather_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     variant: str = "auto",
     config: GemmConfig | None = None,
     m: int | None = None,
@@ -79,16 +82,23 @@ def all_gather_gemm(
 
     Args:
         ctx: the context.
-        a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16 or
-            fp32, on the context's device.
+        a: (this rank's rows, k); the shards are those of ``torch.chunk`` over the m rows of all ranks. bf16, fp16,
+            fp32 or fp8, on the context's device.
         b: (k, this rank's columns), likewise cut by columns.
+        a_scale, b_scale: fp32 scales of fp8 operands, which stand for a_scale · a and b_scale · b. Of a's tensor () or
+            rows (a's rows, 1), with those of b's tensor () or columns (1, b's columns); or both of blocks of 128 of k,
+            (a's rows, k / 128), and of columns, too, (k / 128, b's columns / 128), rounded up. Those of a are
+            gathered with its rows.
         scale: multiplies the product: a number (), or (this rank's columns,), one a column. Has no gradient.
         bias: added then: (this rank's columns,).
         residual: added then: (m, this rank's columns); of any strides.
         activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu"; or "swiglu", silu(gate) · up, of gates
             in the even and ups in the odd columns of b, for half as many columns of C. Where a gradient is required
-            torch applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
-        out_dtype: C's; None for a's. With another, sm90 kernels are not taken.
+            torch applies it, in a pass of its own. Scale, bias and residual are of a's dtype,
+            or of `out_dtype` where that is fp8; None for none of either.
+        out_dtype: C's; None for a's, or bf16 where that is fp8.
+        use_fast_accum: leave sums of fp8 products in the tensor cores' accumulators of sm_90, as the argument of this
+            name of ``torch._scaled_mm`` does; they are promoted to fp32 every 128 of k otherwise.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -97,8 +107,8 @@ def all_gather_gemm(
         return_gathered: return all of A too, as training needs.
 
     Returns:
-        C (m, this rank's columns), of `out_dtype`; with `return_gathered` the pair of C and A (m, k). Their rows may
-        lie further apart than they are long.
+        C (m, this rank's columns), of `out_dtype`; with `return_gathered` also A (m, k), and its scales if it has
+        any, of rows (m, 1) or of blocks. Rows of C and of A may lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
@@ -112,11 +122,14 @@ def all_gather_gemm(
         family=FAMILY,
         problem_type=AllGatherGemmProblem,
         sizes={"m": m, "n": n},
+        a_scale=a_scale,
+        b_scale=b_scale,
         scale=scale,
         bias=bias,
         residual=residual,
         activation=activation,
         out_dtype=out_dtype,
+        use_fast_accum=use_fast_accum,
         variant=variant,
         config=config,
         options={"keep_gathered": return_gathered},

@@ -45,12 +45,16 @@ def all_gather_gemm_copy_engine_barrier(peers, WORLD_SIZE: tl.constexpr):
 
 
 class Copy(NamedTuple):
-    """Which rows and columns of the shard, where they go, and the flag to set there."""
+    """Which rows and columns of the shard, where they go, and the flag to set there.
+
+    Before a peer's first, all scales of the shard go to `scales`, one behind the other: its flags are theirs, too.
+    """
 
     rows: slice
     columns: slice
     destination: torch.Tensor
     flag: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
 class ShardChunks(NamedTuple):
@@ -88,14 +92,32 @@ def copies_of(call: GatherCall, chunks: ShardChunks) -> list[Copy]:
     height, width = chunks.chunk_rows, chunks.chunk_steps * call.config.block_k
     row_chunks = [slice(chunk * height, (chunk + 1) * height) for chunk in range(chunks.row_chunks)]
     k_chunks = [slice(chunk * width, (chunk + 1) * width) for chunk in range(chunks.k_chunks)]
+    own_scales, all_scales = host.gathered_scale(call), None
+    if own_scales is not None and shards.shape[1]:
+        all_scales = call.peer_view(own_scales)[:, host.own_rows(call)].flatten(1)[:, None]
     copies = []
     for distance in range(1, world_size):
         peer = (rank - distance) % world_size
         is_cut = chunks.k_chunks == 1 or distance == world_size - 1
         found = product(row_chunks, k_chunks) if is_cut else [(slice(None), slice(None))]
         for flag, (rows, columns) in enumerate(found):
-            copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag]))
+            scales = None if all_scales is None or flag else all_scales[peer]
+            copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag], scales))
     return copies
+
+
+def _readable_scales(call: GatherCall) -> torch.Tensor | None:
+    """Return this rank's scales of A as one row; copied, where they do not lie so. None without scales."""
+    gathered = host.gathered_scale(call)
+    if gathered is None:
+        return None
+    own = gathered[host.own_rows(call)]
+    scales = call.operands["a_scale"]
+    if scales.shape != own.shape or not scales.is_contiguous():
+        if not host.keeps_gathered(call):
+            host.copy_scale(call)
+        scales = own
+    return scales.view(1, -1)
 
 
 def begins_with_barrier(call: GatherCall) -> bool:
@@ -133,13 +155,16 @@ def queue(
     if not rows_lie_apart(a):  # as a copy engine needs them
         source = host.gathered(call)[host.own_rows(call)]
         if not host.keeps_gathered(call):
-            call.copy(source, a)
+            call.copy(source, "A", a)
+    scales = _readable_scales(call)
     has_barrier, copies = begins_with_barrier(call), call.stream("copies")
     copies.wait_for_current()
     if has_barrier:
         with copies.as_current():
             call.run(all_gather_gemm_copy_engine_barrier, 1, num_warps=1, **handshake)
     for copy in call.kept("copies", lambda: copies_of(call, chunks)):
+        if scales is not None and copy.scales is not None:
+            copies.copy_2d(copy.scales, scales)
         if len(copy.destination):
             copies.copy_2d(copy.destination, source[copy.rows, copy.columns])
         copies.write_value(copy.flag, 1)

@@ -78,9 +78,9 @@ class Gathering:
     itemsize: int
     num_programs: int
 
-    def fastest(self) -> GatherPlan:
-        """Return the plan that is predicted to end first."""
-        tilings = possible_tilings(self.k, num_programs=self.num_programs, splits=SPLITS)
+    def fastest(self, widest: int = 256) -> GatherPlan:
+        """Return the plan that is predicted to end first, of tiles of so many columns at most."""
+        tilings = possible_tilings(self.k, num_programs=self.num_programs, splits=SPLITS, widest=widest)
         counts = [count for count in ROW_CHUNKS if count == 1 or self._shard_bytes >= count * LEAST_CHUNK_BYTES]
         plans = [
             GatherPlan(tiling, row_chunks, self._group(row_chunks), k_chunks)

@@ -14,9 +14,10 @@ import torch
 
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
-from ..common.device.arguments import Block, Gemm
+from ..common.device.arguments import Block
 from ..common.implementation import Implementation, Outputs
 from ..common.portable.operands import padded
+from ..common.scales import scale_strides
 from ..common.workspace import Buffer
 from .portable.shards import Shard
 from .problem import AllGatherGemmProblem
@@ -38,9 +39,16 @@ def gathered_buffer(call: GatherCall, rows: int) -> Buffer:
     return Buffer((rows, distance), problem.dtype, is_symmetric=True)
 
 
+def scale_buffer(call: GatherCall, rows: int, halves: int = 1) -> dict[str, Buffer]:
+    """Return the buffer of the scales of so many rows of A, as peers store or read them; none without scales."""
+    columns = call.problem.scale_columns
+    return {"gathered_scale": Buffer((rows, columns), torch.float32, True, halves)} if columns else {}
+
+
 def workspace(call: GatherCall) -> dict[str, Buffer]:
-    """Return the buffers of the gathered A and of C."""
-    return {"gathered": gathered_buffer(call, call.problem.m), **output_buffer(call)}
+    """Return the buffers of the gathered A, of its scales, and of C."""
+    m = call.problem.m
+    return {"gathered": gathered_buffer(call, m), **scale_buffer(call, m), **output_buffer(call)}
 
 
 def output_buffer(call: GatherCall) -> dict[str, Buffer]:
@@ -54,6 +62,12 @@ def gathered(call: GatherCall) -> torch.Tensor:
     return call.memory["gathered"][: call.problem.m, : call.problem.k]
 
 
+def gathered_scale(call: GatherCall) -> torch.Tensor | None:
+    """Return the scales of the gathered A; None without scales."""
+    scales = call.memory.get("gathered_scale")
+    return None if scales is None else scales[: call.problem.m]
+
+
 def own_rows(call: GatherCall) -> slice:
     """Return which rows of A are this rank's."""
     return slice(*call.problem.rows(call.rank))
@@ -65,8 +79,11 @@ def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
 
 
 def with_gathered(call: GatherCall, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return C, and A if it is kept."""
-    return (output, gathered(call)) if keeps_gathered(call) else (output,)
+    """Return C, and if A is kept, A and its scales."""
+    if not keeps_gathered(call):
+        return (output,)
+    scales = gathered_scale(call)
+    return (output, gathered(call)) if scales is None else (output, gathered(call), scales)
 
 
 def block_of(call: GatherCall) -> Block:
@@ -82,15 +99,24 @@ def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.T
         The operands as kernels read them.
     """
     own, has_descriptors = gathered(call)[own_rows(call)], call.config.descriptors
-    if keeps_gathered(call) and not (has_descriptors and call.needs_copy("A", a)):
-        call.copy(own, a)
+    if keeps_gathered(call):
+        copy_scale(call)
+        if not (has_descriptors and call.needs_copy("A", a)):
+            call.copy(own, "A", a)
     return call.readable(a, b, room_of_a=own) if has_descriptors else (a, b)
+
+
+def copy_scale(call: GatherCall) -> None:
+    """Queue the copy of this rank's scales of A, one a row or more, to those of the gathered A."""
+    scales = gathered_scale(call)
+    if scales is not None:
+        call.copy(scales[own_rows(call)], "a_scale", call.operands["a_scale"])
 
 
 def multiply_arguments(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
     """Return what a kernel that multiplies takes."""
     problem, whole = call.problem, gathered(call)
-    gathered_gemm = Gemm(problem.k, whole.stride(0), 1, b.stride(0), b.stride(1))
+    gathered_gemm = call.gemm(whole, b, gathered_scale(call))
     return {
         **call.main_loop(a if a.shape[0] else whole, b, whole),
         "gathered_gemm": gathered_gemm,
@@ -107,6 +133,16 @@ def push_arguments(call: GatherCall, a: torch.Tensor) -> dict[str, Any]:
     source = a if a.numel() else whole
     destination = whole[own_rows(call)] if rows else whole
     shard = Shard(source, destination, rows, columns, a.stride(0), a.stride(1), whole.stride(0))
+    if (scales := gathered_scale(call)) is not None:
+        own = call.operands["a_scale"]
+        strides = scale_strides(own, call.problem.scales[0])
+        shard = shard._replace(
+            scale_src_ptr=own if own.numel() else scales,
+            scale_dst_ptr=scales[own_rows(call)] if rows else scales,
+            scale_columns=scales.shape[1],
+            stride_scale_m=strides[0],
+            stride_scale_k=strides[1],
+        )
     return {
         "shard": shard,
         "peers": call.peers(),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from ..common.config import is_fp8
 from ..common.library import all_gather_single, library_variant
 from ..common.workspace import Buffer
 from . import host, prediction
 from .host import FAMILY, OPTIONS, GatherCall
+from .problem import AllGatherGemmProblem
 
 
 def workspace(call: GatherCall) -> dict[str, Buffer]:
@@ -20,6 +22,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     return {
         "shard": Buffer((rows, problem.k), dtype),
         "gathered": Buffer((problem.world_size * rows, problem.k), dtype),
+        **_scale_buffers(problem, rows),
         "output": Buffer(problem.c_shape(call.rank), problem.out_dtype),
     }
 
@@ -30,10 +33,28 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     if len(a) < len(shard) or not a.is_contiguous():
         shard[: len(a)].copy_(a)
         a = shard
-    all_gather_single(call.memory["gathered"], a, group=call.channel.opened)
+    gathered, group = call.memory["gathered"], call.channel.opened
+    if is_fp8(a.dtype):  # not of all backends
+        gathered, a = gathered.view(torch.uint8), a.view(torch.uint8)
+    all_gather_single(gathered, a, group=group)
+    if call.problem.scales:
+        own, scale = call.memory["shard_scale"], call.operands["a_scale"]
+        own[: scale.shape[0] if call.problem.scales[0] != "tensor" else None].copy_(scale)
+        all_gather_single(call.memory["gathered_scale"], own, group=group)
     # Shards but the last ones are full, so padding comes last.
-    call.multiply_with_torch(host.gathered(call), b, output)
+    call.multiply_with_torch(host.gathered(call), b, output, a_scale=host.gathered_scale(call))
     return outputs(call)
+
+
+def _scale_buffers(problem: AllGatherGemmProblem, rows: int) -> dict[str, Buffer]:
+    """Return the buffers of the scales of this rank's shard and of the gathered A, padded likewise."""
+    if not problem.scales:
+        return {}
+    shape = (rows, problem.scale_columns)
+    return {
+        "shard_scale": Buffer(shape, torch.float32),
+        "gathered_scale": Buffer((problem.world_size * shape[0], shape[1]), torch.float32),
+    }
 
 
 def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
@@ -50,6 +71,7 @@ VARIANT = library_variant(
     options=OPTIONS,
     gathered=host.gathered,
     has_epilogue=True,
+    takes_fp8=True,
     predict=prediction.library,
     summary="all_gather_into_tensor, then torch.mm",
 )

@@ -2,7 +2,7 @@
 
 | folder | what |
 |---|---|
-| `device` | the handshake, the epilogue's ops, traces: jit functions for both main loops |
+| `device` | the handshake, the epilogue's ops, scales, traces: jit functions for both main loops |
 | `portable` | the main loop in Triton, partial sums, stream-K |
 | `hopper` | the main loop in Gluon whose warps have different roles |
 | `operators` | operators: made, called, found again, and as torch ops |

@@ -13,13 +13,16 @@ from typing_extensions import Self
 from iris_core import Context
 from iris_core.backends.base import round_up
 
-from .config import LEAST_TILE, GemmConfig, is_hopper_or_later
+from .config import LEAST_TILE, GemmConfig, is_fp8, is_hopper_or_later
 from .device.arguments import Epilogue, Gemm, Peers, Tile
 from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
+from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
 from .launch.launching import Calls, SideStream
 from .portable.gemm import POINTERS
 from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
 from .problem import Problem
+from .scaled_mm import multiply_scaled
+from .scales import SCALE_BLOCK, scale_strides
 from .workspace import Buffer
 
 P = TypeVar("P", bound=Problem)
@@ -206,9 +209,9 @@ class Call(Generic[P]):
             options["launch_pdl"] = True
         self.channel.calls.launch(kernel, num_programs, arguments, options)
 
-    def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
-        """Copy A, before anything else that the call queues."""
-        self.channel.calls.copy(destination, a)
+    def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
+        """Copy the operand of a name, before anything else that the call queues."""
+        self.channel.calls.copy(destination, name, operand)
 
     def stream(self, name: str) -> SideStream:
         """Return the queue of work of this name beside the current stream."""
@@ -228,7 +231,21 @@ class Call(Generic[P]):
         """Return the compile-time shape of the work on a tile."""
         config = config or self.config
         shape = config.block_m, config.block_n, config.block_k, config.group_m
-        return Tile(*shape, loads, config.epilogue_subtiles, self.ops, self.problem.narrowing)
+        subtiles, narrowing = config.epilogue_subtiles, self.problem.narrowing
+        return Tile(*shape, loads, subtiles, self.ops, narrowing, self.scaling, self.most_imprecise(config))
+
+    @property
+    def scaling(self) -> int:
+        """What the scales of the operands multiply (device/scaling.py)."""
+        kinds = self.problem.scales
+        return (BLOCK_SUMS if "block" in kinds else WHOLE_SUMS if kinds else NO_SCALES).value
+
+    def most_imprecise(self, config: GemmConfig) -> int | None:
+        """Return of how many k products of fp8 are summed before the sum is promoted; None for all, or other products.
+
+        As cuBLAS does, a step of k or 128, whichever is less.
+        """
+        return min(SCALE_BLOCK, config.block_k) if self.problem.is_promoted else None
 
     @property
     def ops(self) -> tuple[Any, ...]:
@@ -240,12 +257,34 @@ class Call(Generic[P]):
         return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
 
     def multiply_with_torch(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, is_partial: bool = False
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        *,
+        is_partial: bool = False,
+        a_scale: torch.Tensor | None = None,
     ) -> None:
-        """Make A @ B in C, which may have another dtype, and finish it unless it is a partial sum."""
-        is_product = c.dtype == a.dtype and (is_partial or self.problem.narrowing == 1)
-        product = torch.mm(a, b, out=c) if is_product else torch.mm(a, b).to(c.dtype)
-        epilogue = () if is_partial else self.problem.epilogue
+        """Make A @ B in C, which may have another dtype, and finish it unless it is a partial sum.
+
+        `a_scale` is A's, where that is not the call's.
+        """
+        problem, can_be_product = self.problem, is_partial or self.problem.narrowing == 1
+        if is_fp8(a.dtype):
+            is_product = can_be_product
+            product = c if can_be_product else c.new_empty(len(a), b.shape[1])
+            kinds = problem.scales
+            if a_scale is None:
+                a_scale = self.operands.get("a_scale")
+            elif kinds[0] == "tensor":
+                kinds = ("row", kinds[1])
+            b_scale = self.operands.get("b_scale")
+            how = {"use_fast_accum": problem.use_fast_accum}
+            multiply_scaled(a, b, product, kinds, a_scale, b_scale, **how)
+        else:
+            is_product = c.dtype == a.dtype and can_be_product
+            product = torch.mm(a, b, out=c) if is_product else torch.mm(a, b).to(c.dtype)
+        epilogue = () if is_partial else problem.epilogue
         if epilogue or not is_product:
             c.copy_(finish_with_torch(product, epilogue, self.operands))
 
@@ -260,7 +299,8 @@ class Call(Generic[P]):
         Descriptors read zeroes past B's columns; pointers would read what is there. No row is so much longer that it
         reaches into another tile, of which the narrowest have 16 columns.
         """
-        is_long_enough = not self.config.descriptors or fill_rows(columns, self.problem.out_dtype)
+        dtypes = {self.problem.out_dtype, self.problem.dtype_of_partials}
+        is_long_enough = not self.config.descriptors or all(fill_rows(columns, dtype) for dtype in dtypes)
         return columns if is_long_enough else round_up(columns, LEAST_TILE)
 
     def needs_copy(self, name: str, matrix: torch.Tensor) -> bool:
@@ -280,11 +320,40 @@ class Call(Generic[P]):
         self.copied += made
         return a, b
 
-    def main_loop(self, a: torch.Tensor, b: torch.Tensor, gathered: torch.Tensor | None = None) -> dict[str, Any]:
+    def gemm(self, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None = None) -> Gemm:
+        """Return how these operands and their scales lie; A's are the call's, or others, of rows or of blocks."""
+        gemm, kinds = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1)), self.problem.scales
+        if not kinds:
+            return gemm
+        of_a, of_b = kinds
+        if a_scale is None:
+            a_scale = self.operands["a_scale"]
+        elif of_a == "tensor":
+            of_a = "row"
+        b_scale = self.operands["b_scale"]
+        (stride_asm, stride_ask), (stride_bsk, stride_bsn) = scale_strides(a_scale, of_a), scale_strides(b_scale, of_b)
+        return gemm._replace(
+            a_scale_ptr=a_scale,
+            stride_asm=stride_asm,
+            stride_ask=stride_ask,
+            b_scale_ptr=b_scale,
+            stride_bsk=stride_bsk,
+            stride_bsn=stride_bsn,
+            rows=a.shape[0],
+            columns=b.shape[1],
+        )
+
+    def main_loop(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        gathered: torch.Tensor | None = None,
+        a_scale: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
         """Return what the main loop takes: operands as descriptors where the configuration says so, else as pointers.
 
         `gathered` is a second A of the same width, for kernels that read from two places. An empty operand has no
-        descriptor: with one, all are pointers.
+        descriptor: with one, all are pointers. `a_scale` is A's, where that is not the call's (`gemm`).
         """
         config = self.config
         if config.descriptors:
@@ -297,8 +366,7 @@ class Call(Generic[P]):
             subtiles = 2 if config.block_n > 128 else config.epilogue_subtiles
             config = replace(config, descriptors=False, epilogue_subtiles=subtiles)
         self.ran_config = config
-        gemm = Gemm(a.shape[1], a.stride(0), a.stride(1), b.stride(0), b.stride(1))
-        return {**operands, "gemm": gemm, "TILE": self.tile(loads, config)}
+        return {**operands, "gemm": self.gemm(a, b, a_scale), "TILE": self.tile(loads, config)}
 
     def num_tiles(self, m: int, n: int) -> int:
         """Return how many tiles an (m, n) has."""

@@ -11,7 +11,10 @@ import torch
 
 from overlap_taxonomy.machines import H200X4
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of C, and of operands
+# Open compute formats, and those of gfx942, which have no infinities and no negative zero.
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+OPERAND_DTYPES = (*DTYPES, *FP8_DTYPES)
 LEAST_TILE = 16  # rows or columns of the smallest tile
 _MOST_TILE = 1024  # two such sides make the largest tensor that Triton takes
 
@@ -138,8 +141,27 @@ def invalid_reason(config: GemmConfig) -> str | None:
     return None
 
 
+def is_fp8(dtype: torch.dtype) -> bool:
+    """Whether a dtype is an 8-bit floating-point format."""
+    return dtype in FP8_DTYPES
+
+
+def fp8_formats(arch: str) -> tuple[torch.dtype, ...]:
+    """Return the fp8 formats that a device multiplies, or Triton's interpreter."""
+    if arch == "gfx942":
+        return FP8_DTYPES[2:]
+    return FP8_DTYPES[:2] if arch in ("cpu", "gfx950") or _capability(arch) >= 89 else ()
+
+
 def default_config(
-    arch: str, num_sms: int, *, m: int, n: int, dtype: torch.dtype, comm_share: float = 0.0
+    arch: str,
+    num_sms: int,
+    *,
+    m: int,
+    n: int,
+    dtype: torch.dtype,
+    comm_share: float = 0.0,
+    is_promoted: bool = False,
 ) -> GemmConfig:
     """Return what to start from for an (m, n) output of one rank's GEMM.
 
@@ -149,6 +171,7 @@ def default_config(
         m, n: the rank's output.
         dtype: of the operands.
         comm_share: the part of the SMs that the variant sets apart for communication.
+        is_promoted: whether sums are promoted, as `Problem.is_promoted` says.
     """
     if arch == "cpu":
         return GemmConfig(
@@ -160,12 +183,14 @@ def default_config(
         config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if comm_share else num_sms
-    rates = {tile: rate for tile, rate in H200X4.tile_rates.items() if tile[1] <= widest_tile(arch)}
+    rates = {
+        tile: rate for tile, rate in H200X4.tile_rates.items() if tile[1] <= widest_tile(arch, is_promoted=is_promoted)
+    }
     block_m, block_n = fastest_tile(m, n, compute_sms, rates)
     config = GemmConfig(
         block_m,
         block_n,
-        64,
+        128 // dtype.itemsize,
         num_warps=warps_of(block_m, block_n),
         num_stages=3 if block_n == 256 else 4,
         num_sms=num_sms,
@@ -195,9 +220,12 @@ def _multiplies_from_shared_memory(arch: str) -> bool:
     return 90 <= _capability(arch) < 120
 
 
-def widest_tile(arch: str) -> int:
-    """Return how many columns a tile of a 2-byte dtype has at most: with operands beside it, 256 fill the registers."""
-    return 256 if _multiplies_from_shared_memory(arch) else 128
+def widest_tile(arch: str, *, is_promoted: bool = False) -> int:
+    """Return how many columns a tile of a narrow dtype has at most: with operands beside it, 256 fill the registers.
+
+    With `is_promoted`, two accumulators do.
+    """
+    return 256 if _multiplies_from_shared_memory(arch) and not is_promoted else 128
 
 
 def operand_room(arch: str) -> int:

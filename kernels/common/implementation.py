@@ -27,8 +27,10 @@ def valid_config(problem: Problem, config: GemmConfig | None) -> str | None:
 
 def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> GemmConfig:
     """Return what to start from for the rank that has most to do; `comm_share` as `default_config`'s."""
-    sizes = {"m": problem.m, "n": problem.b_shape(0)[1]}
-    return default_config(device.arch, device.num_sms, **sizes, dtype=problem.dtype, comm_share=comm_share)
+    n, how = problem.b_shape(0)[1], {"is_promoted": problem.is_promoted}
+    return default_config(
+        device.arch, device.num_sms, m=problem.m, n=n, dtype=problem.dtype, comm_share=comm_share, **how
+    )
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync, Variant
 
 from .call import Call, Device
-from .config import GemmConfig
+from .config import GemmConfig, is_fp8
 from .implementation import Implementation, Outputs
 from .problem import Problem
+from .scaled_mm import scaled_mm_reason
 from .variants import variant_of
 from .workspace import Buffer
 
@@ -34,6 +35,7 @@ def library_variant(
     supports: Callable[[Any, GemmConfig | None], str | None] | None = None,
     open: Callable[[Context, Any], Any] = lambda ctx, problem: ctx.process_group(),
     has_epilogue: bool = False,
+    takes_fp8: bool = False,
     place: tuple[Arrangement, Agent, Sync] = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER),
     **more: Any,
 ) -> Variant:
@@ -46,6 +48,7 @@ def library_variant(
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
         has_epilogue: whether `launch` does what a problem's epilogue says, and gives C any dtype.
+        takes_fp8: whether it multiplies fp8 operands with scales.
         place: in the taxonomy.
         more: what else an `Implementation` takes.
     """
@@ -53,7 +56,12 @@ def library_variant(
     def reason(problem: Problem, config: GemmConfig | None) -> str | None:
         if problem.epilogue and not has_epilogue:
             return f"it has no epilogue; the problem's is {', '.join(problem.epilogue)}"
-        if problem.out_dtype != problem.dtype and not has_epilogue:
+        if is_fp8(problem.dtype):
+            if not takes_fp8:
+                return f"it multiplies no fp8; the operands are {problem.dtype}"
+            if torch.cuda.is_available() and (reason := scaled_mm_reason(problem)):
+                return reason
+        elif problem.out_dtype != problem.dtype and not has_epilogue:
             return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"
         return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
 

@@ -12,8 +12,9 @@ from typing_extensions import Self
 
 from iris_core.utils.settings import is_whole
 
-from .config import DTYPES
+from .config import DTYPES, OPERAND_DTYPES, is_fp8
 from .device.epilogue import epilogue_ops
+from .scales import SCALE_BLOCK, check_formats, check_scales, scale_shapes
 
 Shapes = Sequence[Sequence[int]]
 
@@ -23,12 +24,19 @@ class Problem(ABC):
     """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
 
     Args:
-        dtype: the operands'.
+        dtype: A's.
         epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
-        out_dtype: to which C is rounded then, and partial sums on their way to other ranks; None for the operands'.
+        out_dtype: to which C is rounded then; None for the operands', or for bf16 where these are fp8.
+        b_dtype: B's; None for A's. Only fp8 formats are multiplied by others.
+        scales: of what A and B have a scale each, ("tensor" or "row", "tensor" or "column") or ("block", "block"), by
+            which fp8 operands are multiplied (scales.py); () for no scales.
+        partial_dtype: to which partial sums are rounded on their way to other ranks; None for C's.
+        use_fast_accum: leave sums of fp8 products in the tensor cores' own, narrower accumulators, and do not promote
+            them to fp32 every 128 of k; means something on sm_90 alone.
 
     Raises:
-        ValueError: a size below one, a dtype that is not supported, or an op that there is not.
+        ValueError: a size below one, a dtype that is not supported, formats that are not multiplied together, scales
+            that do not go together, or an op that there is not.
     """
 
     m: int
@@ -37,20 +45,29 @@ class Problem(ABC):
     world_size: int
     dtype: torch.dtype
     epilogue: tuple[str, ...] = ()
-    out_dtype: torch.dtype = None  # type: ignore[assignment]  # `__post_init__` puts the operands' there
+    out_dtype: torch.dtype = None  # type: ignore[assignment]  # `__post_init__` puts what it stands for there
+    b_dtype: torch.dtype = None  # type: ignore[assignment]
+    scales: tuple[str, ...] = ()
+    partial_dtype: torch.dtype | None = None
+    use_fast_accum: bool = False
 
     allows_narrowing: ClassVar[bool] = False  # whether an epilogue may make C narrower than the product
 
     def __post_init__(self) -> None:
-        if self.out_dtype is None:
-            object.__setattr__(self, "out_dtype", self.dtype)
+        default_out = torch.bfloat16 if is_fp8(self.dtype) else self.dtype
+        for name, default in (("out_dtype", default_out), ("b_dtype", self.dtype)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         for name in ("m", "n", "k", "world_size"):
             value = getattr(self, name)
             if not (is_whole(value) or isinstance(value, torch.SymInt)):
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
-        for name in ("dtype", "out_dtype"):
-            if (dtype := getattr(self, name)) not in DTYPES:
-                raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+        for name in ("dtype", "b_dtype", "out_dtype", "partial_dtype"):
+            supported = OPERAND_DTYPES if name in ("dtype", "b_dtype") else DTYPES
+            if (dtype := getattr(self, name)) not in supported and dtype is not None:
+                raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, supported))}")
+        check_formats(self.dtype, self.b_dtype)
+        check_scales(self.scales, self.dtype)
         if self.narrowing > 1 and not self.allows_narrowing:
             raise ValueError(
                 f"{self.epilogue[-1]} makes C narrower than A @ B; all-gather + GEMM can do that, a "
@@ -63,6 +80,28 @@ class Problem(ABC):
         ops = epilogue_ops(self.epilogue)
         return ops[-1].narrowing if ops else 1
 
+    @property
+    def scale_kind(self) -> str:
+        """The name of what operands have a scale each: that of A's; "row" where only B has one of each column."""
+        return "row" if self.scales[1:] == ("column",) else "".join(self.scales[:1])
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether sums over blocks of k are added in fp32, beside the accumulator of the block: of fp8 products."""
+        return is_fp8(self.dtype) and (not self.use_fast_accum or "block" in self.scales)
+
+    @property
+    def dtype_of_partials(self) -> torch.dtype:
+        """That of partial sums on their way to other ranks."""
+        return self.partial_dtype or self.out_dtype
+
+    @property
+    def scale_columns(self) -> int:
+        """How many scales a row of A has, where each has its own; 0 without scales."""
+        if not self.scales:
+            return 0
+        return -(-self.a_shape(0)[1] // SCALE_BLOCK) if "block" in self.scales else 1
+
     def with_rows(self, m: int) -> Self:
         """Return the same problem of another m."""
         return self if m == self.m else replace(self, m=m)
@@ -72,9 +111,21 @@ class Problem(ABC):
         return a_rows
 
     def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes on a rank of what the epilogue reads, by name: for its rows of C and its columns of B."""
+        """Return the shapes on a rank of all operands but A and B, by name: their scales, and what the epilogue reads.
+
+        This is for the rank's rows of C and its columns of B.
+        """
+        shapes = scale_shapes(self.scales, self.a_shape(rank), self.b_shape(rank))
         ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
-        return {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
+        return shapes | {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
+
+    def operand_dtype(self, name: str) -> torch.dtype:
+        """Return an operand's dtype; `name` is "A", "B" or one of `operand_shapes`."""
+        if name in ("a_scale", "b_scale"):
+            return torch.float32
+        if name == "B":
+            return self.b_dtype
+        return self.dtype if name == "A" or not is_fp8(self.dtype) else self.out_dtype
 
     @property
     def flops(self) -> int:

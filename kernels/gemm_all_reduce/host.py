@@ -26,9 +26,9 @@ ONE_SHOT = launch_metadata(product=lambda args: (args["out"].m, args["out"].n, a
 
 def workspace(call: ReduceCall, *, halves: int = 1) -> dict[str, Buffer]:
     """Return the buffers of C and of all ranks' partials, these in so many halves."""
-    m, dtype, width = call.problem.m, call.problem.out_dtype, call.width(call.problem.n)
-    partials = Buffer((call.world_size, m, width), dtype, is_symmetric=True, halves=halves)
-    return {"output": Buffer((m, width), dtype), "staging": partials}
+    problem, width = call.problem, call.width(call.problem.n)
+    partials = Buffer((call.world_size, problem.m, width), problem.dtype_of_partials, is_symmetric=True, halves=halves)
+    return {"output": Buffer((problem.m, width), problem.out_dtype), "staging": partials}
 
 
 def outputs(call: ReduceCall) -> tuple[torch.Tensor]:

@@ -11,20 +11,25 @@ import torch.distributed as dist
 from ..common.library import library_variant
 from ..common.workspace import Buffer
 from ..gemm_reduce_scatter.host import ReduceCall
+from ..gemm_reduce_scatter.library import sum_buffer
 from . import prediction
 from .host import FAMILY
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
-    """Return the buffer of C."""
-    return {"output": Buffer((call.problem.m, call.problem.n), call.problem.out_dtype)}
+    """Return the buffer of C, and that of the sum where it has another dtype."""
+    problem = call.problem
+    return {**sum_buffer(problem, problem.m), "output": Buffer((problem.m, problem.n), problem.out_dtype)}
 
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Multiply, and reduce."""
     output = call.memory["output"]
-    call.multiply_with_torch(a, b, output, is_partial=True)
-    dist.all_reduce(output, group=call.channel.opened)
+    summed = call.memory.get("sum", output)
+    call.multiply_with_torch(a, b, summed, is_partial=True)
+    dist.all_reduce(summed, group=call.channel.opened)
+    if summed is not output:
+        output.copy_(summed)
     call.finish(output)
     return (output,)
 
@@ -36,6 +41,7 @@ VARIANT = library_variant(
     workspace=workspace,
     outputs=lambda call: (call.memory["output"],),
     has_epilogue=True,
+    takes_fp8=True,
     predict=prediction.library,
     summary="torch.mm, then all_reduce",
 )

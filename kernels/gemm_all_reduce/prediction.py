@@ -57,6 +57,6 @@ def _sums_us(machine: Machine, work: Work) -> float:
 
 def _exchange_us(machine: Machine, work: Work) -> float:
     """Partial sums of all of C to every peer, and those of all ranks added."""
-    whole = work.m * work.n * work.element_bytes
+    whole = work.m * work.n * work.out_bytes
     push = push_us(machine, work.peers * whole, narrow=stores_narrow_rows(machine, work))
     return push + work.world_size * whole / machine.sum_gbps / 1e3

@@ -22,4 +22,5 @@ class GemmAllReduceProblem(GemmReduceScatterProblem):
     @property
     def wire_bytes(self) -> int:
         """What a rank receives at least: the peers' parts of its shard, and the sums of theirs."""
-        return 2 * super().wire_bytes
+        partial, out = self.dtype_of_partials.itemsize, self.out_dtype.itemsize
+        return super().wire_bytes // partial * (partial + out)

@@ -48,11 +48,14 @@ def gemm_all_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     variant: str = "auto",
     config: GemmConfig | None = None,
     n: int | None = None,
@@ -66,14 +69,21 @@ def gemm_all_scatter(
 
     Args:
         ctx: the context.
-        a: (m, k), the same on every rank; bf16, fp16 or fp32, on the context's device.
+        a: (m, k), the same on every rank; bf16, fp16, fp32 or fp8, on the context's device.
         b: (k, this rank's columns); the blocks are those of ``torch.chunk`` over the n columns of all ranks.
+        a_scale, b_scale: fp32 scales of fp8 operands, which stand for a_scale · a and b_scale · b. Of a's tensor () or
+            rows (a's rows, 1), with those of b's tensor () or columns (1, b's columns); or both of blocks of 128 of k,
+            (a's rows, k / 128), and of columns, too, (k / 128, b's columns / 128), rounded up. Of this rank's own
+            operands.
         scale: multiplies the product: a number (), or (this rank's columns,), one a column. Has no gradient.
         bias: added then: (this rank's columns,).
         residual: added then: (m, this rank's columns), a view of the whole as well; of any strides.
         activation: applied then, to fp32: "relu", "gelu", "gelu_tanh" or "silu". Where a gradient is required torch
-            applies it, in a pass of its own. Scale, bias and residual are of a's dtype; None for none of either.
-        out_dtype: C's; None for a's. With another, sm90 kernels are not taken.
+            applies it, in a pass of its own. Scale, bias and residual are of a's dtype,
+            or of `out_dtype` where that is fp8; None for none of either.
+        out_dtype: C's; None for a's, or bf16 where that is fp8.
+        use_fast_accum: leave sums of fp8 products in the tensor cores' accumulators of sm_90, as the argument of this
+            name of ``torch._scaled_mm`` does; they are promoted to fp32 every 128 of k otherwise.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -96,11 +106,14 @@ def gemm_all_scatter(
         family=FAMILY,
         problem_type=GemmAllScatterProblem,
         sizes={"n": n},
+        a_scale=a_scale,
+        b_scale=b_scale,
         scale=scale,
         bias=bias,
         residual=residual,
         activation=activation,
         out_dtype=out_dtype,
+        use_fast_accum=use_fast_accum,
         variant=variant,
         config=config,
     )[0]

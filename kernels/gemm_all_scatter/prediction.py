@@ -17,7 +17,7 @@ def library(machine: Machine, work: Work) -> float:
 
 def library_layout(machine: Machine, work: Work) -> float:
     """The same, then a copy into one matrix."""
-    moved = 2 * work.m * work.n * work.element_bytes
+    moved = 2 * work.m * work.n * work.out_bytes
     return library(machine, work) + moved / machine.layout_gbps / 1e3 + machine.launch_us
 
 
@@ -47,7 +47,7 @@ def fused_sequential(machine: Machine, work: Work) -> float:
 def copy_engine(machine: Machine, work: Work) -> float:
     """The copy engines send chunks of rows."""
     own = _own(machine, work)
-    columns = work.share(work.n) * work.element_bytes
+    columns = work.share(work.n) * work.out_bytes
     chunks = num_chunks(work.m * columns, most=_MOST_CHUNKS)
     copies = work.peers * copy_us(machine, work.m * columns / chunks, columns)
     return max(own.us + copies, own.us / chunks + chunks * copies) + ends(machine, work, kernels=2)
@@ -69,8 +69,8 @@ def _own(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") 
 
 
 def _sent(work: Work) -> int:
-    return work.peers * work.m * work.share(work.n) * work.element_bytes
+    return work.peers * work.m * work.share(work.n) * work.out_bytes
 
 
 def _push_us(machine: Machine, work: Work, *, sms: int = 0) -> float:
-    return push_us(machine, _sent(work), narrow=work.is_narrow(work.n), sms=sms)
+    return push_us(machine, _sent(work), narrow=work.has_narrow_output, sms=sms)

@@ -78,9 +78,9 @@ def workspace(call: ReduceCall, *, keeps_partials: bool = True) -> dict[str, Buf
     problem = call.problem
     shape = (problem.world_size, problem.shard_shape(0)[0], call.width(problem.n))
     return {
-        "staging": Buffer(shape, problem.out_dtype, is_symmetric=True),
+        "staging": Buffer(shape, problem.dtype_of_partials, is_symmetric=True),
         "flags": flags_by_source(call.world_size, shard_tiles(call), "tile", "partial sum"),
-        **({"partials": Buffer(shape, problem.out_dtype)} if keeps_partials else {}),
+        **({"partials": Buffer(shape, problem.dtype_of_partials)} if keeps_partials else {}),
     }
 
 

@@ -11,6 +11,7 @@ from ..common.library import library_variant, reduce_scatter_single
 from ..common.workspace import Buffer
 from . import prediction
 from .host import FAMILY, ReduceCall
+from .problem import GemmReduceScatterProblem
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
@@ -18,16 +19,26 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     problem = call.problem
     rows = problem.shard_shape(0)[0]
     return {
-        "partial": Buffer((problem.world_size * rows, problem.n), problem.out_dtype),
+        "partial": Buffer((problem.world_size * rows, problem.n), problem.dtype_of_partials),
+        **sum_buffer(problem, rows),
         "output": Buffer((rows, problem.n), problem.out_dtype),
     }
 
 
+def sum_buffer(problem: GemmReduceScatterProblem, rows: int) -> dict[str, Buffer]:
+    """Return the buffer of so many rows of the sum, where partial sums have another dtype than C; else none."""
+    dtype = problem.dtype_of_partials
+    return {} if dtype == problem.out_dtype else {"sum": Buffer((rows, problem.n), dtype)}
+
+
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Multiply, and reduce and scatter."""
-    partial = call.memory["partial"]
+    partial, output = call.memory["partial"], call.memory["output"]
     call.multiply_with_torch(a, b, partial[: call.problem.m], is_partial=True)
-    reduce_scatter_single(call.memory["output"], partial, group=call.channel.opened)
+    summed = call.memory.get("sum", output)
+    reduce_scatter_single(summed, partial, group=call.channel.opened)
+    if summed is not output:
+        output.copy_(summed)
     call.finish(outputs(call)[0])
     return outputs(call)
 
@@ -44,6 +55,7 @@ VARIANT = library_variant(
     workspace=workspace,
     outputs=outputs,
     has_epilogue=True,
+    takes_fp8=True,
     predict=prediction.library,
     summary="torch.mm, then reduce_scatter_tensor",
 )

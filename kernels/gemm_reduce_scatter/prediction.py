@@ -40,7 +40,7 @@ def fused_sequential(machine: Machine, work: Work) -> float:
 def copy_engine(machine: Machine, work: Work) -> float:
     """The copy engines send chunks of partials."""
     own = own_gemm(machine, work)
-    shard, row_bytes = reduced_bytes(work) / max(1, work.peers), work.n * work.element_bytes
+    shard, row_bytes = reduced_bytes(work) / max(1, work.peers), work.n * work.out_bytes
     chunks = num_chunks(shard, most=_MOST_CHUNKS)
     copies = work.peers * chunks * copy_us(machine, shard / chunks, row_bytes if row_bytes % 16 else 512)
     first = own.us / (work.world_size * chunks)
@@ -74,7 +74,7 @@ def own_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portabl
 
 def reduced_bytes(work: Work) -> int:
     """Bytes of partials that a rank sends."""
-    return work.peers * work.share(work.m) * work.n * work.element_bytes
+    return work.peers * work.share(work.m) * work.n * work.out_bytes
 
 
 def split_partials(machine: Machine, work: Work, comm_share: float) -> tuple[Gemm, float]:

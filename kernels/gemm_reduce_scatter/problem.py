@@ -54,5 +54,5 @@ class GemmReduceScatterProblem(Problem):
 
     @property
     def wire_bytes(self) -> int:
-        """What a rank receives at most: the peers' parts of the largest shard, in C's dtype."""
-        return (self.world_size - 1) * self.shard_shape(0)[0] * self.n * self.out_dtype.itemsize
+        """What a rank receives at most: the peers' parts of the largest shard, in the dtype of partial sums."""
+        return (self.world_size - 1) * self.shard_shape(0)[0] * self.n * self.dtype_of_partials.itemsize

@@ -187,7 +187,7 @@ def test_all_ranks_know_all_paths(ranks: Any) -> None:
 def test_other_commands_take_the_link_that_was_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest way to send, of as many GPUs of that name; interpreted rows are kept nowhere."""
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
-    rows = read_as(Path(__file__).parents[2] / "results" / "h200x4-links.csv", LinkRecord)
+    rows = read_as(Path(__file__).parents[2] / "results/2026-11-22-h200x4/links.csv", LinkRecord)
     assert keep([replace(row, device="cpu") for row in rows]) is None
     assert this_machines("NVIDIA H200", 4).gbps is None
     assert keep(rows) is not None

@@ -24,7 +24,7 @@ from overlap_taxonomy import Arrangement, list_families, list_variants
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/*.md", "bench/*.md", "examples/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/**/*.md", "bench/*.md", "examples/*.md")
     for page in ROOT.glob(pattern)
     if page.stat().st_size
 )

@@ -35,7 +35,9 @@ from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors, solv
 from overlap_taxonomy.machine import Machine
 
 RESULTS = Path(__file__).parents[2] / "results"
-SWEEPS = [RESULTS / f"h200x4-{name}bf16.csv" for name in ("", "large-", "decode-")]
+SWEEPS = [
+    RESULTS / f"{name}-bf16.csv" for name in ("tuning/h200x4", "2026-11-22-h200x4/large", "2026-11-22-h200x4/small-m")
+]
 H200 = MACHINES["h200x4"]
 
 
@@ -60,17 +62,17 @@ def test_the_model_is_close_to_the_sweeps() -> None:
     assert variants == {"workgroup_specialized:sm90", "warp_specialized:sm90"}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_model_knows_that_a_single_wave_has_the_own_tiles_too(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "folder"), [(2, "2026-11-23-h200x2"), (4, "2026-11-22-h200x4")])
+def test_the_model_knows_that_a_single_wave_has_the_own_tiles_too(ranks: int, folder: str) -> None:
     """From 256 rows on it is no slower than others: what is predicted of it decides what is chosen."""
     machine = MACHINES[f"h200x{ranks}"]
-    few = [one for one in measured([RESULTS / f"h200x{ranks}-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
+    few = [one for one in measured([RESULTS / folder / "small-m-bf16.csv"], machine) if one.work.m in (256, 512)]
     assert median_errors(machine, few)["gemm_reduce_scatter", "warp_specialized:sm90"] < 0.25
 
 
 def test_the_model_of_two_is_close_to_their_sweeps() -> None:
     machine = MACHINES["h200x2"]
-    files = [RESULTS / f"h200x2-{name}-bf16.csv" for name in ("large", "decode")]
+    files = [RESULTS / f"{name}-bf16.csv" for name in ("2026-11-22-h200x2/large", "2026-11-23-h200x2/small-m")]
     errors = [abs(error) for one in measured(files, machine) if (error := error_of(machine, one)) is not None]
     assert len(errors) > 680
     assert statistics.median(errors) < 0.10
@@ -79,7 +81,8 @@ def test_the_model_of_two_is_close_to_their_sweeps() -> None:
 def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
     machine = machine_for("NVIDIA H200", 1)
     assert machine
-    few = [one for one in measured([RESULTS / "h200-decode-bf16.csv"], machine) if one.work.m in (256, 512)]
+    rows = measured([RESULTS / "2026-11-22-h200x1/small-m-bf16.csv"], machine)
+    few = [one for one in rows if one.work.m in (256, 512)]
     assert median_errors(machine, few)["all_gather_gemm", "workgroup_specialized:sm90"] < 0.12
 
 
@@ -87,7 +90,7 @@ def test_the_model_of_two_predicts_one_h100() -> None:
     """No constant but launches and the rate of memory is fitted to it."""
     one = machine_for("NVIDIA H100 80GB HBM3", 1)
     assert one is not None
-    rows = measured([RESULTS / "h100-bf16.csv"], one)
+    rows = measured([RESULTS / "2026-11-24-h100x1/sweep-bf16.csv"], one)
     assert len(rows) == 827
     assert statistics.median(abs(error_of(one, row) or 0) for row in rows) < 0.1
     assert max(median_errors(one, rows).values()) < 0.2
@@ -373,8 +376,8 @@ def test_narrow_rows_cost_ours_a_copy_and_the_library_much() -> None:
         (["--keep", "hop_us"], "there is no --fit"),
         (["--each"], "--each sweep.csv"),
         (["--fit"], "--fit needs CSVs"),
-        ([RESULTS / "h200x2-rows512-bf16.csv", "--shapes", "1x2x3"], "say what to predict"),
-        ([RESULTS / "h200x2-rows512-bf16.csv", "--family", "all_gather_gemm"], "say what to predict"),
+        ([RESULTS / "tuning/h200x2-rows512-bf16.csv", "--shapes", "1x2x3"], "say what to predict"),
+        ([RESULTS / "tuning/h200x2-rows512-bf16.csv", "--family", "all_gather_gemm"], "say what to predict"),
     ],
 )
 def test_options_without_effect_are_refused(options: list[str | Path], said: str) -> None:

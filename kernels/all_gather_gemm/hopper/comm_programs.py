@@ -24,10 +24,12 @@ from iris_core import translate, wait
 from ...common.device.handshake import wait_ready_of
 from ...common.device.trace import PUSH, trace_span, trace_time
 from ...common.hopper.arguments import LoadGate
+from ...common.hopper.barrier import thread_barrier
 from ...common.hopper.epilogue_store import wait_stores_arrived
 from ...common.hopper.pipeline import consumer_release, consumer_wait, pipeline_state, producer_commit
 from ...common.hopper.signal_pipeline import commit_signal
 
+SCALES_AT_ONCE = gl.constexpr(128)  # that the warp moves
 LAG = gl.constexpr(4)  # tiles that are sent before an earlier one is signalled: its arrival takes microseconds
 
 
@@ -51,12 +53,15 @@ class SentShard(NamedTuple):
 
 
 @gluon.jit
-def send_shard(a, everywhere, pipeline, signals, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def send_shard(
+    a, everywhere, pipeline, signals, shard, scales, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
     """Send this program's tiles of the shard to every peer, chunk by chunk, by one warp.
 
     `a` is the shard's descriptor, `everywhere` that of its place at every rank, (rank, rows, columns): what reaches
     past their end is not stored. The operand pipeline's memory is free in a comm program. A chunk's tiles are signalled
-    when LAG more have been sent, by when they have arrived.
+    when LAG more have been sent, by when they have arrived. With a tile of the first k chunk go all scales of its rows,
+    of the `Shard` that `scales` is, or None: all loads of a tile begin behind that chunk's count.
     """
     STAGES: gl.constexpr = TILE.STAGES
     stages = pipeline.a._reinterpret(a.dtype, [STAGES, 1, TILE.BLOCK_M, TILE.BLOCK_K], everywhere.layout)
@@ -72,6 +77,9 @@ def send_shard(a, everywhere, pipeline, signals, shard, peers, epoch, WORLD_SIZE
     for number in range(gl.where(mine > 0, mine + LAG, 0)):
         if number < moved:
             row, col = _tile_of(number, shard, TILE)
+            if scales is not None:
+                if col == 0:
+                    _send_scales(scales, row, peers, WORLD_SIZE, TILE)
             state = pipeline_state(pipeline.barriers, number)
             consumer_wait(pipeline.barriers, state)
             for distance in range(1, WORLD_SIZE):
@@ -89,6 +97,23 @@ def send_shard(a, everywhere, pipeline, signals, shard, peers, epoch, WORLD_SIZE
                 commit_signal(signals, signalled)
                 began = trace_span(peers, PUSH, signalled, began)
                 signalled += 1
+
+
+@gluon.jit
+def _send_scales(scales, row, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Store the scales of a tile's rows at every peer, by one warp; the tile's count is theirs, too."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    first = row * scales.scale_columns
+    stop = gl.minimum(row + TILE.BLOCK_M, scales.rows) * scales.scale_columns
+    for begin in range(first, stop, SCALES_AT_ONCE):
+        dst = begin + gl.arange(0, SCALES_AT_ONCE, LAYOUT)
+        src = dst // scales.scale_columns * scales.stride_scale_m + dst % scales.scale_columns * scales.stride_scale_k
+        value = gl.load(scales.scale_src_ptr + src, mask=dst < stop, other=0.0)
+        for distance in range(1, WORLD_SIZE):
+            peer = (peers.rank + distance) % WORLD_SIZE
+            peer_ptr = translate(scales.scale_dst_ptr, peers.rank, peer, peers.heap_bases)
+            gl.store(peer_ptr + dst, value, mask=dst < stop)
+    thread_barrier()  # the signal of the tile is one thread's
 
 
 @gluon.jit

@@ -75,6 +75,8 @@ def all_gather_gemm_copy_engine_sm90(
     chunk_rows,
     chunk_steps,
     epilogue,
+    scales,
+    own_scales,
     peers,
     flags_ptr,
     ROW_CHUNKS: gl.constexpr,
@@ -88,7 +90,7 @@ def all_gather_gemm_copy_engine_sm90(
     store = make_epilogue_store(out, TILE)
     shards = Shards(sizes.m, sizes.n, sizes.m * WORLD_SIZE, sizes.m)
     waves = make_waves(num_tiles(shards, TILE) * WORLD_SIZE, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
-    staging = TileStaging(store, None, epilogue, shards)
+    staging = TileStaging(store, None, epilogue, shards, scales, own_scales)
     warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
@@ -168,11 +170,12 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
 
     With every SM, or all but one where the kernel leaves one to others: the plan does not know of `keep_gathered`.
     """
-    rows, k = problem.a_shape(0)
-    columns, itemsize = problem.b_shape(0)[1], problem.dtype.itemsize
-    programs = num_programs(device.num_sms, device, has_barrier=False)
-    found = Gathering(rows, columns, k, problem.world_size, itemsize, programs).fastest()
-    config = hopper.wide_enough(problem, hopper.config_of(found.tiling, device))
+    rows = problem.a_shape(0)[0]
+    columns, programs = problem.b_shape(0)[1], num_programs(device.num_sms, device, has_barrier=False)
+    # fp8 as half as many elements of two bytes.
+    gathering = Gathering(rows, columns, hopper.k_of_costs(problem), problem.world_size, 2, programs)
+    found = gathering.fastest(hopper.widest(problem))
+    config = hopper.wide_enough(problem, hopper.config_of(problem, found.tiling, device))
     return replace(config, row_chunks=found.row_chunks, k_chunks=found.k_chunks, group_m=found.group)
 
 
@@ -186,6 +189,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     programs = num_programs(call.config.num_sms, call.device, has_barrier=has_barrier)
     return {
         "gathered": host.gathered_buffer(call, call.problem.m),
+        **host.scale_buffer(call, call.problem.m),
         **output_buffer(call),
         **flags_buffer(call, _chunks(call)),
         **hopper.split_buffers(call, programs, sizes_of(call), call.world_size),
@@ -205,6 +209,8 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         "chunk_rows": chunks.chunk_rows,
         "chunk_steps": chunks.chunk_steps,
         "epilogue": call.epilogue(),
+        "scales": hopper.scales_of(call, host.gathered(call), b, host.gathered_scale(call)),
+        "own_scales": hopper.scales_of(call, a, b),
         "K_CHUNKS": chunks.k_chunks,
     }
     kernel = all_gather_gemm_copy_engine_sm90

@@ -86,6 +86,9 @@ def all_gather_gemm_workgroup_specialized_sm90(
     sizes,
     row_chunk,
     epilogue,
+    scales,
+    own_scales,
+    sent_scales,
     peers,
     WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
@@ -100,7 +103,7 @@ def all_gather_gemm_workgroup_specialized_sm90(
     peers_tiles = num_tiles(row_chunk, TILE) * (shard.chunks // shard.k_chunks) * (WORLD_SIZE - 1)
     total_tiles = num_tiles(sizes, TILE) + peers_tiles
     waves = make_waves(total_tiles, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE, shard.comm_programs)
-    staging = TileStaging(store, None, epilogue, shards)
+    staging = TileStaging(store, None, epilogue, shards, scales, own_scales)
     warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
@@ -110,7 +113,7 @@ def all_gather_gemm_workgroup_specialized_sm90(
                 _load_shards_and_store,
                 (a, gathered, b, warp, waves, shards, shard, peers, epoch, WORLD_SIZE, TILE),
             ),
-            (send_shard, (a, everywhere, pipeline, signals, shard, peers, epoch, WORLD_SIZE, TILE)),
+            (send_shard, (a, everywhere, pipeline, signals, shard, sent_scales, peers, epoch, WORLD_SIZE, TILE)),
             (signal_chunks, (signals, shard, peers, epoch, WORLD_SIZE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(3, TILE.PINGPONG),
@@ -161,8 +164,8 @@ def _load_shards_and_store(
 def output_buffer(call: GatherCall) -> dict[str, Buffer]:
     """Return the buffer of C: the rows of each shard are a matrix of their own, where TMA stops at its end."""
     problem = call.problem
-    columns = max(1, padded(problem.c_shape(call.rank)[1], problem.dtype))
-    return {"output": Buffer((problem.world_size, problem.a_shape(0)[0], columns), problem.dtype)}
+    columns = max(1, padded(problem.c_shape(call.rank)[1], problem.out_dtype))
+    return {"output": Buffer((problem.world_size, problem.a_shape(0)[0], columns), problem.out_dtype)}
 
 
 def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
@@ -191,8 +194,7 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest, but narrow tiles, and comm programs by the shard's size."""
     # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
     # Half the comm programs, and row chunks twice as large, take 109 us in place of 132 for 4096x4096x4096.
-    k, n = problem.b_shape(0)
-    config = hopper.plan(problem.m, n, k, device, peers=0, shards=problem.world_size)
+    config = hopper.plan(problem, device, peers=0, shards=problem.world_size)
     config = hopper.wide_enough(problem, config)
     if problem.world_size == 1:
         return config
@@ -233,7 +235,9 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     counts = flags_by_source(
         call.world_size, chunks_of_shards(call).chunks, "tiles of chunk", "shard", are_numbered=False
     )
-    return {"gathered": host.gathered_buffer(call, call.problem.m), **output_buffer(call), "counts": counts}
+    m = call.problem.m
+    gathered = {"gathered": host.gathered_buffer(call, m), **host.scale_buffer(call, m)}
+    return {**gathered, **output_buffer(call), "counts": counts}
 
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -256,6 +260,9 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         shard=shard,
         sizes=sizes,
         row_chunk=sizes._replace(m=shard.chunk_rows),
+        scales=hopper.scales_of(call, host.gathered(call), b, host.gathered_scale(call)),
+        own_scales=hopper.scales_of(call, a, b),
+        sent_scales=host.push_arguments(call, a)["shard"] if call.problem.scales else None,
     )
     return outputs(call)
 

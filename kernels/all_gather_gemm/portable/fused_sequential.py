@@ -34,13 +34,16 @@ from .shards import MULTIPLIES
 
 
 @triton.jit
-def at_owner(own_ptr, gate, work, peers, epoch):
+def at_owner(own_ptr, own_scale_ptr, gate, work, peers, epoch):
     """Wait until the owner of a tile's rows of A is ready, and return where its shard is: a gate of compute_tiles."""
     if work.owner != peers.rank:
         began = trace_time(peers)
         wait_ready_of(peers, work.owner, epoch)
         trace_span(peers, WAIT, work.index, began)
-    return translate(own_ptr, peers.rank, work.owner, peers.heap_bases)
+    scale_ptr = own_scale_ptr
+    if own_scale_ptr is not None:
+        scale_ptr = translate(own_scale_ptr, peers.rank, work.owner, peers.heap_bases)
+    return translate(own_ptr, peers.rank, work.owner, peers.heap_bases), scale_ptr
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -74,15 +77,19 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     if host.keeps_gathered(call):
         raise ValueError(f"{FAMILY}/fused_sequential never gathers A; any other variant keeps it")
     problem = call.problem
-    staged = Buffer((problem.a_shape(0)[0], problem.k), problem.dtype, is_symmetric=True)
-    return {"staged": staged, **host.output_buffer(call)}
+    rows = problem.a_shape(0)[0]
+    staged = Buffer((rows, problem.k), problem.dtype, is_symmetric=True)
+    return {"staged": staged, **host.scale_buffer(call, rows), **host.output_buffer(call)}
 
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queue the copy of this rank's shard, and the kernel."""
     staged = call.memory["staged"]
-    call.copy(staged[: a.shape[0]], a)
-    arguments: dict[str, Any] = call.main_loop(staged, b)
+    call.copy(staged[: a.shape[0]], "A", a)
+    scales = call.memory.get("gathered_scale")
+    if scales is not None:
+        call.copy(scales[: a.shape[0]], "a_scale", call.operands["a_scale"])
+    arguments: dict[str, Any] = call.main_loop(staged, b, a_scale=scales)
     arguments["own_ptr"] = arguments.pop("a")
     call.run(
         all_gather_gemm_fused_sequential,

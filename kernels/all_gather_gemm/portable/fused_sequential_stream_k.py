@@ -39,7 +39,7 @@ from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import GatherCall
-from .shards import PUSHES_AND_MULTIPLIES, chunk_offsets, num_chunks_of
+from .shards import PUSHES_AND_MULTIPLIES, chunk_offsets, num_chunks_of, num_scale_chunks, scale_offsets
 
 COLS = 1024  # of a chunk of the shard: what a program of 128 threads loads at once from a row
 
@@ -50,6 +50,19 @@ def push_chunk(value, mask, dst, shard, peer_ptrs, WORLD_SIZE: tl.constexpr):
     tl.store(shard.dst_ptr + dst, value, mask=mask)
     for peer in tl.static_range(WORLD_SIZE - 1):
         tl.store(peer_ptrs[peer] + dst, value, mask=mask)
+
+
+@triton.jit
+def push_scales_to_all(first, step, shard, offset, peers, WORLD_SIZE: tl.constexpr):
+    """Store chunks first, first + step, … of the shard's scales at every rank, ahead of the shard's signal."""
+    if shard.scale_src_ptr is not None:
+        peer_ptrs = at_peers(shard.scale_dst_ptr, peers, WORLD_SIZE)
+        for chunk in tl.range(first, num_scale_chunks(shard), step, num_stages=1):
+            src, dst, mask = scale_offsets(shard, chunk)
+            value = tl.load(shard.scale_src_ptr + src, mask=mask)
+            tl.store(shard.scale_dst_ptr + offset + dst, value, mask=mask)
+            for peer in tl.static_range(WORLD_SIZE - 1):
+                tl.store(peer_ptrs[peer] + offset + dst, value, mask=mask)
 
 
 @triton.jit
@@ -80,6 +93,7 @@ def all_gather_gemm_fused_sequential_stream_k(
     shard,
     push_programs,
     buffer_rows,
+    scale_half,
     stream_k,
     own,
     peers,
@@ -91,7 +105,10 @@ def all_gather_gemm_fused_sequential_stream_k(
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Gather A in one of BUFFERS, one below the other, and multiply it; the first `push_programs` push."""
+    """Gather A in one of BUFFERS, one below the other, and multiply it; the first `push_programs` push.
+
+    The halves of A's scales are `scale_half` elements apart.
+    """
     widest = with_columns(block, columns)
     pid = tl.program_id(0)
     peer_ptrs = at_peers(shard.dst_ptr, peers, WORLD_SIZE)
@@ -103,8 +120,10 @@ def all_gather_gemm_fused_sequential_stream_k(
     if BUFFERS == 1:
         signal_all_ready(peers, epoch, WORLD_SIZE)
         buffer_row = 0
+        scale_offset = 0
     else:
         buffer_row = tl.cast(buffer_of_call(epoch, BUFFERS), tl.int32) * buffer_rows
+        scale_offset = buffer_of_call(epoch, BUFFERS) * scale_half
     began = trace_time(peers)
     if pid < push_programs:
         if BUFFERS == 1:
@@ -115,13 +134,18 @@ def all_gather_gemm_fused_sequential_stream_k(
             src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
             value = tl.load(shard.src_ptr + src, mask=mask)
             push_chunk(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
+        push_scales_to_all(pid, push_programs, shard, scale_offset, peers, WORLD_SIZE)
         signal_chunk_to_all(peers, count_of_chunk(pid == 0, push_programs), WORLD_SIZE)
         began = trace_span(peers, PUSH, pid, began)
     wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, WORLD_SIZE)
     fence_before_descriptor_loads()
     trace_span(peers, WAIT, pid, began)
+    scale_ptr = gemm.a_scale_ptr
+    if scale_ptr is not None:  # whose row 0 is that of the first buffer
+        scale_ptr += scale_offset - tl.cast(buffer_row, tl.int64) * gemm.stride_asm
     compute_stream_k(
         a,
+        scale_ptr,
         b,
         gemm,
         block,
@@ -151,7 +175,8 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     # A half begins with a row of A: there is room for one more.
     rows, distance = buffer.shape
     halves = buffer if host.keeps_gathered(call) else replace(buffer, shape=(rows + 1, distance), halves=2)
-    return {"gathered": halves, **host.output_buffer(call), **stream_k_host.workspace(call)}
+    scales = host.scale_buffer(call, call.problem.m, 1 if host.keeps_gathered(call) else 2)
+    return {"gathered": halves, **scales, **host.output_buffer(call), **stream_k_host.workspace(call)}
 
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -168,11 +193,13 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         all_gather_gemm_fused_sequential_stream_k,
         both,
         b,
+        a_scale=host.gathered_scale(call),
         **{**host.push_arguments(call, a), "COLS": COLS},
         block=host.block_of(call),
         columns=stream_k_host.columns(call),
         push_programs=min(chunks, programs),  # the same on all ranks, also where one has no rows
         buffer_rows=apart,
+        scale_half=call.half_size("gathered_scale") if problem.scales else 0,
         BUFFERS=buffers,
     )
     return host.outputs(call)

@@ -25,7 +25,10 @@ from ...common.portable.tile_loop import compute_tiles, keep_tile
 
 
 class Shard(NamedTuple):
-    """This rank's (rows, columns) of A: where it is, and where it goes in every rank's gathered A."""
+    """This rank's (rows, columns) of A: where it is, and where it goes in every rank's gathered A.
+
+    With it go its scales (rows, scale_columns), if there are any, to where rows of them lie end to end.
+    """
 
     src_ptr: Any
     dst_ptr: Any
@@ -34,6 +37,14 @@ class Shard(NamedTuple):
     stride_src_m: int
     stride_src_k: int
     stride_dst_m: int
+    scale_src_ptr: Any = None
+    scale_dst_ptr: Any = None
+    scale_columns: int | None = None
+    stride_scale_m: int | None = None
+    stride_scale_k: int | None = None
+
+
+SCALES_AT_ONCE = tl.constexpr(1024)  # that a program moves of a shard's
 
 
 def _pushed(args: Arguments) -> int:
@@ -72,10 +83,37 @@ def num_chunks_of(shard, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
+def scale_offsets(shard, chunk):
+    """Return where a chunk of the shard's scales lies, where it goes, as offsets, and which of it there is."""
+    dst = chunk * SCALES_AT_ONCE + tl.arange(0, SCALES_AT_ONCE)
+    row, column = dst // shard.scale_columns, dst % shard.scale_columns
+    return row * shard.stride_scale_m + column * shard.stride_scale_k, dst, row < shard.rows
+
+
+@triton.jit
+def num_scale_chunks(shard):
+    """Return the number of chunks of the shard's scales."""
+    return tl.cdiv(shard.rows * shard.scale_columns, SCALES_AT_ONCE)
+
+
+@triton.jit
+def push_scales(first, step, shard, peer, peers):
+    """Copy chunks first, first + step, … of the shard's scales to a peer; the signal of the shard is theirs, too."""
+    if shard.scale_src_ptr is not None:
+        peer_ptr = translate(shard.scale_dst_ptr, peers.rank, peer, peers.heap_bases)
+        for chunk in range(first, num_scale_chunks(shard), step):
+            src, dst, mask = scale_offsets(shard, chunk)
+            tl.store(peer_ptr + dst, tl.load(shard.scale_src_ptr + src, mask=mask), mask=mask)
+
+
+@triton.jit
 def push_shard(
     first, step, shard, peers, SIGNAL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
 ):
-    """Copy chunks first, first + step, … of the shard to every peer, one peer after the other; SIGNAL each to it."""
+    """Copy chunks first, first + step, … of the shard to every peer, one peer after the other; SIGNAL each to it.
+
+    Its scales go before the signal.
+    """
     num_chunks = num_chunks_of(shard, ROWS, COLS)
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
@@ -84,6 +122,7 @@ def push_shard(
         for chunk in range(first, num_chunks, step):
             src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
             tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
+        push_scales(first, step, shard, peer, peers)
         if SIGNAL:
             signal_chunk(peers, peer, count_of_chunk(first == 0, step), WORLD_SIZE)
         trace_span(peers, PUSH, peer, began)
@@ -138,11 +177,11 @@ def multiply_shards(
 
 
 @triton.jit
-def await_shard(a, arrivals, work, peers, epoch):
+def await_shard(a, a_scale_ptr, arrivals, work, peers, epoch):
     """Wait until the shard with a tile's rows of A has come: a gate of compute_tiles."""
     if arrivals is not None:
         began = trace_time(peers)
         wait(arrivals.words_ptr + work.owner, arrivals.expected, peers.watchdog_ptr)
         fence_before_descriptor_loads()
         trace_span(peers, WAIT, work.index, began)
-    return a
+    return a, a_scale_ptr

@@ -19,7 +19,7 @@ import numpy as np
 
 from overlap_taxonomy import Machine, Work, machine_for, predict_us
 
-from ..config import DTYPES
+from ..config import OPERAND_DTYPES
 from .measured import Key, Measured, Table
 
 NOISE = 0.02  # of a measured time's logarithm, from run to run
@@ -28,7 +28,7 @@ _ROWS, _WEIGHT, _RANKS = 8.0, 8.0, 1.5  # doublings after which problems have 1/
 _AXES = 4  # of a place
 _OTHER_GPU = 0.15  # another GPU of the same chip is as far as that part of these distances
 
-_ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPES}
+_ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in OPERAND_DTYPES}
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ def evidence_of(
     found = []
     for gpu, table in tables.items():
         for key, measured in table.items():
-            element_bytes, machine = _ELEMENT_BYTES.get(key.dtype), machine_of(gpu, key.world_size)
+            operands = key.dtype.partition("-")[0]
+            element_bytes, machine = _ELEMENT_BYTES.get(operands), machine_of(gpu, key.world_size)
             if element_bytes and machine:
-                work = Work(key.family, key.m, key.n, key.k, key.world_size, element_bytes)
+                work = Work(key.family, key.m, key.n, key.k, key.world_size, element_bytes, max(2, element_bytes))
                 found.append(Evidence(gpu, key, work, machine, measured))
     return found
 
@@ -101,7 +102,7 @@ def place_of(work: Work) -> tuple[float, ...]:
 
 def is_narrow(work: Work) -> bool:
     """Whether rows of A or of the output are not on 16 bytes: the model is off otherwise than where they are."""
-    return work.reads_narrow_rows or work.is_narrow(work.n)
+    return work.reads_narrow_rows or work.has_narrow_output
 
 
 def distance(gpu: str, work: Work, evidence: Evidence) -> float:

@@ -22,7 +22,7 @@ _MOST = 1 << 31  # of a size
 
 
 class Key(NamedTuple):
-    """What a time was measured for; the dtype as torch names it."""
+    """What a time was measured for; the dtype as torch names it, of fp8 with what has a scale ("float8_e4m3fn-row")."""
 
     family: str
     m: int
@@ -50,7 +50,9 @@ Table = dict[Key, Measured]
 
 def key_of(family: str, problem: Problem) -> Key:
     """Return what a problem's times are found by."""
-    dtype = str(problem.dtype).removeprefix("torch.")
+    dtype = "-".join([str(problem.dtype).removeprefix("torch."), *([problem.scale_kind] if problem.scales else [])])
+    if problem.use_fast_accum:
+        dtype += "-fast"
     return Key(family, problem.m, problem.n, problem.k, problem.world_size, dtype)
 
 

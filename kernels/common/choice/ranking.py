@@ -39,7 +39,8 @@ def rows_of_table(most: int) -> list[int]:
 
 def work_of(family: str, problem: Problem) -> Work:
     """Return a problem as the model sees it."""
-    return Work(family, problem.m, problem.n, problem.k, problem.world_size, problem.dtype.itemsize)
+    sizes = problem.m, problem.n, problem.k, problem.world_size
+    return Work(family, *sizes, problem.dtype.itemsize, problem.dtype_of_partials.itemsize)
 
 
 def slower(log_ratio: Any, doubt: Any) -> Any:

@@ -12,13 +12,26 @@ from iris_core.device.cache_key import in_cache_key
 
 
 class Gemm(NamedTuple):
-    """The inner size and the operands' strides in elements; the operands themselves are arguments of their own."""
+    """The inner size and the operands' strides in elements; the operands themselves are arguments of their own.
+
+    Scales of fp8 operands (../scales.py) are read through pointers: that of A at (row, block of k), that of B at (block
+    of k, column or block of columns), with strides of 0 where there is one for all; of `rows` rows and `columns`
+    columns. Without scales all this is None.
+    """
 
     k: int
     stride_am: int
     stride_ak: int
     stride_bk: int
     stride_bn: int
+    a_scale_ptr: Any = None
+    stride_asm: int | None = None
+    stride_ask: int | None = None
+    b_scale_ptr: Any = None
+    stride_bsk: int | None = None
+    stride_bsn: int | None = None
+    rows: int | None = None
+    columns: int | None = None
 
 
 @in_cache_key
@@ -61,7 +74,8 @@ class Tile(NamedTuple):
 
     LOADS says how operands are read (../portable/gemm.py); with two SUBTILES an epilogue stores a tile in halves.
     EPILOGUE has the jit functions that are applied to a finished tile (epilogue.py), of which NARROWING columns become
-    one.
+    one. SCALES says what fp8 operands' scales multiply (scaling.py). MOST_IMPRECISE: of how many k products of fp8 are
+    summed in the tensor cores before the sum is promoted to fp32; None for all.
     """
 
     BLOCK_M: int
@@ -72,6 +86,8 @@ class Tile(NamedTuple):
     SUBTILES: int
     EPILOGUE: tuple[Any, ...] = ()
     NARROWING: int = 1
+    SCALES: int = 0
+    MOST_IMPRECISE: int | None = None
 
     @property
     def cache_key(self) -> str:

@@ -8,6 +8,7 @@
 | `epilogue_load.py` | peers' partial tiles, loaded by stages, added to the finished tile |
 | `signal_pipeline.py` | a comm warp that signals for the warp that stores |
 | `waves.py` | a program's waves, and its part of a tile in each, whole or split along k |
+| `promotion.py` | scaled products of fp8, promoted to fp32 at every step |
 | `fixup.py` | partial sums of a split tile, exchanged by its programs |
 | `tile_loop.py` | the loops over a program's tiles, of the load warp and of the multiply warps |
 | `roles.py` | the roles of the warps, and their registers |

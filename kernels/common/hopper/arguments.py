@@ -21,12 +21,14 @@ class WarpTile(NamedTuple):
     """Compile-time shape of the work on a tile; LOADS says how B lies in memory (../portable/gemm.py).
 
     STAGES: of the operand pipeline.
-    SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and `SUBTILE_COLS` columns.
+    SUBTILES: a finished tile is sent in so many subtiles of SUBTILE_ROWS rows and SUBTILE_COLS columns.
     SPLITS: so many programs, or more, split each tile of the last wave along k (waves.py).
     PINGPONG: two warp groups multiply a tile each, in turns.
     EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
     NARROWING: how many columns they make one of: a finished tile has so many times fewer.
     SCHEDULER: the jit function that returns an index's work tile (../device/tile_scheduler.py).
+    SCALES: what the scales of fp8 operands multiply (../device/scaling.py).
+    IS_PROMOTED: the sum of each step's products is added in fp32 to that of the steps before.
     """
 
     BLOCK_M: int
@@ -36,12 +38,15 @@ class WarpTile(NamedTuple):
     LOADS: int
     STAGES: int
     SUBTILE_ROWS: int
+    SUBTILE_COLS: int
     SUBTILES: int
     SPLITS: int
     PINGPONG: bool
     EPILOGUE: tuple[Any, ...]
     NARROWING: int
     SCHEDULER: Any
+    SCALES: int = 0
+    IS_PROMOTED: bool = False
 
     @property
     def cache_key(self) -> str:
@@ -133,13 +138,27 @@ class Waves(NamedTuple):
 class TileStaging(NamedTuple):
     """What the multiply warps do with a tile: add the partials of an epilogue `load`, if any, and stage it in `store`.
 
-    `epilogue` has what its ops read. `tiled` is what `WarpTile.SCHEDULER` takes.
+    `epilogue` has what its ops read. `tiled` is what `WarpTile.SCHEDULER` takes. `scales`, a `Gemm`, has those of the
+    operands, or nothing; where A is gathered, `own` has those of this rank's shard.
     """
 
     store: Any
     load: Any
     epilogue: Any
     tiled: Any
+    scales: Any
+    own: Any
+
+
+@in_cache_key
+class RowScales(NamedTuple):
+    """Where the scales of a tile's rows of A are: its first is row `row` of `rows`."""
+
+    ptr: Any
+    stride_m: Any
+    stride_k: Any
+    row: Any
+    rows: Any
 
 
 @in_cache_key

@@ -15,33 +15,32 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .arguments import EpilogueLoad
 from .barrier import thread_barrier
 from .pipeline import consumer_release, consumer_wait, make_pipeline, pipeline_state, producer_acquire, producer_commit
-from .waves import SUBTILE_COLS
 
 
 @gluon.jit
 def make_epilogue_load(store, partials, TILE: gl.constexpr):
     """Return stages for blocks of the descriptor `partials` in the epilogue store's memory."""
-    STAGES: gl.constexpr = TILE.BLOCK_N // SUBTILE_COLS
-    stages = store.subtiles._reinterpret(partials.dtype, [STAGES, 1, TILE.BLOCK_M, SUBTILE_COLS], partials.layout)
+    STAGES: gl.constexpr = TILE.BLOCK_N // TILE.SUBTILE_COLS
+    stages = store.subtiles._reinterpret(partials.dtype, [STAGES, 1, TILE.BLOCK_M, TILE.SUBTILE_COLS], partials.layout)
     return EpilogueLoad(stages, make_pipeline(1, ONE_WAY=True), make_pipeline(STAGES))
 
 
 @gluon.jit
 def num_loads(WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Return how many loads the partials of a tile are."""
-    return TILE.BLOCK_N // SUBTILE_COLS * (WORLD_SIZE - 1)
+    return TILE.BLOCK_N // TILE.SUBTILE_COLS * (WORLD_SIZE - 1)
 
 
 @gluon.jit
 def load_partials(load, partials, number, rank, row, col, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Load the peers' partials of a tile, which are there: loads from `number` on; return the next one's number."""
-    STAGES: gl.constexpr = TILE.BLOCK_N // SUBTILE_COLS
+    STAGES: gl.constexpr = TILE.BLOCK_N // TILE.SUBTILE_COLS
     for i in range(STAGES * (WORLD_SIZE - 1)):
         state = pipeline_state(load.barriers, number)
         source = (rank + 1 + i % (WORLD_SIZE - 1)) % WORLD_SIZE
         producer_acquire(load.barriers, state)
         producer_commit(load.barriers, state.index, partials.block_type.nbytes)
-        from_col = col + i // (WORLD_SIZE - 1) * SUBTILE_COLS
+        from_col = col + i // (WORLD_SIZE - 1) * TILE.SUBTILE_COLS
         full = load.barriers.full.index(state.index)
         tma.async_copy_global_to_shared(partials, [source, row, from_col], full, load.stages.index(state.index))
         number += 1
@@ -59,7 +58,7 @@ def add_partials(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 def _add_all(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Return the sum, and the next load's number."""
     COLS: gl.constexpr = acc.shape[1]
-    if COLS > SUBTILE_COLS:
+    if COLS > TILE.SUBTILE_COLS:
         ROWS: gl.constexpr = acc.shape[0]
         LAYOUT: gl.constexpr = acc.type.layout
         left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
@@ -76,7 +75,7 @@ def _add_columns(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
     for _ in range(1, WORLD_SIZE):
         state = pipeline_state(load.barriers, number)
         consumer_wait(load.barriers, state)
-        partial = load.stages.index(state.index).reshape([TILE.BLOCK_M, SUBTILE_COLS]).load(acc.type.layout)
+        partial = load.stages.index(state.index).reshape([TILE.BLOCK_M, TILE.SUBTILE_COLS]).load(acc.type.layout)
         fence_async_shared()  # every thread's reads, before the stage is loaded again
         thread_barrier()  # the arrival is one thread's
         consumer_release(load.barriers, state.index)

@@ -29,13 +29,15 @@ from .pipeline import (
     producer_acquire,
     producer_commit,
 )
-from .waves import SUBTILE_COLS, trace_number
+from .waves import trace_number
 
 
 @gluon.jit
 def make_epilogue_store(out, TILE: gl.constexpr):
     """Return an empty epilogue store for subtiles of the descriptor `out`."""
-    subtiles = gl.allocate_shared_memory(out.dtype, [TILE.SUBTILES, 1, TILE.SUBTILE_ROWS, SUBTILE_COLS], out.layout)
+    subtiles = gl.allocate_shared_memory(
+        out.dtype, [TILE.SUBTILES, 1, TILE.SUBTILE_ROWS, TILE.SUBTILE_COLS], out.layout
+    )
     return EpilogueStore(subtiles, make_pipeline(1))
 
 
@@ -45,28 +47,32 @@ def apply_epilogue(acc, staging, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl
     if len(staging.epilogue.operands) > 0:
         # Not kept since the tile was scheduled: the multiplication takes the registers.
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
-        acc = _apply_by_columns(acc, staging.epilogue, work.a_row, work.b_col, TILE)
+        acc = by_columns(acc, apply_ops, staging.epilogue, work.a_row, work.b_col, TILE)
     return acc
 
 
 @gluon.jit
-def _apply_by_columns(acc, epilogue, row, col, TILE: gl.constexpr):
-    """As `apply_ops`, on so few columns at a time that what it reads for them fits the registers."""
+def by_columns(acc, APPLY: gl.constexpr, reads, row, col, TILE: gl.constexpr):
+    """Return what APPLY makes of a tile, of so few columns at a time that what it `reads` for them fits the registers.
+
+    It is a jit function ``(acc, reads, rows, cols, TILE)``, as `apply_ops` is.
+    """
     COLS: gl.constexpr = acc.shape[1]
     LAYOUT: gl.constexpr = acc.type.layout
-    if COLS > SUBTILE_COLS:
+    if COLS > TILE.SUBTILE_COLS:
         ROWS: gl.constexpr = acc.shape[0]
         left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
-        left = _apply_by_columns(left, epilogue, row, col, TILE)
-        right = _apply_by_columns(right, epilogue, row, col + COLS // 2, TILE)
-        acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS // TILE.NARROWING])
-        if TILE.NARROWING == 1:
+        left = by_columns(left, APPLY, reads, row, col, TILE)
+        right = by_columns(right, APPLY, reads, row, col + COLS // 2, TILE)
+        COLS_LEFT: gl.constexpr = 2 * left.shape[1]
+        acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS_LEFT])
+        if COLS_LEFT == COLS:
             acc = gl.convert_layout(acc, LAYOUT)
         return acc
     else:
         rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
         cols = col + gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
-        return apply_ops(acc, epilogue, rows, cols, TILE)
+        return APPLY(acc, reads, rows, cols, TILE)
 
 
 @gluon.jit
@@ -95,7 +101,7 @@ def stage_tile(acc, store, TILE: gl.constexpr):
 def origin_of_subtile(row, col, index, TILE: gl.constexpr):
     """Return the first row and column of a tile's subtile."""
     ROWS: gl.constexpr = TILE.BLOCK_M // TILE.SUBTILE_ROWS
-    return row + (index % ROWS) * TILE.SUBTILE_ROWS, col + (index // ROWS) * SUBTILE_COLS
+    return row + (index % ROWS) * TILE.SUBTILE_ROWS, col + (index // ROWS) * TILE.SUBTILE_COLS
 
 
 @gluon.jit
@@ -104,8 +110,8 @@ def stage_subtile(acc, staging, subtile, index, rank, WORLD_SIZE: gl.constexpr, 
     if len(staging.epilogue.operands) > 0:
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
         row, col = origin_of_subtile(work.a_row, work.b_col, subtile, TILE)
-        acc = _apply_by_columns(acc, staging.epilogue, row, col, TILE)
-    SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, SUBTILE_COLS]
+        acc = by_columns(acc, apply_ops, staging.epilogue, row, col, TILE)
+    SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, TILE.SUBTILE_COLS]
     subtiles = staging.store.subtiles
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, subtiles.dtype)
     subtiles.index(subtile)._reinterpret(subtiles.dtype, SHAPE, LAYOUT).store(acc.to(subtiles.dtype))

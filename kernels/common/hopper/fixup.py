@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from iris_core import signal, wait
 
 from .epilogue_store import commit_store, stage_subtile
-from .waves import SUBTILE_COLS, kept_subtiles
+from .waves import kept_subtiles
 
 _SPLITS_AT_ONCE = gl.constexpr(4)  # whose partials are on their way at once, for two subtiles
 
@@ -60,8 +60,10 @@ def store_partials(acc, tiles_ptr, index, TILE: gl.constexpr):
     LAYOUT: gl.constexpr = acc.type.layout
     rows = gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, LAYOUT))
     cols = gl.arange(0, TILE.BLOCK_N, gl.SliceLayout(0, LAYOUT))
-    columns = cols // SUBTILE_COLS * (TILE.BLOCK_M * SUBTILE_COLS) + cols % SUBTILE_COLS  # subtiles one above the other
-    offsets = rows[:, None] * SUBTILE_COLS + columns[None, :]
+    columns = (
+        cols // TILE.SUBTILE_COLS * (TILE.BLOCK_M * TILE.SUBTILE_COLS) + cols % TILE.SUBTILE_COLS
+    )  # subtiles one above the other
+    offsets = rows[:, None] * TILE.SUBTILE_COLS + columns[None, :]
     gl.store(tiles_ptr + index * (TILE.BLOCK_M * TILE.BLOCK_N) + offsets, acc)
 
 
@@ -69,14 +71,16 @@ def store_partials(acc, tiles_ptr, index, TILE: gl.constexpr):
 def reduce_two_subtiles(tiles_ptr, first_index, splits, subtile, stop, TILE: gl.constexpr):
     """Return a subtile, and the next one if it is before `stop`, summed over `splits` tiles of the workspace."""
     ROWS: gl.constexpr = TILE.SUBTILE_ROWS
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
+    COLS: gl.constexpr = TILE.SUBTILE_COLS
+    THREADS: gl.constexpr = COLS // 4  # of a row
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // THREADS, THREADS], [gl.num_warps(), 1], [1, 0])
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    cols = gl.arange(0, SUBTILE_COLS, gl.SliceLayout(0, LAYOUT))
-    offsets = rows[:, None] * SUBTILE_COLS + cols[None, :]
+    cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
+    offsets = rows[:, None] * COLS + cols[None, :]
     everywhere = offsets >= 0
-    subtile_ptr = tiles_ptr + first_index * (TILE.BLOCK_M * TILE.BLOCK_N) + subtile * (ROWS * SUBTILE_COLS)
-    left = gl.zeros([ROWS, SUBTILE_COLS], gl.float32, LAYOUT)
-    right = gl.zeros([ROWS, SUBTILE_COLS], gl.float32, LAYOUT)
+    subtile_ptr = tiles_ptr + first_index * (TILE.BLOCK_M * TILE.BLOCK_N) + subtile * (ROWS * COLS)
+    left = gl.zeros([ROWS, COLS], gl.float32, LAYOUT)
+    right = gl.zeros([ROWS, COLS], gl.float32, LAYOUT)
     for batch in range(0, splits, _SPLITS_AT_ONCE):
         for i in gl.static_range(_SPLITS_AT_ONCE):
             partials = subtile_ptr + (batch + i) * (TILE.BLOCK_M * TILE.BLOCK_N) + offsets
@@ -84,5 +88,5 @@ def reduce_two_subtiles(tiles_ptr, first_index, splits, subtile, stop, TILE: gl.
             # .cg: another SM wrote them, this SM's L1 may hold an older call's.
             left += gl.load(partials, mask=is_there, other=0.0, cache_modifier=".cg")
             has_next = is_there & (subtile + 1 < stop)
-            right += gl.load(partials + ROWS * SUBTILE_COLS, mask=has_next, other=0.0, cache_modifier=".cg")
+            right += gl.load(partials + ROWS * COLS, mask=has_next, other=0.0, cache_modifier=".cg")
     return left, right

@@ -15,7 +15,8 @@ from triton.runtime.jit import JITFunction
 from iris_core.device import interpretation
 
 from ..call import Call, Device
-from ..config import GemmConfig
+from ..config import GemmConfig, is_fp8
+from ..device.arguments import Gemm
 from ..implementation import valid_config
 from ..portable.gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..portable.operands import describable, padded
@@ -26,7 +27,8 @@ from .plan import (
     BLOCK_M,
     COSTS,
     PINGPONG_COLUMNS,
-    STEP_K,
+    PROMOTED_COLUMNS,
+    ROW_BYTES,
     SUBTILE_ROWS,
     Tiling,
     fastest_tiling,
@@ -34,9 +36,17 @@ from .plan import (
     whole_waves,
 )
 from .roles import GROUP_WARPS
-from .waves import SUBTILE_COLS
 
-DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+# Of operands, and of C and partial sums.
+OPERAND_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES_OF_GLUON = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float32: gl.float32,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+}
 SHARED_BYTES = 227 << 10  # of an SM, for one program
 BARRIER_BYTES = 1 << 10  # more than the barriers take
 NUM_WARPS = 8  # that multiply: two warp groups, of 64 rows each or, with pingpong, of a tile each
@@ -56,30 +66,44 @@ def machine_reason() -> str | None:
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
 
 
-def config_reason(config: GemmConfig) -> str | None:
+def step_k(dtype: torch.dtype) -> int:
+    """Return the k of a step of operands of this dtype: the widest row of a swizzled tile."""
+    return ROW_BYTES // dtype.itemsize
+
+
+def subtile_columns(problem: Problem) -> int:
+    """Return how many columns of C a subtile has: the widest row of a swizzled tile."""
+    return ROW_BYTES // problem.out_dtype.itemsize
+
+
+def config_reason(problem: Problem, config: GemmConfig) -> str | None:
     """Return why the warp-specialised kernels cannot run with a configuration, or None."""
     if config.splits & (config.splits - 1):
         return f"splits is {config.splits}; it takes a power of two"
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
         return f"two warp groups multiply tiles of 128 rows: {has}"
-    if config.block_n not in COSTS.rates or config.block_k != STEP_K:
-        tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
-        return f"the tile is {tile}; it takes 128x256x64, 128x128x64 or 128x64x64"
+    if config.block_n not in COSTS.rates or config.block_k != step_k(problem.dtype):
+        tile, k = f"{config.block_m}x{config.block_n}x{config.block_k}", step_k(problem.dtype)
+        return f"the tile is {tile}; it takes 128x256x{k}, 128x128x{k} or 128x64x{k}"
+    if problem.is_promoted and (config.block_n > PROMOTED_COLUMNS or config.pingpong):
+        has = f"block_n {config.block_n}" + (" and pingpong" if config.pingpong else "")
+        return f"sums that are promoted have tiles of {PROMOTED_COLUMNS} columns at most, and no pingpong: {has}"
     if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.splits > 1):
         has = f"block_n {config.block_n}, splits {config.splits}"
         return f"with pingpong tiles have {PINGPONG_COLUMNS} columns at most and are not split: {has}"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; subtiles have 8 rows or more"
-    subtiles = num_subtiles(config.block_n, config.comm_rows)
+    subtiles = num_subtiles(config.block_n, config.comm_rows, problem.out_dtype.itemsize)
     if config.splits > subtiles:
         return f"{config.splits} programs split a tile of {subtiles} subtiles; each keeps one or more"
     if config.num_sms <= config.splits:
         return f"{config.splits} programs split a tile; there are only {config.num_sms}"
     if config.epilogue_subtiles != 1 or not config.descriptors:
         return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
-    stage_bytes = 2 * (config.block_m + config.block_n) * config.block_k
-    shared_bytes = config.num_stages * stage_bytes + 2 * config.block_m * config.block_n + BARRIER_BYTES
+    stage_bytes = problem.dtype.itemsize * (config.block_m + config.block_n) * config.block_k
+    tile_bytes = problem.out_dtype.itemsize * config.block_m * config.block_n
+    shared_bytes = config.num_stages * stage_bytes + tile_bytes + BARRIER_BYTES
     if shared_bytes > SHARED_BYTES:
         return f"{config.num_stages} stages and a finished tile take {shared_bytes} bytes of {SHARED_BYTES}"
     return None
@@ -101,14 +125,18 @@ def supports(
     """
     if reason := machine_reason():
         return reason
-    if problem.dtype not in DTYPES:
-        return f"warp-specialised kernels multiply bfloat16 and float16, not {problem.dtype}"
-    if problem.out_dtype != problem.dtype:
-        return f"warp-specialised kernels store C in their operands' dtype, {problem.dtype}, not {problem.out_dtype}"
+    for dtype in (problem.dtype, problem.b_dtype):
+        if dtype not in OPERAND_DTYPES:
+            return f"warp-specialised kernels multiply {', '.join(map(str, OPERAND_DTYPES))}, not {dtype}"
+    if problem.out_dtype not in DTYPES:
+        return f"warp-specialised kernels store C as {' or '.join(map(str, DTYPES))}, not {problem.out_dtype}"
+    if problem.dtype_of_partials != problem.out_dtype:
+        has = f"partial_dtype is {problem.partial_dtype}, C is {problem.out_dtype}"
+        return f"warp-specialised kernels keep sums among the partials, in one dtype: {has}"
     if config and (
         reason := (
             valid_config(problem, config)
-            or config_reason(config)
+            or config_reason(problem, config)
             or _narrowing_reason(problem, config)
             or splits_reason(problem, config)
             or config_reason_of(problem, config)
@@ -127,12 +155,12 @@ def wide_enough(problem: Problem, config: GemmConfig) -> GemmConfig:
     """Return a configuration whose tiles are whole subtiles once the epilogue has made them narrower."""
     if problem.narrowing == 1:
         return config
-    return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * SUBTILE_COLS.value))
+    return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * subtile_columns(problem)))
 
 
 def _narrowing_reason(problem: Problem, config: GemmConfig) -> str | None:
     """Return why tiles that the epilogue makes narrower cannot be stored, or None."""
-    least = problem.narrowing * SUBTILE_COLS.value
+    least = problem.narrowing * subtile_columns(problem)
     if problem.narrowing > 1 and (config.block_n < least or config.splits > 1):
         has = f"block_n {config.block_n}, splits {config.splits}"
         return f"with {problem.epilogue[-1]} tiles have {least} columns or more and are not split: {has}"
@@ -159,9 +187,7 @@ def _empty_rows_reason(problem: Problem) -> str | None:
 
 
 def plan(
-    m: int,
-    n: int,
-    k: int,
+    problem: Problem,
     device: Device,
     *,
     peers: int,
@@ -169,27 +195,48 @@ def plan(
     splits: tuple[int, ...] = (1,),
     pingpong: bool = False,
 ) -> GemmConfig:
-    """Return what to start from for an (m, n) of one rank, over k.
+    """Return what to start from for the rank that has most to multiply.
 
     Args:
-        m, n, k: of the rank's multiplication.
+        problem: what to do.
         device: what it runs on.
         peers: how many ranks the last tiles are sent to.
         shards: into how many parts of rows the output is cut, each of which has tiles of its own.
         splits: how many programs may split each of the last tiles.
         pingpong: whether warp groups may multiply in turns.
     """
+    m, n = problem.m, problem.b_shape(0)[1]
     rows = shards * -(-m // (shards * BLOCK_M)) * BLOCK_M if shards > 1 else m
-    tiling = fastest_tiling(rows, n, k, num_programs=device.num_sms, peers=peers, splits=splits, pingpong=pingpong)
-    return config_of(tiling, device)
+    tiling = fastest_tiling(
+        rows,
+        n,
+        k_of_costs(problem),
+        num_programs=device.num_sms,
+        peers=peers * problem.out_dtype.itemsize // 2,  # which take twice as long for elements twice as large
+        splits=splits,
+        pingpong=pingpong and not problem.is_promoted,
+        widest=widest(problem),
+    )
+    return config_of(problem, tiling, device)
 
 
-def config_of(tiling: Tiling, device: Device) -> GemmConfig:
+def k_of_costs(problem: Problem) -> int:
+    """Return the k of two-byte operands whose multiplication takes as long: fp8 is multiplied twice as fast."""
+    return -(-problem.a_shape(0)[1] * problem.dtype.itemsize // 2)
+
+
+def widest(problem: Problem) -> int:
+    """Return how many columns a tile has at most."""
+    is_large = problem.out_dtype.itemsize > 2  # beside a finished tile of 256 columns two stages fit shared memory
+    return PROMOTED_COLUMNS if problem.is_promoted or is_large else max(COSTS.rates)
+
+
+def config_of(problem: Problem, tiling: Tiling, device: Device) -> GemmConfig:
     """Return the configuration with this tiling, on all SMs."""
     return GemmConfig(
         BLOCK_M,
         tiling.block_n,
-        STEP_K,
+        step_k(problem.dtype),
         num_warps=NUM_WARPS,
         num_stages=STAGES[tiling.block_n],
         num_sms=device.num_sms,
@@ -248,9 +295,15 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         b = a.t()
     b_rows, b_columns = _rows(b), _rows(b.t())
     is_by_columns = describable(b_columns)
+    if is_fp8(b.dtype) and not is_by_columns:
+        raise ValueError(
+            f"B {tuple(b.shape)} of {b.dtype} lies by rows, with strides {b.stride()}; the tensor cores of sm_90 take "
+            "fp8 by columns: give it as weight.t() of a contiguous weight (n, k), or take a variant's :portable"
+        )
     loads, b_lines = (DESCRIPTORS_B_NK.value, b_columns) if is_by_columns else (DESCRIPTORS_B_KN.value, b_rows)
     config = call.config
-    b_block = (config.block_n, 64) if loads == DESCRIPTORS_B_NK.value else (64, config.block_n)
+    step = config.block_k
+    b_block = (config.block_n, step) if loads == DESCRIPTORS_B_NK.value else (step, config.block_n)
     tile = WarpTile(
         config.block_m,
         config.block_n,
@@ -259,14 +312,22 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         loads,
         config.num_stages,
         config.comm_rows,
-        num_subtiles(config.block_n // call.problem.narrowing, config.comm_rows),
+        subtile_columns(call.problem),
+        num_subtiles(config.block_n // call.problem.narrowing, config.comm_rows, call.problem.out_dtype.itemsize),
         config.splits,
         config.pingpong,
         EPILOGUE=call.ops,
         NARROWING=call.problem.narrowing,
         SCHEDULER=scheduler,
+        SCALES=call.scaling,
+        IS_PROMOTED=call.problem.is_promoted,
     )
-    return {"a": descriptor(_rows(a), (config.block_m, 64)), "b": descriptor(b_lines, b_block), "TILE": tile}
+    return {"a": descriptor(_rows(a), (config.block_m, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
+
+
+def scales_of(call: Call[Any], a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None = None) -> Gemm | None:
+    """Return where the operands' scales are, as `Call.gemm` does; None without scales."""
+    return call.gemm(a, b, a_scale) if call.problem.scales else None
 
 
 def run(
@@ -315,12 +376,12 @@ def can_describe(matrix: torch.Tensor) -> bool:
 
 def subtiles_of(call: Call[Any], out: torch.Tensor) -> TensorDescriptor:
     """Return the descriptor of a (rank, row, column) tensor that subtiles of tiles are sent to."""
-    return descriptor(out, (1, call.config.comm_rows, SUBTILE_COLS.value))
+    return descriptor(out, (1, call.config.comm_rows, subtile_columns(call.problem)))
 
 
 def tile_columns_of(call: Call[Any], partials: torch.Tensor) -> TensorDescriptor:
     """Return the descriptor of a (rank, row, column) tensor that tiles are loaded from, a subtile's columns at once."""
-    return descriptor(partials, (1, call.config.block_m, SUBTILE_COLS.value))
+    return descriptor(partials, (1, call.config.block_m, subtile_columns(call.problem)))
 
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
@@ -332,7 +393,7 @@ def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor
 def _descriptor(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
 ) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(list(block), DTYPES[dtype])
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), _DTYPES_OF_GLUON[dtype])
     return TensorDescriptor(_Address(address, dtype), list(shape), list(strides), list(block), layout)
 
 

@@ -172,6 +172,27 @@ def trace_first_step(pipeline, number, peers, tile):
 
 
 @gluon.jit
+def zero_tile(pipeline, TILE: gl.constexpr):
+    """Return an accumulator of a tile."""
+    BLOCK_M: gl.constexpr = TILE.BLOCK_M
+    BLOCK_N: gl.constexpr = TILE.BLOCK_N
+    INSTRUCTION_K: gl.constexpr = 256 // pipeline.a.dtype.primitive_bitwidth
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, INSTRUCTION_K]
+    )
+    return gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
+
+
+@gluon.jit
+def multiply_step(pipeline, state, acc, use_acc, TILE: gl.constexpr):
+    """Begin the multiplication of a stage's operands, which is added to `acc`, or replaces it."""
+    b = pipeline.b.index(state.index)
+    if TILE.LOADS == DESCRIPTORS_B_NK:
+        b = b.permute((1, 0))
+    return warpgroup_mma(pipeline.a.index(state.index), b, acc, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
 def multiply_tile(pipeline, wave, number, num_steps, TILE: gl.constexpr):
     """Return the sum of a `wave`'s tile over `num_steps` steps, one or more, in fp32; `number` is the first one's.
 
@@ -179,19 +200,11 @@ def multiply_tile(pipeline, wave, number, num_steps, TILE: gl.constexpr):
     barrier before it brings the warps together: others may still be reading. With PINGPONG the other warp group may
     begin the next wave's tile when this one's last multiplication is in flight.
     """
-    BLOCK_M: gl.constexpr = TILE.BLOCK_M
-    BLOCK_N: gl.constexpr = TILE.BLOCK_N
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, 16]
-    )
-    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
+    acc = zero_tile(pipeline, TILE)
     state = pipeline_state(pipeline.barriers, number)
     for k in range(num_steps):
         consumer_wait(pipeline.barriers, state)
-        b = pipeline.b.index(state.index)
-        if TILE.LOADS == DESCRIPTORS_B_NK:
-            b = b.permute((1, 0))
-        acc = warpgroup_mma(pipeline.a.index(state.index), b, acc, use_acc=k > 0, is_async=True)
+        acc = multiply_step(pipeline, state, acc, k > 0, TILE)
         acc = warpgroup_mma_wait(1, deps=[acc])
         thread_barrier()
         consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state), pred=k > 0)

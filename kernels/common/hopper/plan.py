@@ -8,10 +8,9 @@ from itertools import product
 
 from overlap_taxonomy.machines import H200X4
 
-from .waves import SUBTILE_COLS
-
 BLOCK_M = 128
-STEP_K = 64
+STEP_K = 64  # of operands of two bytes, as which all are counted here
+ROW_BYTES = 128  # the widest row of a swizzled tile in shared memory
 SUBTILE_ROWS = 32  # of default configurations; a program of a split tile keeps one or more
 COSTS = H200X4.sm90  # by which tilings are chosen, on every GPU
 # Within these bounds pingpong gained 0 to 7 % of ten all-scatters over 2 H200s, 2 % in the mean. Beyond the first it
@@ -19,6 +18,7 @@ COSTS = H200X4.sm90  # by which tilings are chosen, on every GPU
 _PINGPONG_MOST_US = 1000.0
 _PINGPONG_MOST_K = 8192
 _PINGPONG_MOST_SENT = 0.5  # of that time in which the link is busy: a tile's subtiles leave later
+PROMOTED_COLUMNS = 128  # of a tile whose sums are promoted, which has three accumulators
 PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
 # Split tiles of 256 columns took 2 % more in the mean than was predicted for all-scatters over two H200s that send as
 # four do, to split tiles that take less time lost, and split tiles of 64 columns were not measured.
@@ -102,13 +102,22 @@ def tile_sent_us(tiling: Tiling, peers: int) -> float:
 
 
 def fastest_tiling(
-    m: int, n: int, k: int, *, num_programs: int, peers: int, splits: Iterable[int], pingpong: bool = False
+    m: int,
+    n: int,
+    k: int,
+    *,
+    num_programs: int,
+    peers: int,
+    splits: Iterable[int],
+    pingpong: bool = False,
+    widest: int = 256,
 ) -> Tiling:
     """Return the tiling that is predicted to end first; see `predicted_us`.
 
     Args:
         splits: into how many the last tiles may be split.
         pingpong: whether warp groups may multiply in turns, where that was seen to be faster.
+        widest: columns of a tile at most.
     """
 
     def us(tiling: Tiling) -> float:
@@ -117,7 +126,7 @@ def fastest_tiling(
     def can_gain_by_split(tiling: Tiling) -> bool:
         return tiling.block_n == _SPLIT_COLUMNS and tile_alone_us(tiling, k) >= _SPLIT_LEAST_TILE_US
 
-    tilings = possible_tilings(k, num_programs=num_programs, splits=splits)
+    tilings = possible_tilings(k, num_programs=num_programs, splits=splits, widest=widest)
     tilings = [tiling for tiling in tilings if tiling.splits == 1 or can_gain_by_split(tiling)]
     best = min(tilings, key=lambda tiling: (round(us(tiling), 1), tiling.splits))  # no split for nothing
     pingpong_tiling = Tiling(PINGPONG_COLUMNS, 1, pingpong=True)
@@ -128,12 +137,12 @@ def fastest_tiling(
     return pingpong_tiling if can_pingpong and us(pingpong_tiling) < min(us(best), _PINGPONG_MOST_US) else best
 
 
-def possible_tilings(k: int, *, num_programs: int, splits: Iterable[int]) -> list[Tiling]:
+def possible_tilings(k: int, *, num_programs: int, splits: Iterable[int], widest: int = 256) -> list[Tiling]:
     """Return the tilings whose last tiles are split so, for an inner size; narrow tiles are not split."""
     tilings = [
         Tiling(block_n, count)
         for block_n, count in product(COSTS.rates, splits)
-        if count == 1 or block_n >= _SPLIT_COLUMNS
+        if block_n <= widest and (count == 1 or block_n >= _SPLIT_COLUMNS)
     ]
     return [
         tiling for tiling in tilings if is_possible(tiling, k) and (tiling.splits == 1 or tiling.splits < num_programs)
@@ -147,6 +156,6 @@ def is_possible(tiling: Tiling, k: int) -> bool:
     )
 
 
-def num_subtiles(block_n: int, rows: int) -> int:
-    """Return how many subtiles of so many rows a tile has."""
-    return BLOCK_M // rows * (block_n // SUBTILE_COLS.value)
+def num_subtiles(block_n: int, rows: int, itemsize: int = 2) -> int:
+    """Return how many subtiles of so many rows a tile has, of elements of so many bytes."""
+    return BLOCK_M // rows * (block_n * itemsize // ROW_BYTES)

@@ -40,7 +40,8 @@ from .arguments import PendingStore, TileOperands
 from .epilogue_load import add_partials, num_loads
 from .epilogue_store import acquire_store, apply_epilogue, load_and_send, load_prologue, stage_tile, wait_store
 from .fixup import exchange_partials, stage_reduced
-from .pipeline import consumer_wait, multiply_tile, pipeline_state, trace_first_step
+from .pipeline import consumer_wait, pipeline_state, trace_first_step
+from .promotion import multiply_scaled
 from .waves import first_partial, kept_subtiles, tile_split, trace_number, whole_tile
 
 
@@ -147,7 +148,9 @@ def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.const
                 _wait_in_sequence(pipeline, wave)
             number = wave * waves.num_steps  # not kept from wave to wave: every register counts
             began = trace_first_step(pipeline, number, peers, trace_number(wave))
-            acc = multiply_tile(pipeline, wave, number, waves.num_steps, TILE)
+            acc = multiply_scaled(
+                pipeline, staging, wave, number, 0, waves.num_steps, index, peers.rank, WORLD_SIZE, TILE
+            )
             multiplied = trace_time(peers)
             if staging.load is None:
                 acc = apply_epilogue(acc, staging, index, peers.rank, WORLD_SIZE, TILE)
@@ -177,8 +180,11 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZ
         split = tile_split(wave, waves, TILE)
         partial = first_partial(wave, waves, split, TILE)
         began = trace_first_step(pipeline, number, peers, trace_number(wave))
-        acc = multiply_tile(pipeline, wave, number, split.stop - split.start, TILE)
-        number += split.stop - split.start
+        steps = split.stop - split.start
+        acc = multiply_scaled(
+            pipeline, staging, wave, number, split.start, steps, split.index, peers.rank, WORLD_SIZE, TILE
+        )
+        number += steps
         multiplied = trace_time(peers)
         exchange_partials(acc, workspace, split, partial, epoch, peers.watchdog_ptr, TILE)
         exchanged = trace_time(peers)

@@ -18,8 +18,6 @@ from triton.experimental.gluon import language as gl
 from ..device.tile_scheduler import TileSplit
 from .arguments import Waves
 
-SUBTILE_COLS = gl.constexpr(64)  # 128 bytes, the widest row of a swizzled tile
-
 
 @gluon.jit
 def make_waves(total_tiles, num_steps, TILE: gl.constexpr, first_program=0):

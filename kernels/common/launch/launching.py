@@ -50,15 +50,15 @@ class PreparedCall:
     """What a call queues, and what it runs with.
 
     Args:
-        sequence: what it queues, behind copies of A.
-        copies: where to.
+        sequence: what it queues, behind copies of operands.
+        copies: of which, by name, and where to.
         config: what it runs with.
         copied: of which operands it makes copies, "A" or "B".
         gives_output: whether it returns the new memory of its output as it is, and nothing else.
     """
 
     sequence: Sequence
-    copies: list[torch.Tensor] = field(default_factory=list)
+    copies: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     config: GemmConfig | None = None
     copied: tuple[str, ...] = ()
     gives_output: bool = False
@@ -145,17 +145,17 @@ class Calls:
         finally:
             self.recording = around
 
-    def queue(self, call: PreparedCall, a: torch.Tensor, *, is_captured: bool) -> None:
+    def queue(self, call: PreparedCall, operands: Mapping[str, torch.Tensor], *, is_captured: bool) -> None:
         """Queue a call on the current stream.
 
         Args:
             call: the call.
-            a: its A, which lies where it lay when the call was prepared.
+            operands: its own, by name, which lie where they lay when the call was prepared.
             is_captured: whether the caller captures the stream.
         """
         self._graphs.is_captured = is_captured
-        for destination in call.copies:
-            destination.copy_(a)
+        for name, destination in call.copies:
+            destination.copy_(operands[name])
         call.sequence()
 
     def launch(self, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
@@ -173,13 +173,13 @@ class Calls:
         stream = self._backend.current_stream if self.stream is None else self.stream.handle
         self.recording.steps.append(self._kernels[key].launching(num_programs, stream, in_order))
 
-    def copy(self, destination: torch.Tensor, a: torch.Tensor) -> None:
-        """Copy A, before anything else that the call queues."""
+    def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
+        """Copy the operand of a name, before anything else that the call queues."""
         if self._call is None:
-            destination.copy_(a)
+            destination.copy_(operand)
         else:
-            assert not self._call.sequence.steps, "copies of A come first"
-            self._call.copies.append(destination)
+            assert not self._call.sequence.steps, "copies of operands come first"
+            self._call.copies.append((name, destination))
 
     def clear(self) -> None:
         """Forget the prepared calls."""

@@ -19,6 +19,7 @@ from overlap_taxonomy import get_variant
 
 from ..config import GemmConfig
 from ..problem import Problem
+from ..scales import check_scales, kinds_of
 from ..workspace import with_room_to_grow
 from .operator import Operator
 
@@ -64,6 +65,10 @@ def problem_for(
     accumulation_dtype: torch.dtype = torch.float32,
     epilogue: tuple[str, ...] = (),
     out_dtype: torch.dtype | None = None,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    partial_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -74,7 +79,8 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
-        epilogue, out_dtype: the problem's; the same on all ranks.
+        epilogue, out_dtype, partial_dtype, use_fast_accum: the problem's; the same on all ranks.
+        a_scale, b_scale: the operands', or None; of the same kinds on all ranks.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -87,15 +93,16 @@ def problem_for(
     if not (config is None or isinstance(config, GemmConfig)):
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
     given = [size for name, size in sizes.items() if name != "m"]
-    key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, accumulation_dtype, *given)
+    key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, b.dtype, accumulation_dtype, *given)
     products = _known_in(ctx).products
     product, rows = products.get(key), a.shape[0] if a.ndim else 0
     m = None
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *epilogue, str(out_dtype)]
+        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum]
         ctx.agree("the calls, and whether the ranks compare their operands", asked)
+    scales: tuple[str, ...] = ()
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
             get_variant(family, variant)
@@ -104,18 +111,49 @@ def problem_for(
                 raise ValueError(
                     f"accumulation_dtype is {accumulation_dtype}; partial sums are accumulated in {torch.float32} alone"
                 )
+            scales = scales_of(a, b, a_scale, b_scale)
+            check_scales(scales, a.dtype)
         problem = _problem(ctx, a, b, problem_type, sizes)
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
+    elif a_scale is not None or b_scale is not None:
+        scales = scales_of(a, b, a_scale, b_scale)
     problem = product.problem
-    if (m, epilogue, out_dtype) == (problem.m, (), None):
+    asked_more = (epilogue, out_dtype or problem.out_dtype, scales, partial_dtype, use_fast_accum)
+    if (m, *asked_more) == (problem.m, (), problem.out_dtype, (), None, False):
         return problem
-    return _finished(problem, m, epilogue, out_dtype or problem.dtype)
+    return _finished(problem, m, *asked_more)
 
 
 @functools.lru_cache(_MOST_FOUND)
-def _finished(problem: Problem, m: int, epilogue: tuple[str, ...], out_dtype: torch.dtype) -> Problem:
-    return replace(problem, m=m, epilogue=epilogue, out_dtype=out_dtype)
+def _finished(
+    problem: Problem,
+    m: int,
+    epilogue: tuple[str, ...],
+    out_dtype: torch.dtype,
+    scales: tuple[str, ...],
+    partial_dtype: torch.dtype | None,
+    use_fast_accum: bool,
+) -> Problem:
+    return replace(
+        problem,
+        m=m,
+        epilogue=epilogue,
+        out_dtype=out_dtype,
+        scales=scales,
+        partial_dtype=partial_dtype,
+        use_fast_accum=use_fast_accum,
+    )
+
+
+def scales_of(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None, b_scale: torch.Tensor | None
+) -> tuple[str, ...]:
+    """Return of what the operands have a scale each."""
+    if a_scale is None and b_scale is None:
+        return ()
+    of_a, of_b = (None if scale is None else tuple(scale.shape) for scale in (a_scale, b_scale))
+    return kinds_of(tuple(a.shape), tuple(b.shape), of_a, of_b)
 
 
 def operator_of(
@@ -205,12 +243,12 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
 def _problem(
     ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem], sizes: Mapping[str, int | None]
 ) -> Problem:
-    ctx.agree("A's dtype", str(a.dtype))
+    ctx.agree("A's and B's dtypes", [str(a.dtype), str(b.dtype)])
     ctx.agree("the sizes of the whole that the ranks give", dict(sizes))
     with ctx.recovery.raising_root_cause():
         shapes = ctx.control_plane.all_gather([list(a.shape), list(b.shape)], "compare shapes")
     a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]
-    problem = problem_type.from_shapes(a_shapes, b_shapes, a.dtype)
+    problem = replace(problem_type.from_shapes(a_shapes, b_shapes, a.dtype), b_dtype=b.dtype)
     for name, given, expected_of in (("A", a_shapes, problem.a_shape), ("B", b_shapes, problem.b_shape)):
         expected = [list(expected_of(rank)) for rank in range(problem.world_size)]
         if given != expected:

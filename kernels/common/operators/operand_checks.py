@@ -82,8 +82,10 @@ def check_operands(
                 f"made for N={problem.n}, K={problem.k} and up to M={most}, the call is of M={problem.m}, on "
                 f"{problem.world_size} ranks"
             )
-        if tensor.dtype != problem.dtype:
-            raise ValueError(f"{operator}: {name} is {tensor.dtype}; the operator was made for {problem.dtype}")
+        if tensor.dtype != problem.operand_dtype(name):
+            raise ValueError(
+                f"{operator}: {name} is {tensor.dtype}; the operator was made for {problem.operand_dtype(name)}"
+            )
         if tensor.device != device:
             raise ValueError(f"{operator}: {name} is on {tensor.device}; it must be on {device}")
 

@@ -213,7 +213,7 @@ class Operator(Generic[P]):
             prepared = self._prepare(place, call, operands, output)
         is_captured = self._note(call)
         self.ran_config, call.copied = prepared.config, prepared.copied
-        calls.queue(prepared, operands["A"], is_captured=is_captured)
+        calls.queue(prepared, operands, is_captured=is_captured)
         return (output,) if output is not None and prepared.gives_output else self._outputs_of(call, output)
 
     def _prepare(

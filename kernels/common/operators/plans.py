@@ -6,11 +6,21 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ..call import Device
-from ..config import GemmConfig
+from ..config import GemmConfig, fp8_formats, is_fp8
 from ..implementation import Implementation
 from ..problem import Problem, plan_rows
 
 P = TypeVar("P", bound=Problem)
+
+
+def fp8_reason(problem: Problem, device: Device) -> str | None:
+    """Return why a device cannot multiply a problem's fp8 formats, or None: as others it would do so in software."""
+    found = fp8_formats(device.arch)
+    for dtype in (problem.dtype, problem.b_dtype):
+        if is_fp8(dtype) and dtype not in found:
+            has = f"it multiplies {' and '.join(map(str, found))}" if found else "it has no fp8: bf16 and fp16 work"
+            return f"{device.arch} does not multiply {dtype}; {has}"
+    return None
 
 
 class Plans(Generic[P]):
@@ -55,6 +65,8 @@ class Plans(Generic[P]):
     def unsupported_reason(self) -> str | None:
         """Return why the whole problem cannot be done here so, or None."""
         config, device = self.whole, self._device
+        if reason := fp8_reason(self._problem, device):
+            return reason
         if reason := self._implementation.supports(self._problem, config):
             return reason
         is_limited = device.arch != "cpu" or device.reserved_sms > 0

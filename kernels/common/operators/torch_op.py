@@ -28,18 +28,19 @@ from iris_core import Context
 from iris_core.context import context_named
 from overlap_taxonomy import Partition, register_partition
 
-from ..config import GemmConfig
+from ..config import GemmConfig, is_fp8
 from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
 from ..problem import Problem
-from .functional import operator_of, problem_for
+from .functional import operator_of, problem_for, scales_of
 from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
 
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
-    "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, "
-    "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None"
+    "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, ScalarType? partial_dtype=None, "
+    "bool use_fast_accum=False, Tensor? bias=None, Tensor? residual=None, Tensor? scale=None, "
+    "Tensor? a_scale=None, Tensor? b_scale=None"
 )
 _MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
@@ -70,7 +71,7 @@ class Product(NamedTuple):
         variant, backward_variant: of the product, and of those that give its gradients.
         keep_gathered: whether A as the family gathers it is returned, too.
         activation: what is applied to C last, by name; None for nothing.
-        out_dtype: C's; None for the operands'.
+        out_dtype, partial_dtype, use_fast_accum: as a `Problem`'s.
     """
 
     m: int
@@ -82,6 +83,8 @@ class Product(NamedTuple):
     keep_gathered: bool = False
     activation: str | None = None
     out_dtype: torch.dtype | None = None
+    partial_dtype: torch.dtype | None = None
+    use_fast_accum: bool = False
 
     def backward(
         self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
@@ -90,8 +93,9 @@ class Product(NamedTuple):
         return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
 
 
-# What an epilogue reads, as an op takes it behind all others: C is activation(scale · A @ B + bias + residual).
-_READ = ("bias", "residual", "scale")
+# What is read beside A and B, as an op takes it behind all others: what an epilogue reads, C being
+# activation(scale · A @ B + bias + residual), and the scales of A and of all parts of B.
+_READ = ("bias", "residual", "scale", "a_scale", "b_scale")
 _LINEAR = ("scale", "bias", "residual")  # in the order in which they are applied
 _NUMBERS = len(Product._fields)  # that an op takes between A and B and what the epilogue reads
 
@@ -142,11 +146,14 @@ def define_op(
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
         product, operands = _product_and_operands(arguments)
-        ctx = context_named(product.context)
+        ctx, a_scale = context_named(product.context), operands.get("a_scale")
         problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands))
-        shapes = [problem.c_shape(ctx.get_rank()), *([(product.m, product.k)] if product.keep_gathered else [])]
-        dtypes = [problem.out_dtype, a.dtype]
-        return [a.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
+        outputs = [a.new_empty(problem.c_shape(ctx.get_rank()), dtype=problem.out_dtype)]
+        if product.keep_gathered:
+            outputs.append(a.new_empty((product.m, product.k)))
+            if a_scale is not None:
+                outputs.append(a_scale.new_empty((product.m, a_scale.shape[1] if a_scale.ndim == 2 else 1)))
+        return outputs
 
     class Gradient(torch.autograd.Function):
         @staticmethod
@@ -157,25 +164,29 @@ def define_op(
             residual: torch.Tensor | None,
             scale: torch.Tensor | None,
             product: Product,
+            of_operands: tuple[torch.Tensor | None, ...],
             *b: torch.Tensor,
         ) -> tuple[torch.Tensor, ...]:
-            wants_b = any(ctx.needs_input_grad[5:])
+            wants_b = any(ctx.needs_input_grad[6:])
             kept = product._replace(keep_gathered=product.keep_gathered or (gathers and wants_b))
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = op(a, b, *kept, bias, residual, scale)
+                outputs = op(a, b, *kept, bias, residual, scale, *of_operands)
             whole = outputs[1] if gathers and wants_b else a
             ctx.save_for_backward(whole if wants_b else None, scale, *b)
             ctx.product = product
             if product.keep_gathered:
-                ctx.mark_non_differentiable(outputs[1])
-            return tuple(outputs[: 1 + product.keep_gathered])
+                ctx.mark_non_differentiable(*outputs[1:])
+            return tuple(outputs if product.keep_gathered else outputs[:1])
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             a, scale, *b = ctx.saved_tensors
-            wants_a, wants_bias, wants_residual, _, _, *wanted = ctx.needs_input_grad
+            wants_a, wants_bias, wants_residual, _, _, _, *wanted = ctx.needs_input_grad
             own = own_columns(ctx.product, grads[0])
+            of_bias, of_residual = own.sum(0) if wants_bias else None, own if wants_residual else None
+            if not (wants_a or any(wanted)):
+                return None, of_bias, of_residual, *[None] * (3 + len(b))
             sizes = [one.shape[dim] for one in b]
             scaled = b
             if scale is not None:  # the product of a scaled B
@@ -185,16 +196,22 @@ def define_op(
             if of_b is not None and scale is not None:
                 of_b = of_b * scale
             parts = [None] * len(b) if of_b is None else of_b.split(sizes, dim)
-            return of_a, own.sum(0) if wants_bias else None, own if wants_residual else None, None, None, *parts
+            return of_a, of_bias, of_residual, None, None, None, *parts
 
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if _want_gradients(a, *b, *arguments[_NUMBERS:]):
             product, operands = _product_and_operands(arguments)
-            bias, residual, scale = (operands.get(name) for name in _READ)
+            bias, residual, scale, *of_operands = (operands.get(name) for name in _READ)
             if scale is not None and scale.requires_grad:
                 raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
+            if is_fp8(a.dtype) and _want_gradients(a, *b, *of_operands):
+                raise ValueError(
+                    "an fp8 operand or its scale requires a gradient, which is not computed: call it with detach(), in "
+                    "an autograd.Function that multiplies what was quantised"
+                )
             # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            output, *others = Gradient.apply(a, bias, residual, scale, product._replace(activation=None), *b)
+            linear = product._replace(activation=None)
+            output, *others = Gradient.apply(a, bias, residual, scale, linear, tuple(of_operands), *b)
             return [finish_with_torch(output, epilogue_of((), product.activation), {}), *others]
         if _are_plain(a, *b, *arguments[_NUMBERS:]):  # the dispatcher takes 5 us to come to the same
             return multiply(family, a, b, *_product_and_operands(arguments))
@@ -224,7 +241,7 @@ def _are_plain(*operands: torch.Tensor | None) -> bool:
 
 
 def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
-    """Return what an op is given behind A and B: what the epilogue reads by name, where it is given."""
+    """Return what an op is given behind A and B: what it reads beside them by name, where it is given."""
     read = zip(_READ, arguments[_NUMBERS:], strict=False)
     return Product(*arguments[:_NUMBERS]), {name: one for name, one in read if one is not None}
 
@@ -240,44 +257,84 @@ def multiply(
 
     Args:
         family, a, b, product: what is called.
-        operands: what the epilogue reads, by name: bias, residual, scale.
+        operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale.
 
     Raises:
         As `operator_for`, and as a call of an operator.
     """
     reads = tuple(operands)
-    asked = (family, a.dtype, reads, product)
+    whole_b = joined(b, _families[family].dim)
+    scales = scales_of(a, whole_b, operands.get("a_scale"), operands.get("b_scale"))
+    asked = (family, a.dtype, whole_b.dtype, scales, reads, product)
     operator = _found.get(asked)
     if operator is None or operator.is_closed:
-        operator = operator_for(family, a.dtype, product, reads=reads)
+        operator = operator_for(family, a.dtype, product, reads=reads, b_dtype=whole_b.dtype, scales=scales)
         if len(_found) >= _MOST_FOUND:
             _found.clear()
         _found[asked] = operator
-    return owned(operator, operator.call(a, joined(b, _families[family].dim), m=product.m, **operands))
+    return owned(operator, operator.call(a, whole_b, m=product.m, **_as_operators_take(operands)))
 
 
-def operator_for(family: str, dtype: torch.dtype, product: Product, *, reads: tuple[str, ...] = ()) -> Operator[Any]:
+def operator_for(
+    family: str,
+    dtype: torch.dtype,
+    product: Product,
+    *,
+    reads: tuple[str, ...] = (),
+    b_dtype: torch.dtype | None = None,
+    scales: tuple[str, ...] = (),
+) -> Operator[Any]:
     """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
 
     Args:
         family, dtype, product: what is called.
         reads: the operands of the epilogue that calls have.
+        b_dtype: B's; None for A's, `dtype`.
+        scales: of what the operands have a scale each, as a `Problem`'s.
 
     Raises:
         RuntimeError: there is no such context.
         As `operator_of`.
     """
     ctx = context_named(product.context)
-    problem = _problem_of(family, product, ctx.get_num_ranks(), dtype, reads)
+    problem = _problem_of(family, product, ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
     return operator_of(ctx, family, problem, product.variant, **options)
 
 
-def _problem_of(family: str, product: Product, world_size: int, dtype: torch.dtype, reads: tuple[str, ...]) -> Problem:
+def _problem_of(
+    family: str,
+    product: Product,
+    world_size: int,
+    dtype: torch.dtype,
+    reads: tuple[str, ...],
+    b_dtype: torch.dtype | None = None,
+    scales: tuple[str, ...] = (),
+) -> Problem:
     """Return what the ranks of a product do together."""
-    epilogue = epilogue_of(reads, product.activation)
-    sizes = product.m, product.n, product.k
-    return _families[family].problem_type(*sizes, world_size, dtype, epilogue, product.out_dtype or dtype)
+    problem_type: Any = _families[family].problem_type
+    problem: Problem = problem_type(
+        product.m,
+        product.n,
+        product.k,
+        world_size,
+        dtype,
+        epilogue_of(reads, product.activation),
+        product.out_dtype,
+        b_dtype,
+        scales,
+        product.partial_dtype,
+        product.use_fast_accum,
+    )
+    return problem
+
+
+def _as_operators_take(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return operands with the scale of a tensor as a matrix of one."""
+    return {
+        name: one.reshape(1, 1) if name in ("a_scale", "b_scale") and one.ndim < 2 else one
+        for name, one in operands.items()
+    }
 
 
 def call(
@@ -295,6 +352,10 @@ def call(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    partial_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     **asked: Any,
 ) -> Sequence[torch.Tensor]:
     """Return the outputs of a call of a family's function: C, then the family's others.
@@ -307,7 +368,9 @@ def call(
         options: the family's own, of the op's; None for none.
         activation, bias, residual, scale: what is done to C, which is activation(scale · A @ B + bias + residual); the
             scale may be a single number (). None for nothing.
-        out_dtype: C's; None for the operands'.
+        out_dtype: C's; None for the operands', or for bf16 where these are fp8.
+        a_scale, b_scale: of fp8 operands (scales.py); None for none.
+        partial_dtype, use_fast_accum: as a `Problem`'s.
     """
     options = options or {}
     operands = {}
@@ -317,8 +380,17 @@ def call(
         operands["residual"] = residual
     if scale is not None:
         operands["scale"] = scale.expand(b.shape[1]) if scale.ndim == 0 else scale
+    if a_scale is not None:
+        operands["a_scale"] = a_scale
+    if b_scale is not None:
+        operands["b_scale"] = b_scale
+    rounding: dict[str, Any] = {
+        "out_dtype": out_dtype,
+        "partial_dtype": partial_dtype,
+        "use_fast_accum": use_fast_accum,
+    }
     if in_graph():
-        how: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, **operands}
+        how: dict[str, Any] = {"activation": activation, **rounding, **operands}
         if config is not None:
             asked = {**asked, **how, "family": family, "sizes": sizes, "config": config, "variant": variant}
             return torch.compiler.disable(call)(ctx, a, b, options=options, **asked)
@@ -328,12 +400,12 @@ def call(
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **how)
     epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
-    problem = problem_for(ctx, a, b, epilogue=epilogue, out_dtype=out_dtype, **asked)
+    problem = problem_for(ctx, a, b, epilogue=epilogue, a_scale=a_scale, b_scale=b_scale, **rounding, **asked)
     if config is None and _want_gradients(a, b, *operands.values()):
-        how = {"activation": activation, "out_dtype": out_dtype, **operands}
+        how = {"activation": activation, **rounding, **operands}
         return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **how)
     operator = operator_of(ctx, family, problem, variant, config, **options)
-    return operator.call(a, b, m=problem.m, **operands)
+    return operator.call(a, b, m=problem.m, **(_as_operators_take(operands) if problem.scales else operands))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from iris_core import interpreted, translate
 
 from ..device.arguments import Block, Epilogue
 from ..device.epilogue import finish_tile, from_row
+from ..device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS, scaled
 
 # How operands are read. B's contiguous dimension decides the shape of its descriptor's block.
 POINTERS = tl.constexpr(0)
@@ -34,28 +35,29 @@ def unfinished_block(c_ptr, m, n, stride_cm):
 
 
 @triton.jit
-def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.constexpr):
+def matmul_steps(a, a_scale_ptr, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.constexpr):
     """Return the tile of A @ B that starts at (row, col) of a block, fp32 (BLOCK_M, BLOCK_N), summed over steps of k.
 
-    `a_row` is the row of A that belongs to the block's row `row`. The steps begin from `first_k`, a multiple of
-    BLOCK_K, to `stop_k`.
+    `a_row` is the row of A that belongs to the block's row `row`; A's scales are at `a_scale_ptr`. The steps begin from
+    `first_k`, a multiple of BLOCK_K, to `stop_k`.
     """
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
     BLOCK_N: tl.constexpr = TILE.BLOCK_N
     BLOCK_K: tl.constexpr = TILE.BLOCK_K
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    rows = row + tl.arange(0, BLOCK_M)
+    cols = col + tl.arange(0, BLOCK_N)
+    a_rows = a_row - row + rows
     if TILE.LOADS == POINTERS:
-        rows = row + tl.arange(0, BLOCK_M)
-        cols = col + tl.arange(0, BLOCK_N)
         ks = tl.arange(0, BLOCK_K)
         first_ks = (first_k + ks).to(tl.int64)
-        a_ptrs = a + (a_row - row + rows).to(tl.int64)[:, None] * gemm.stride_am + first_ks[None, :] * gemm.stride_ak
+        a_ptrs = a + a_rows.to(tl.int64)[:, None] * gemm.stride_am + first_ks[None, :] * gemm.stride_ak
         b_ptrs = b + first_ks[:, None] * gemm.stride_bk + cols.to(tl.int64)[None, :] * gemm.stride_bn
         for start in range(first_k, stop_k, BLOCK_K):
             in_k = ks < gemm.k - start
             a_tile = tl.load(a_ptrs, mask=(rows < block.m)[:, None] & in_k[None, :], other=0.0)
             b_tile = tl.load(b_ptrs, mask=in_k[:, None] & (cols < block.n)[None, :], other=0.0)
-            acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
+            acc = add_product(acc, a_tile, b_tile, a_scale_ptr, gemm, a_rows, rows < block.m, cols, start, TILE)
             a_ptrs += tl.cast(gemm.stride_ak, tl.int64) * BLOCK_K
             b_ptrs += tl.cast(gemm.stride_bk, tl.int64) * BLOCK_K
     else:
@@ -65,8 +67,22 @@ def matmul_steps(a, b, gemm, block, row, col, a_row, first_k, stop_k, TILE: tl.c
                 b_tile = b.load([col, start]).T
             else:
                 b_tile = b.load([start, col])
-            acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
+            acc = add_product(acc, a_tile, b_tile, a_scale_ptr, gemm, a_rows, rows < block.m, cols, start, TILE)
+    if TILE.SCALES == WHOLE_SUMS:
+        strides = (gemm.stride_asm, gemm.stride_ask)
+        acc = scaled(acc, a_scale_ptr, *strides, gemm, a_rows, rows < block.m, cols, first_k, TILE.SCALES)
     return acc
+
+
+@triton.jit
+def add_product(acc, a_tile, b_tile, a_scale_ptr, gemm, a_rows, is_row, cols, start, TILE: tl.constexpr):
+    """Return a sum with the product of a step of k more, which begins at `start`; `scaled` has the other arguments."""
+    tl.static_assert(TILE.SCALES == NO_SCALES or a_scale_ptr is not None)
+    if TILE.SCALES == BLOCK_SUMS:
+        product, strides = tl.dot(a_tile, b_tile), (gemm.stride_asm, gemm.stride_ask)
+        return acc + scaled(product, a_scale_ptr, *strides, gemm, a_rows, is_row, cols, start, TILE.SCALES)
+    else:
+        return tl.dot(a_tile, b_tile, acc, input_precision="ieee", max_num_imprecise_acc=TILE.MOST_IMPRECISE)
 
 
 @triton.jit

@@ -68,6 +68,7 @@ class Halves(NamedTuple):
 @triton.jit
 def compute_stream_k(
     a,
+    a_scale_ptr,
     b,
     gemm,
     block,
@@ -88,8 +89,8 @@ def compute_stream_k(
     SPLITS says how many programs split each of the last tiles: NONE, or UNEVEN, or so many.
 
     `block` is what this rank has of the output, `widest` what the rank with the most columns has; row 0 of them belongs
-    to row `a_row` of A. ``FINISH(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)`` takes a tile, or
-    with two SUBTILES its halves.
+    to row `a_row` of A, whose scales are at `a_scale_ptr`. ``FINISH(acc, target, peers, row, col, tile, tiles, epoch,
+    WORLD_SIZE, TILE)`` takes a tile, or with two SUBTILES its halves.
     """
     tiles = num_tiles(widest, TILE)
     steps = tl.maximum(tl.cdiv(gemm.k, TILE.BLOCK_K), 1)
@@ -99,7 +100,8 @@ def compute_stream_k(
         row, col = tile_origin(work.index, widest, TILE)
         began = trace_time(peers)
         stop_k = tl.minimum(work.stop * TILE.BLOCK_K, gemm.k)
-        acc = matmul_steps(a, b, gemm, block, row, col, a_row + row, work.start * TILE.BLOCK_K, stop_k, TILE)
+        first_k = work.start * TILE.BLOCK_K
+        acc = matmul_steps(a, a_scale_ptr, b, gemm, block, row, col, a_row + row, first_k, stop_k, TILE)
         if wave + 1 == waves:
             gdc_launch_dependents()  # its programs may take free SMs
         trace_span(peers, MULTIPLY, work.index, began)

@@ -31,7 +31,9 @@ LEAST_STAGES = 4
 _SHORT_US = 45.0  # worth an early launch
 
 
-def default_stream_k_config(arch: str, num_sms: int, *, m: int, n: int, k: int, dtype: torch.dtype) -> GemmConfig:
+def default_stream_k_config(
+    arch: str, num_sms: int, *, m: int, n: int, k: int, dtype: torch.dtype, is_promoted: bool = False
+) -> GemmConfig:
     """Return what to start from for an (m, n) output over k of one rank's GEMM; arguments as `default_config`'s."""
     if arch == "cpu":
         return GemmConfig(
@@ -39,9 +41,11 @@ def default_stream_k_config(arch: str, num_sms: int, *, m: int, n: int, k: int, 
         )
     is_amd = arch.startswith("gfx")
     is_exact = dtype == torch.float32
-    block_k = 16 if is_exact else 64
+    block_k = 16 if is_exact else 128 // dtype.itemsize
     # Exact products run on the ordinary cores: small tiles, in registers.
-    largest = 64 if is_exact else widest_tile(arch)
+    largest = 64 if is_exact else widest_tile(arch, is_promoted=is_promoted)
+    # Two sums of 256 columns do not fit the registers on sm_100, nor two accumulators.
+    widest_split = 256 if arch == "sm_90" and not is_promoted else 128
     low_block_k = block_k if is_amd or is_exact else 128
     tiling = fastest_tiling(
         m,
@@ -52,7 +56,7 @@ def default_stream_k_config(arch: str, num_sms: int, *, m: int, n: int, k: int, 
         low_block_k=low_block_k,
         element_bytes=dtype.itemsize,
         largest=largest,
-        widest_split=256 if arch == "sm_90" else 128,  # on sm_100 two sums of 256 columns do not fit the registers
+        widest_split=widest_split,
     )
     if tiling.block_m <= LOW_ROWS:
         block_k = low_block_k
@@ -89,7 +93,8 @@ def stages_within(room: int, stage: int) -> int:
 def plan(problem: Problem, device: Device) -> GemmConfig:
     """Return what to start from for the rank that has most to do."""
     k, n = problem.b_shape(0)
-    return default_stream_k_config(device.arch, device.num_sms, m=problem.m, n=n, k=k, dtype=problem.dtype)
+    how: dict[str, Any] = {"dtype": problem.dtype, "is_promoted": problem.is_promoted}
+    return default_stream_k_config(device.arch, device.num_sms, m=problem.m, n=n, k=k, **how)
 
 
 def stream_k_plan(call: Call[Any]) -> StreamKPlan:
@@ -127,10 +132,21 @@ def workspace(call: Call[Any]) -> dict[str, Buffer]:
     }
 
 
-def run(call: Call[Any], kernel: JITFunction[Any], a: torch.Tensor, b: torch.Tensor, **arguments: Any) -> None:
-    """Queue a kernel of `compute_stream_k`, early if it is short; `arguments` are those that not all of them take."""
+def run(
+    call: Call[Any],
+    kernel: JITFunction[Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None = None,
+    **arguments: Any,
+) -> None:
+    """Queue a kernel of `compute_stream_k`, early if it is short.
+
+    `a_scale` is A's, where that is not the call's; `arguments` are those that not all of these kernels take.
+    """
     programs, early = stream_k_plan(call).programs, is_short(call)
-    call.run(kernel, programs, early=early, **{**call.main_loop(a, b), **_arguments(call), **arguments})
+    multiply = call.main_loop(a, b, a_scale=a_scale)
+    call.run(kernel, programs, early=early, **{**multiply, **_arguments(call), **arguments})
 
 
 def _arguments(call: Call[Any]) -> dict[str, Any]:

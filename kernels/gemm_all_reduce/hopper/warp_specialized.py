@@ -32,7 +32,7 @@ from ..problem import GemmAllReduceProblem
 
 def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest."""
-    num_programs, k, world_size = device.num_sms, problem.a_shape(0)[1], problem.world_size
+    num_programs, k, world_size = device.num_sms, hopper.k_of_costs(problem), problem.world_size
     # As if every tile were sent to one peer: what that chooses is 0.5 % over the best width (results/notebook.md).
     peers = min(1, world_size - 1)
 
@@ -40,7 +40,8 @@ def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
         rows = BLOCK_M * world_size * min(_tiles_of_shard(problem, tiling.block_n))
         return round(predicted_us(tiling, rows, tiling.block_n, k, num_programs=num_programs, peers=peers), 1)
 
-    return hopper.config_of(min(possible_tilings(k, num_programs=num_programs, splits=(1,)), key=us), device)
+    tilings = possible_tilings(k, num_programs=num_programs, splits=(1,), widest=hopper.widest(problem))
+    return hopper.config_of(problem, min(tilings, key=us), device)
 
 
 def _tiles_of_shard(problem: GemmReduceScatterProblem, block_n: int) -> tuple[int, int]:
@@ -49,7 +50,7 @@ def _tiles_of_shard(problem: GemmReduceScatterProblem, block_n: int) -> tuple[in
 
 
 def _shard_of_columns(problem: GemmReduceScatterProblem) -> tuple[int, int]:
-    return problem.m, padded(-(-problem.n // problem.world_size), problem.dtype)  # so each begins on 16 bytes
+    return problem.m, padded(-(-problem.n // problem.world_size), problem.out_dtype)  # so each begins on 16 bytes
 
 
 def is_cut_by_columns(call: ReduceCall) -> bool:
@@ -66,7 +67,7 @@ def shard_shape(call: ReduceCall) -> tuple[int, int]:
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
     """Return the buffers of partials and flags, and of C, with a row behind it for the sums of a rank without any."""
     problem = call.problem
-    output = Buffer((problem.m + 1, padded(problem.n, problem.dtype)), problem.dtype, is_symmetric=True)
+    output = Buffer((problem.m + 1, padded(problem.n, problem.out_dtype)), problem.out_dtype, is_symmetric=True)
     return {**reduce_scatter.room(call, shard_shape(call)), "output": output}
 
 

@@ -100,7 +100,22 @@ def gemm_all_reduce_fused_sequential_stream_k(
     half = buffer_of_call(epoch, 2)
     target = (out, workspace_ptr + half * halves.data, flags_ptr + half * halves.flags)
     compute_stream_k(
-        a, b, gemm, out, out, 0, stream_k, target, peers, epoch, sum_on_every_rank, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
+        a,
+        gemm.a_scale_ptr,
+        b,
+        gemm,
+        out,
+        out,
+        0,
+        stream_k,
+        target,
+        peers,
+        epoch,
+        sum_on_every_rank,
+        HAS_WHOLE,
+        SPLITS,
+        WORLD_SIZE,
+        TILE,
     )
     end_own_call(own, epoch)
 

@@ -50,7 +50,7 @@ def _sent(args: Arguments) -> int:
 
 @gluon.jit(launch_metadata=launch_metadata(product=lambda args: args["sizes"], moved=_sent))
 def gemm_all_scatter_warp_specialized_sm90(
-    a, b, out, workspace, sizes, epilogue, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a, b, out, workspace, sizes, epilogue, scales, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Compute this rank's block of C into every rank's C."""
     pipeline = make_operand_pipeline(a, b, TILE)
@@ -58,7 +58,7 @@ def gemm_all_scatter_warp_specialized_sm90(
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     waves = make_waves(num_tiles(sizes, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
-    staging = TileStaging(store, None, epilogue, sizes)
+    staging = TileStaging(store, None, epilogue, sizes, scales, None)
     warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
@@ -105,22 +105,20 @@ def supports(problem: GemmAllScatterProblem, config: GemmConfig | None) -> str |
 def _sizes_reason(problem: GemmAllScatterProblem) -> str | None:
     for rank in range(problem.world_size):
         start, stop = problem.columns(rank)
-        if stop > start and start * problem.dtype.itemsize % ROW_BYTES:
+        if stop > start and start * problem.out_dtype.itemsize % ROW_BYTES:
             return f"rank {rank}'s columns of C start at {start}; TMA stores on a multiple of {ROW_BYTES} bytes"
     return None
 
 
 def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest, for the largest block of columns."""
-    k, n = problem.b_shape(0)
-    peers = problem.world_size - 1
-    return hopper.plan(problem.m, n, k, device, peers=peers, splits=(1, 2), pingpong=True)
+    return hopper.plan(problem, device, peers=problem.world_size - 1, splits=(1, 2), pingpong=True)
 
 
 def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     """Return the buffers of C, whose rows are on 16 bytes, and of split tiles."""
     problem = call.problem
-    output = Buffer((problem.m, padded(problem.n, problem.dtype)), problem.dtype, is_symmetric=True)
+    output = Buffer((problem.m, padded(problem.n, problem.out_dtype)), problem.out_dtype, is_symmetric=True)
     return {"output": output, **hopper.split_buffers(call, call.config.num_sms, _sizes(call))}
 
 
@@ -146,7 +144,7 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     """Queue the kernel."""
     kernel = gemm_all_scatter_warp_specialized_sm90
     beside = {"out": _everywhere(call), "workspace": hopper.split_workspace(call), "sizes": _sizes(call)}
-    hopper.run(call, kernel, a, b, row_grouped, **beside)
+    hopper.run(call, kernel, a, b, row_grouped, scales=hopper.scales_of(call, a, b), **beside)
     return outputs(call)
 
 

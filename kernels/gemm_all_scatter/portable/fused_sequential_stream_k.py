@@ -70,7 +70,22 @@ def gemm_all_scatter_fused_sequential_stream_k(
     signal_all_ready(peers, epoch, WORLD_SIZE)
     widest = with_columns(block, columns)
     compute_stream_k(
-        a, b, gemm, block, widest, 0, stream_k, block, peers, epoch, send_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
+        a,
+        gemm.a_scale_ptr,
+        b,
+        gemm,
+        block,
+        widest,
+        0,
+        stream_k,
+        block,
+        peers,
+        epoch,
+        send_tile,
+        HAS_WHOLE,
+        SPLITS,
+        WORLD_SIZE,
+        TILE,
     )
     if tl.program_id(0) == 0:
         began = trace_time(peers)

@@ -115,7 +115,7 @@ class SentPartials(NamedTuple):
 
 @gluon.jit(launch_metadata=launch_metadata(product=_product, moved=_moved))
 def gemm_reduce_scatter_warp_specialized_sm90(
-    a, b, out, reduced, partials, shards, epilogue, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a, b, out, reduced, partials, shards, epilogue, scales, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
     pipeline = make_operand_pipeline(a, b, TILE)
@@ -125,7 +125,7 @@ def gemm_reduce_scatter_warp_specialized_sm90(
     gdc_wait()
     epoch = begin_call(peers, WORLD_SIZE)
     waves = make_waves(shards.tiles * WORLD_SIZE, gl.cdiv(shards.k, TILE.BLOCK_K), TILE)
-    staging = TileStaging(store, load, epilogue, shards)
+    staging = TileStaging(store, load, epilogue, shards, scales, None)
     warp = SummingLoadWarp(pipeline, store, out, reduced, load, signals)
     gl.warp_specialize(
         [
@@ -254,8 +254,7 @@ def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> st
 
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest."""
-    m, n, k, ranks = problem.m, problem.n, problem.a_shape(0)[1], problem.world_size
-    return hopper.plan(m, n, k, device, peers=0, shards=ranks)
+    return hopper.plan(problem, device, peers=0, shards=problem.world_size)
 
 
 def room(call: ReduceCall, shard: tuple[int, int]) -> dict[str, Buffer]:
@@ -266,7 +265,7 @@ def room(call: ReduceCall, shard: tuple[int, int]) -> dict[str, Buffer]:
         shard: the (m, n) of the largest shard.
     """
     m, n = shard
-    dtype, tiles = call.problem.dtype, call.num_tiles(m, n)
+    dtype, tiles = call.problem.out_dtype, call.num_tiles(m, n)
     return {
         "staging": Buffer((call.world_size, m, padded(n, dtype)), dtype, is_symmetric=True),
         "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum"),
@@ -303,8 +302,8 @@ def shards_of(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sen
         k=problem.a_shape(call.rank)[1],
         by_columns=by_columns,
         tiles=call.num_tiles(m, n),
-        tile_us=tile_alone_us(tiling, problem.a_shape(0)[1]),
-        wave_sent_us=config.num_sms * tile_sent_us(tiling, peers=1),
+        tile_us=tile_alone_us(tiling, hopper.k_of_costs(problem)),
+        wave_sent_us=config.num_sms * tile_sent_us(tiling, peers=1) * problem.out_dtype.itemsize / 2,
         sends_sums=sends_sums,
         num_programs=config.num_sms,
         world_size=problem.world_size,
@@ -341,6 +340,7 @@ def queue(
         reduced=reduced,
         partials=hopper.tile_columns_of(call, staging[:, :, :n]),
         shards=shards,
+        scales=hopper.scales_of(call, a, b),
     )
 
 

@@ -191,7 +191,22 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     half = buffer_of_call(epoch, 2)
     target = (out, staging, staging.workspace_ptr + half * halves.data, halves)
     compute_stream_k(
-        a, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, reduce_tile, HAS_WHOLE, SPLITS, WORLD_SIZE, TILE
+        a,
+        gemm.a_scale_ptr,
+        b,
+        gemm,
+        whole,
+        whole,
+        0,
+        stream_k,
+        target,
+        peers,
+        epoch,
+        reduce_tile,
+        HAS_WHOLE,
+        SPLITS,
+        WORLD_SIZE,
+        TILE,
     )
     end_own_call(own, epoch)
 

@@ -19,7 +19,7 @@ from iris_bench.records.record import COLUMNS, read_records
 
 RESULTS = [
     path
-    for path in sorted((Path(__file__).parents[3] / "results").glob("*.csv"))
+    for path in sorted((Path(__file__).parents[3] / "results").rglob("*.csv"))
     if path.read_text().startswith("family,variant,shape_set,")
 ]
 PROMISED = {
@@ -55,11 +55,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read[1].speedup_vs_library == pytest.approx(1.4)
 
 
-@pytest.mark.parametrize("name", ["h200x2-links", "stress"])
-def test_a_csv_of_another_command_is_named(name: str) -> None:
-    command = name.split("-")[-1]
+@pytest.mark.parametrize("path", ["2026-11-22-h200x2/links.csv", "stress.csv"])
+def test_a_csv_of_another_command_is_named(path: str) -> None:
+    command = Path(path).stem
     with pytest.raises(ValueError, match=f"is a CSV of iris-bench {command}; this takes those of iris-bench run"):
-        read_records(Path(__file__).parents[3] / "results" / f"{name}.csv")
+        read_records(Path(__file__).parents[3] / "results" / path)
 
 
 def test_rows_of_other_configurations_are_counted() -> None:
@@ -184,7 +184,7 @@ def test_what_a_wrong_variant_leaves_is_read(tmp_path: Path) -> None:
     assert read_records(tmp_path / "rows.csv") == [wrong]
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_committed_sweeps_are_read(path: Path) -> None:
     assert read_records(path)
 

@@ -23,12 +23,13 @@ RESULTS = Path(__file__).parents[3] / "results"
 GPU = "NVIDIA H200"
 SWEEPS = {
     GPU: (
-        *("h200x4", "h200x4-paper", "h200x4-large", "h200x4-decode", "h200", "h200-decode", "h200-ragged"),
-        *("h200x2-auto", "h200x2-large", "h200x2-medium", "h200x2-rows512"),
-        *("h200x2-all-reduce", "h200x2-decode", "h200x2-ragged"),
+        *("tuning/h200x4", "2026-11-21-h200x4/paper", "2026-11-22-h200x4/large", "2026-11-22-h200x4/small-m"),
+        *("2026-11-21-h200x1/sweep", "2026-11-22-h200x1/small-m", "2026-11-22-h200x1/ragged"),
+        *("tuning/h200x2-auto", "2026-11-22-h200x2/large", "tuning/h200x2-medium", "tuning/h200x2-rows512"),
+        *("2026-11-23-h200x2/all-reduce", "2026-11-23-h200x2/small-m", "2026-11-22-h200x2/ragged"),
         *("2026-11-26-h200x4/large", "2026-11-26-h200x4/small-m"),
     ),
-    "NVIDIA H100 80GB HBM3": ("h100",),
+    "NVIDIA H100 80GB HBM3": ("2026-11-24-h100x1/sweep",),
 }
 
 
@@ -65,7 +66,7 @@ def test_defaults_refuses_what_is_no_sweep(tmp_path: Path) -> None:
 
 
 def test_defaults_writes_no_table_of_nothing(tmp_path: Path) -> None:
-    rows = [row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.variant != "library"]
+    rows = [row for row in read_records(RESULTS / "tuning/h200x2-rows512-bf16.csv") if row.variant != "library"]
     append_records(tmp_path / "bare.csv", rows)
     shipped = tmp_path / "nvidia-h200.json"
     shipped.write_text("kept")
@@ -94,7 +95,7 @@ print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels
 
 def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
     """Those that read through pointers what is copied now; the copied ones stay, also where rank 0 copies none."""
-    rows = read_records(RESULTS / "h200x2-ragged-bf16.csv")
+    rows = read_records(RESULTS / "2026-11-22-h200x2/ragged-bf16.csv")
     with pytest.raises(ValueError, match="times of bursts of 1, 10, which are not to be compared"):
         tables([*rows, replace(rows[0], m=rows[0].m + 1, burst=1)])
     (table,) = tables(rows).values()
@@ -107,7 +108,7 @@ def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
 
 def run_of(library_us: float, day: int, **times_us: float) -> list[Record]:
     """Return the rows of one run of one problem; names as they were, which are Python's."""
-    row = next(row for row in read_records(RESULTS / "h200x2-rows512-bf16.csv") if row.time_us)
+    row = next(row for row in read_records(RESULTS / "tuning/h200x2-rows512-bf16.csv") if row.time_us)
     return [
         replace(
             row,

@@ -62,7 +62,7 @@ def test_former_texts_are_understood(text: str, changes: dict[str, int]) -> None
 
 def test_all_results_are_understood() -> None:
     texts = set()
-    for file in RESULTS.glob("*.csv"):
+    for file in RESULTS.rglob("*.csv"):
         with file.open(newline="") as rows:
             texts |= {row.get("config") or "" for row in csv.DictReader(rows)}
     texts = {text for text in texts if " group=" in text and text[0].isdigit()}
@@ -101,7 +101,7 @@ def test_variants_are_read_under_former_names(family: str, former: str, present:
     entry = {**KEY, "family": family, "times_us": {former: 1.0}}
     (measured,) = from_json(json.dumps({"format": 1, "entries": [entry]}), {"format": 1}).values()
     assert measured.times_us == {present: 1.0}
-    row = read_records(RESULTS / "h200x4-large-bf16.csv")[0]
+    row = read_records(RESULTS / "2026-11-22-h200x4/large-bf16.csv")[0]
     append_records(tmp_path / "former.csv", [replace(row, family=family, variant=former)])
     assert former in (tmp_path / "former.csv").read_text()
     assert [one.variant for one in read_records(tmp_path / "former.csv")] == [present]
@@ -137,7 +137,9 @@ def test_functions_take_former_names_with_one_warning(ranks: Callable[[int], Ran
     assert ranks(2).call(call_by_former_names, family) == [[]] * 2
 
 
-@pytest.mark.parametrize("file", sorted(RESULTS.glob("h200x4-*bf16.csv")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted(RESULTS.glob("2026-*-h200x4/*-bf16.csv")), ids=lambda file: f"{file.parent.name}/{file.stem}"
+)
 def test_all_results_are_of_variants_that_there_are(file: Path) -> None:
     known = {(one.family, one.name) for one in list_variants()}
     named = {(row.family, row.variant) for row in read_records(file) if row.variant not in YARDSTICKS}

@@ -28,7 +28,7 @@ from iris_kernels.common.hopper import host as operator_module
 from iris_kernels.common.hopper.plan import Tiling
 from overlap_taxonomy import get_variant
 
-MEASURED = Path(__file__).parents[3] / "results" / "configurations-h200x2-bf16.csv"
+MEASURED = Path(__file__).parents[3] / "results/tuning" / "configurations-h200x2-bf16.csv"
 IN_ONE_QUEUE = ("all-gather by copies, flags set by the copy queue", "flags in one queue")
 
 ONE_OF_TWO = Gathering(rows=4096, columns=1152, k=36864, world_size=2, itemsize=2, num_programs=132)

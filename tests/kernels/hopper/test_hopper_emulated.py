@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import epilogues
 import pytest
+import torch
 from emulated_operators import COPIES, KERNELS, Case, run_case
 from families import FAMILIES
 
@@ -167,6 +168,37 @@ def test_output_is_right_where_the_last_shard_comes_in_chunks(
 ) -> None:
     monkeypatch.setattr(gather_plan, "_STEPS_OF_A_K_CHUNK", 1)
     run_case("all_gather_gemm", COPIES, case, 0, late=late, keep_gathered=keep_gathered)
+
+
+SCALED = [
+    Case(301, 318, 160, "divides nothing, an uneven number of tiles a program", world_size=3),
+    Case(301, 304, 1040, "many steps a tile, several blocks of k and of columns", block_n=128, world_size=2),
+    Case(300, 216, 784, "many tiles a program", row_chunks=2, world_size=3, programs=2),
+    Case(2, 5, 64, "fewer rows and columns than ranks"),
+    Case(200, 100, 144, "alone", world_size=1, programs=2),
+    Case(700, 1024, 400, "two split a tile", row_chunks=2, programs=5, block_n=128, splits=2),
+]
+
+
+@pytest.mark.parametrize("scales", [("row", "column"), ("tensor", "tensor"), ("block", "block")], ids="-".join)
+@pytest.mark.parametrize("case", SCALED, ids=lambda case: f"{case.why}-w{case.world_size}")
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_fp8_operands_are_scaled(family: str, name: str, case: Case, scales: tuple[str, ...]) -> None:
+    run_case(family, name, case, 0, scales=scales)
+
+
+@pytest.mark.parametrize("pingpong", [False, True])
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_sums_of_fp8_stay_in_the_accumulators_with_fast_accum(family: str, name: str, pingpong: bool) -> None:
+    case = Case(301, 304, 1040, "many steps a tile", block_n=128, world_size=2, pingpong=pingpong)
+    run_case(family, name, case, 0, scales=("row", "column"), use_fast_accum=True)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[12], IN_TURNS[0]], ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_c_may_be_fp32(family: str, name: str, case: Case) -> None:
+    run_case(family, name, case, 0, out_dtype=torch.float32)
+    run_case(family, name, case, 0, out_dtype=torch.float32, epilogue=("bias", "relu"))
 
 
 GATED = [  # of two or three columns of tiles a rank

@@ -33,7 +33,7 @@ from iris_kernels.common.hopper.plan import (
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler
 from overlap_taxonomy import get_variant
 
-RESULTS = Path(__file__).parents[3] / "results"
+RESULTS = Path(__file__).parents[3] / "results/tuning"
 
 on_four = partial(predicted_us, num_programs=132, peers=3)
 alone = partial(predicted_us, num_programs=132, peers=0)

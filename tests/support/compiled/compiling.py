@@ -103,6 +103,8 @@ class Case:
     pingpong: bool = False
     epilogue: tuple[str, ...] = ()
     out_dtype: torch.dtype | None = None
+    scales: tuple[str, ...] = ()
+    use_fast_accum: bool = False
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
@@ -112,6 +114,7 @@ class Case:
         )
         parts += self.epilogue
         parts += [f"to-{str(self.out_dtype)[6:]}"] if self.out_dtype else []
+        parts += [*self.scales, *["fast"] * self.use_fast_accum]
         return "-".join(parts)
 
     @property
@@ -325,7 +328,8 @@ def make_problem(case: Case) -> Any:
     """Return the problem that a case's operator is made for."""
     family = importlib.import_module(f"iris_kernels.{case.family}")
     sizes = case.size, case.size, case.size
-    return family.Problem(*sizes, case.world_size, case.dtype, case.epilogue, case.out_dtype)
+    more = {"scales": case.scales, "use_fast_accum": case.use_fast_accum}
+    return family.Problem(*sizes, case.world_size, case.dtype, case.epilogue, case.out_dtype, **more)
 
 
 def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -337,7 +341,8 @@ def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _epilogue_operands(problem: Any, case: Case) -> dict[str, torch.Tensor]:
-    return {name: torch.empty(shape, dtype=case.dtype) for name, shape in problem.operand_shapes(case.rank).items()}
+    shapes = problem.operand_shapes(case.rank)
+    return {name: torch.empty(shape, dtype=problem.operand_dtype(name)) for name, shape in shapes.items()}
 
 
 def check_system_edges(kernel: Compiled, target: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 
 class Shared:
-    """Shared memory; tiles lie there in blocks of 64 columns, as the hardware's widest swizzle has them."""
+    """Shared memory; tiles lie there in blocks of 128 bytes a row, as the hardware's widest swizzle has them."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -41,8 +41,9 @@ class WholeTile(Shared):
         self._rows, self._columns = shape
 
     def store(self, value: Register) -> None:
-        blocks = self.memory.view(-1)[: self._rows * self._columns].view(-1, self._rows, 64)
-        blocks.copy_(value.value.reshape(self._rows, -1, 64).permute(1, 0, 2))
+        columns = 128 // self.dtype.itemsize
+        blocks = self.memory.view(-1)[: self._rows * self._columns].view(-1, self._rows, columns)
+        blocks.copy_(value.value.reshape(self._rows, -1, columns).permute(1, 0, 2))
 
 
 class Register:
@@ -79,6 +80,12 @@ class Register:
 
     def __add__(self, other: Register) -> Register:
         return Register(self.value + other.value)
+
+    def __mul__(self, other: Register | torch.Tensor) -> Register:
+        return Register(self.value * (other.value if isinstance(other, Register) else other))
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.value[index]
 
 
 class Pointer:

@@ -6,6 +6,7 @@ Operators make their arguments as on a GPU; the handshake, which other tests cov
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from emulated_handshake import World
 from emulated_memory import Descriptor, Pointer, elements_from
 from families import make_problem, stem
 from gluon_emulator import Machine, emulated
+from scaled import make_scaled_data
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core.tracing import Span, make_spans
@@ -30,12 +32,14 @@ from iris_kernels.all_gather_gemm.hopper import comm_programs
 from iris_kernels.all_gather_gemm.host import keeps_gathered
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import epilogue as epilogue_ops
+from iris_kernels.common.device import scaling
 from iris_kernels.common.device import tile_scheduler as tile_order
 from iris_kernels.common.hopper import (
     epilogue_load,
     epilogue_store,
     fixup,
     pipeline,
+    promotion,
     signal_pipeline,
     tile_loop,
     waves,
@@ -88,7 +92,7 @@ class Context(compiling.StubContext):
 def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     """Make one call of one rank and wait for its end."""
     rank = operator.rank
-    operands = epilogues.own_operands(operator.family, operator.problem, rank)
+    operands = getattr(data, "scales", None) or epilogues.own_operands(operator.family, operator.problem, rank)
     with compiling.recorded_launches() as launches:
         operator(data.a, data.b, **operands)
     named = {kernel.fn.__name__: (kernel, arguments) for kernel, arguments in launches}
@@ -102,7 +106,7 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     if operator.variant == COPIES:
         is_barrier = copies_module.begins_with_barrier(operator.last_call)
         num_programs = copies_module.num_programs(num_programs, operator.last_call.device, has_barrier=is_barrier)
-        beside = [machine.spawn("copies", partial(push, machine, world, operator, data.a), rank=rank)]
+        beside = [machine.spawn("copies", partial(push, machine, world, operator, data), rank=rank)]
     options = ("num_warps", "num_stages", "launch_pdl")
     arguments = {name: value for name, value in arguments.items() if name not in options}
     for name, value in arguments.items():
@@ -111,6 +115,11 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     epilogue = arguments["epilogue"]
     read = tuple(one and one._replace(ptr=Pointer(elements_from(one.ptr))) for one in epilogue.operands)
     arguments["epilogue"] = epilogue._replace(operands=read)
+    for name in ("scales", "own_scales", "sent_scales"):
+        if found := arguments.get(name):
+            pointers = {field: value for field, value in found._asdict().items() if isinstance(value, torch.Tensor)}
+            made = {field: Pointer(elements_from(tensor)) for field, tensor in pointers.items()}
+            arguments[name] = found._replace(**made)
     if "flags_ptr" in arguments:
         arguments["flags_ptr"] = 0
     if "shards" in arguments:
@@ -129,7 +138,14 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     assert world.epoch(rank) == epoch + 1, "the call has not ended"
 
 
-def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None:
+def translate(pointer: Pointer, rank: int, peer: int, heap_bases: torch.Tensor) -> Pointer:
+    """Return where a place on a rank's heap is on a peer's, all in one window."""
+    address = pointer.memory.data_ptr() + int(heap_bases[peer]) - int(heap_bases[rank])
+    memory = (ctypes.c_char * pointer.memory.nbytes).from_address(address)
+    return Pointer(torch.frombuffer(memory, dtype=pointer.memory.dtype), pointer.offsets)
+
+
+def push(machine: Machine, world: World, operator: Any, data: Any) -> None:
     """Stand for the copy stream of all-gather."""
     last = operator.last_call
     if keeps_gathered(last):  # the barrier of all ranks
@@ -137,7 +153,10 @@ def push(machine: Machine, world: World, operator: Any, a: torch.Tensor) -> None
         world.wait_ready(last.peers(), epoch, operator.problem.world_size)
     for copy in copies_of(operator):
         machine.wait(lambda: True)
-        copy.destination.copy_(a[copy.rows, copy.columns])
+        if copy.scales is not None:
+            columns = operator.problem.scale_columns
+            copy.scales.copy_(data.scales["a_scale"].expand(len(data.a), columns).reshape(1, -1))
+        copy.destination.copy_(data.a[copy.rows, copy.columns])
         world.set_flag(*place_of_flag(operator, copy))
 
 
@@ -163,12 +182,19 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
     for number in range(CALLS):
         if is_traced:
             operator.trace_to(make_spans(1, torch.device("cpu")) if number == 1 else None)
-        data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
+        if problem.scales:
+            data = make_scaled_data(operator.family, problem, rank, number)
+            finished = data.data
+        else:
+            data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
+            finished = epilogues.finished_data(data, operator.family, problem, rank)
         if number == 0:
             poison(operator)
         call(machine, world, operator, data)
-        finished = epilogues.finished_data(data, operator.family, problem, rank)
-        if wrong := fault(operator.output, finished, problem.dtype):
+        error = torch.linalg.vector_norm(operator.output - finished.expected)
+        if problem.out_dtype == torch.float32 and error > 1e-5 * torch.linalg.vector_norm(finished.expected):
+            faults.append(f"rank {rank}, call {number}: the error is {error}, of a C of fp32")
+        if wrong := fault(operator.output, finished, problem.out_dtype):
             faults.append(f"rank {rank}, call {number}: {wrong}")
         if operator.last_call.options.get("keep_gathered"):
             for peer in set(range(problem.world_size)) - {rank}:
@@ -186,15 +212,22 @@ def run_case(
     is_traced: bool = False,
     late: str = "",
     epilogue: tuple[str, ...] = (),
+    scales: tuple[str, ...] = (),
+    use_fast_accum: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
     **options: bool,
 ) -> dict[int, list[Span]]:
-    """Run all ranks, whose output must be right; return each rank's spans, of the second call."""
-    problem = make_problem(family, case.m, case.n, case.k, case.world_size, torch.bfloat16)
-    problem = replace(problem, epilogue=epilogue)
+    """Run all ranks, whose output must be right; return each rank's spans, of the second call.
+
+    With `scales`, operands are fp8 and have these.
+    """
+    dtype = torch.float8_e4m3fn if scales else torch.bfloat16
+    problem = make_problem(family, case.m, case.n, case.k, case.world_size, dtype)
+    problem = replace(problem, epilogue=epilogue, scales=scales, use_fast_accum=use_fast_accum, out_dtype=out_dtype)
     config = GemmConfig(
         128,
         case.block_n,
-        64,
+        hopper.step_k(dtype),
         group_m=2,
         num_stages=3,
         num_sms=case.programs,
@@ -226,6 +259,7 @@ def run_case(
             )
         modules = [
             tile_order,
+            promotion,
             waves,
             pipeline,
             epilogue_store,
@@ -237,7 +271,7 @@ def run_case(
             reduce_scatter_schedule,
             KERNELS[family, name],
         ]
-        with emulated(machine, modules, [epilogue_ops, epilogues], **world.names):
+        with emulated(machine, modules, [epilogue_ops, epilogues, scaling], translate=translate, **world.names):
             machine.run()
     assert not faults
     assert machine.has_late_tasks == bool(late)  # else this is the run without

@@ -184,12 +184,13 @@ def _fakes(machine: Machine) -> dict[str, Any]:
             value = op(value, epilogue.first_row + rows, cols, operand)
         return Register(value)
 
-    def load_block(pointers: Pointer, mask: torch.Tensor, other: float, cache_modifier: str) -> Register:
-        found = pointers.memory[torch.where(mask, pointers.offsets, 0)]
-        return Register(torch.where(mask, found, torch.tensor(other)))
+    def load_block(pointers: Pointer, mask: Any = None, other: float = 0.0, cache_modifier: str = "") -> Register:
+        mask = torch.ones_like(torch.as_tensor(pointers.offsets), dtype=torch.bool) if mask is None else mask
+        return Register(_load_elements(pointers, mask, other))
 
-    def store_block(pointers: Pointer, value: Register) -> None:
-        pointers.memory[pointers.offsets] = value.value
+    def store_block(pointers: Pointer, value: Register, mask: Any = True) -> None:
+        mask = torch.as_tensor(mask).expand(pointers.offsets.shape)
+        pointers.memory[pointers.offsets[mask]] = value.value[mask]
 
     gl = SimpleNamespace(
         constexpr=lambda value: value,
@@ -221,6 +222,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     return {
         "gl": gl,
         "apply_ops": apply_ops,
+        "zero_tile": lambda pipeline, tile: Register(torch.zeros(tile.BLOCK_M, tile.BLOCK_N)),
         "thread_barrier": lambda: machine.wait(lambda: True),
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
@@ -238,13 +240,14 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0].after(num_outstanding),
         "fence_async_shared": lambda: None,
         "fence_before_descriptor_loads": lambda: None,
-        "SUBTILE_COLS": 64,
+        "_SCALE_BLOCK": 128,
+        "SCALES_AT_ONCE": 128,
         "_SPLITS_AT_ONCE": 4,
         "LAG": 4,
     }
 
 
-def _load_elements(pointers: Pointer, mask: torch.Tensor, other: float) -> torch.Tensor:
+def _load_elements(pointers: Pointer, mask: torch.Tensor, other: float, cache_modifier: str = "") -> torch.Tensor:
     return torch.where(mask, pointers.memory[torch.where(mask, pointers.offsets, 0)], torch.tensor(other))
 
 

@@ -1,0 +1,131 @@
+"""What the command writes: tables inside Markdown pages, the report as HTML, pictures.
+
+A table stands between ``<!-- report: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from . import provenance, questions, tables
+from .drawings import FRONT_PAGE_MACHINE
+from .evidence import LEFT_OUT, machines
+from .markdown import table
+from .pictures import pictures
+
+REPORT = Path("docs/report.md")
+REPORT_HTML = Path("results/report.html")
+_BLOCK = re.compile(r"^<!-- report: (?P<name>\S+) -->\n(?P<body>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_MARKER = re.compile(r"^<!-- (?:report: \S+|end) -->$", re.MULTILINE)
+_HTML = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #2b2f36; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.85rem; margin: 1rem 0; }}
+th, td {{ border-bottom: 1px solid #d8dbe0; padding: 0.25rem 0.6rem; text-align: left; white-space: nowrap; }}
+img {{ max-width: 100%; }}
+code {{ font-size: 0.9em; background: #f2f3f5; padding: 0 0.2em; }}
+pre code {{ display: block; padding: 0.6rem; }}
+</style>
+{body}</html>
+"""
+
+
+@functools.cache
+def blocks() -> Mapping[str, Callable[[], str]]:
+    """Return the function that makes each table of the documentation, by the name in its marker."""
+    front = machines()[FRONT_PAGE_MACHINE]
+    found: dict[str, Callable[[], str]] = {
+        "front-page": partial(questions.front_page, front, "Llama-3-70B", (28672, 8192), (8192, 28672)),
+        "measured": provenance.measured,
+        "faster": questions.is_it_faster,
+        "layers-by-model": questions.for_which_layer,
+        "patterns": questions.by_which_pattern,
+        "limit": questions.how_far_from_the_limit,
+        "gains": questions.what_the_gain_consists_of,
+        "loses": questions.where_does_it_lose,
+        "predictions": questions.was_the_prediction_right,
+        "paper": questions.beside_the_paper,
+        "llama-3-70b": partial(tables.model, front, "Llama-3-70B"),
+        "losses": partial(tables.losses, *machines().values()),
+        "losses-of-several": partial(tables.losses, *questions.several()),
+        "layers": tables.layers,
+        "decoder": tables.decoder,
+        "links": tables.link_rates,
+        "link-sizes": tables.link_sizes,
+        "ccl": tables.collectives,
+        "epilogue": tables.epilogue,
+        "files": provenance.files,
+        **{f"files-of-{folder}": partial(provenance.files, folder) for folder in LEFT_OUT if folder != "local"},
+        "stress": provenance.stress,
+        "pictures": _pictures,
+    }
+    for name, machine in machines().items():
+        found[f"{name}-summary"] = partial(tables.summary, machine)
+        found[f"{name}-small-m"] = partial(tables.small_m, machine)
+        found[f"{name}-host"] = partial(tables.host, machine)
+        if machine.world_size > 1:
+            found[f"{name}-paper"] = partial(tables.paper, name)
+            found |= {f"{name}-layers-m{m}": partial(tables.layers_at, machine, m) for m in (8192, 64)}
+    return found
+
+
+def _pictures() -> str:
+    """Return a row a picture, with what it shows."""
+    rows = [[f"[{Path(path).name}](../{path})", one.shows] for path, one in pictures().items()]
+    return table(["picture", "shows"], rows)
+
+
+def rewritten(text: str, of: Mapping[str, Callable[[], str]]) -> str:
+    """Return a page with each of its tables as they are made from the CSVs today.
+
+    Raises:
+        ValueError: a marker without its other half, or that names no table.
+    """
+    if len(_MARKER.findall(text)) != 2 * len(list(_BLOCK.finditer(text))):
+        raise ValueError("a line <!-- report: NAME --> without its <!-- end -->, or the other way round")
+
+    def made(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in of:
+            raise ValueError(f"no table is called {name!r}; known tables: {', '.join(of)}")
+        return f"<!-- report: {name} -->\n{of[name]()}\n<!-- end -->"
+
+    return _BLOCK.sub(made, text)
+
+
+def pages(root: Path) -> list[Path]:
+    """Return the Markdown pages that may have tables."""
+    patterns = ("*.md", "docs/**/*.md", "results/**/*.md")
+    found = (page for pattern in patterns for page in root.glob(pattern))
+    return sorted(page for page in found if "local" not in page.relative_to(root).parts)
+
+
+def as_html(text: str) -> str:
+    """Return the text of `REPORT` as the page `REPORT_HTML`, which needs no other file but the pictures."""
+    parser = MarkdownIt("commonmark").enable("table")
+    tokens = parser.parse(text)
+    _rebase(tokens)
+    title = next(tokens[index + 1].content for index, token in enumerate(tokens) if token.tag == "h1")
+    return _HTML.format(title=title, body=parser.renderer.render(tokens, parser.options, {}))
+
+
+def _rebase(tokens: list[Token]) -> None:
+    """Make relative links and pictures those of `REPORT_HTML`'s folder."""
+    for token in tokens:
+        _rebase(token.children or [])
+        for name in ("href", "src"):
+            target = token.attrGet(name)
+            if isinstance(target, str) and not re.match(r"[a-z]+:|#", target):
+                token.attrSet(name, os.path.relpath(REPORT.parent / target, REPORT_HTML.parent))

@@ -1,0 +1,48 @@
+"""Predicted times beside measured ones, and what was lost by going by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from iris_kernels.common.choice.auto import NAME as AUTO
+from overlap_taxonomy import Work, machine_for, predict_us
+
+from ..records import frames
+from ..records.record import LIBRARY
+from .evidence import Machine, of_ours
+
+_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def predicted(machine: Machine) -> pd.DataFrame:
+    """Return the timed rows of variants the model knows, of `library` and of `auto`, with `predicted_us`.
+
+    It is NaN for `auto`, which is none of the model's variants.
+    """
+    constants = machine_for(machine.device_name, machine.world_size)
+    rows = machine.rows[(machine.rows.status == "ok") & machine.rows.time_us.notna()]
+    rows = rows[of_ours(rows) | rows.variant.isin((LIBRARY, AUTO))]
+    if constants is None:
+        return rows.iloc[:0].assign(predicted_us=[])
+    works = [
+        Work(row.family, row.m, row.n, row.k, row.world_size, _ELEMENT_BYTES[row.dtype]) for row in frames.rows_of(rows)
+    ]
+    found = [predict_us(constants, variant, work) for variant, work in zip(rows.variant, works, strict=True)]
+    rows = rows.assign(predicted_us=np.array(found, dtype=float))
+    return rows[rows.predicted_us.notna() | (rows.variant == AUTO)]
+
+
+def taken_over_fastest(rows: pd.DataFrame) -> pd.Series:
+    """Return, of each problem, the measured time of the variant with the shortest prediction over the shortest time."""
+    modelled = rows[rows.predicted_us.notna()].reset_index(drop=True)
+    problems = modelled.groupby(frames.PROBLEM)
+    taken = modelled.loc[problems.predicted_us.idxmin()].set_index(frames.PROBLEM).time_us
+    return taken / problems.time_us.min().reindex(taken.index)
+
+
+def auto_over_fastest(rows: pd.DataFrame) -> pd.Series:
+    """Return, of each problem in which `auto` was measured, its time over the shortest of all."""
+    auto = rows[rows.variant == AUTO].set_index(frames.PROBLEM).time_us
+    fastest = rows[rows.variant != AUTO].groupby(frames.PROBLEM).time_us.min()
+    return (auto / fastest.reindex(auto.index)).dropna()

@@ -1,0 +1,178 @@
+"""The documentation's tables and pictures, and the report, are those that the CSVs make."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import matplotlib
+import pytest
+import typer
+
+from iris_bench.records import frames
+from iris_bench.report import cli as report_cli
+from iris_bench.report import evidence
+from iris_bench.report.evidence import Machine, in_one_folder, machines, of_ours, sweeps
+from iris_bench.report.gains import gains
+from iris_bench.report.pages import REPORT, REPORT_HTML, as_html, blocks, pages, rewritten
+from iris_bench.report.pictures import pictures
+from iris_bench.report.predictions import auto_over_fastest, predicted, taken_over_fastest
+from iris_bench.report.questions import several
+
+ROOT = Path(__file__).parents[3]
+KEPT = ("results/", "docs/img/report/", "docs/img/speedup")  # where pictures of measurements are
+RESULTS = ROOT / "results"
+
+
+@pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_those_of_the_csvs(page: Path) -> None:
+    assert rewritten(page.read_text(), blocks()) == page.read_text(), "make report"
+
+
+def test_the_html_is_the_report() -> None:
+    html = (ROOT / REPORT_HTML).read_text()
+    assert as_html((ROOT / REPORT).read_text()) == html, "make report"
+    targets = re.findall(r'(?:href|src)="([^"#]+)', html)
+    assert len(targets) > 20
+    for target in targets:
+        assert re.match("[a-z]+:", target) or (ROOT / REPORT_HTML.parent / target).exists(), target
+
+
+def test_every_table_can_be_made() -> None:
+    for name, make in blocks().items():
+        if name == "front-page":
+            continue
+        header, rule, *rows = make().split("\n\n")[-1].splitlines()
+        assert rows, name
+        assert {line.count("|") for line in (rule, *rows)} == {header.count("|")}, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", pictures())
+def test_pictures_are_those_of_the_csvs(path: str, tmp_path: Path) -> None:
+    committed = (ROOT / path).read_text()
+    (drawn_with,) = re.findall(r"Matplotlib v([\d.]+)", committed)
+    if drawn_with != matplotlib.__version__:
+        pytest.skip(f"{path} was drawn with matplotlib {drawn_with}; {matplotlib.__version__} draws other paths")
+    pictures()[path].draw(tmp_path / "picture.svg")
+    assert (tmp_path / "picture.svg").read_text() == committed, "make report"
+
+
+def test_no_other_picture_of_measurements_is_kept() -> None:
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
+    kept = {name for name in listed if name.endswith((".png", ".svg")) and name.startswith(KEPT)}
+    assert kept == set(pictures())
+
+
+def test_a_marker_is_rewritten_in_place() -> None:
+    tables: dict[str, Callable[[], str]] = {"one": lambda: "| new |"}
+    text = "before\n<!-- report: one -->\n| old |\n<!-- end -->\nafter\n"
+    assert rewritten(text, tables) == text.replace("old", "new")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<!-- report: two -->\n<!-- end -->\n", "no table is called 'two'; known tables: one"),
+        ("<!-- report: one -->\n", "without its <!-- end -->"),
+        ("<!-- end -->\n", "or the other way round"),
+    ],
+)
+def test_a_marker_that_names_nothing_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        rewritten(text, {"one": lambda: ""})
+
+
+def test_what_the_host_held_up_is_no_speedup() -> None:
+    """`library` took 49 us for 64 rows, and 25 for 128."""
+    rows = evidence.best_of(frames.read_frame(RESULTS / "2026-11-22-h200x4/small-m-bf16.csv"))
+    row = rows[(rows.family == "gemm_reduce_scatter") & (rows.m == 64) & (rows.k == 14336) & (rows.n == 3584)]
+    assert len(row) == 1
+    assert row.held_up.all()
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Another folder of results, read anew."""
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    monkeypatch.setattr(report_cli, "ROOT", tmp_path)
+    caches = (sweeps, machines, blocks, pictures)
+    for cached in caches:
+        cached.cache_clear()
+    yield tmp_path
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_csvs_are_found_in_every_folder_but_those_left_out(folders: Path) -> None:
+    for folder in (".", "2026-11-22-h200x4", "archive", "local", "tuning"):
+        (folders / folder).mkdir(exist_ok=True)
+        shutil.copy(RESULTS / "2026-11-22-h200x2/large-bf16.csv", folders / folder)
+    assert evidence.csvs() == [folders / "2026-11-22-h200x4/large-bf16.csv", folders / "large-bf16.csv"]
+
+
+def test_the_newest_folder_counts_but_no_experiment(folders: Path) -> None:
+    """Of a problem that two folders have; sizes that were given, not named, replace nothing."""
+    text = (RESULTS / "2026-11-22-h200x2/large-bf16.csv").read_text()
+    other = {
+        "older": text,
+        "newer": text.replace("2026-11-22T", "2026-11-23T"),
+        "experiment": re.sub(r",(square|paper|llama),", ",explicit,", text).replace("2026-11-22T", "2026-11-24T"),
+    }
+    for name, of_folder in other.items():
+        (folders / name).mkdir()
+        (folders / name / "rows.csv").write_text(of_folder)
+    rows = sweeps()
+    assert set(rows.folder) == set(other)
+    chosen = in_one_folder(rows, of_ours(rows))
+    assert set(chosen.folder) == {"newer"}
+    assert len(chosen) == len(rows) // 3
+
+
+def test_a_folder_of_another_machine_is_shown_without_being_named_anywhere(folders: Path) -> None:
+    text = (RESULTS / "2026-11-22-h200x2/large-bf16.csv").read_text()
+    (folders / "2026-12-01-h100x2").mkdir()
+    (folders / "2026-12-01-h100x2/any.csv").write_text(text.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
+    (folders / "half.csv").write_text(text.replace(",bf16,", ",fp16,"))
+    assert {name: set(machine.rows.folder) for name, machine in machines().items()} == {"h100x2": {"2026-12-01-h100x2"}}
+    assert list(machines("fp16")) == ["h200x2"]
+    assert evidence.dtypes() == ["bf16", "fp16"]
+    assert len(machines()["h100x2"].best) == len(machines("fp16")["h200x2"].best) > 40
+
+
+def test_the_report_of_nothing_is_refused(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        report_cli.make_report()
+    assert ended.value.exit_code == 2
+    assert f"no CSV of iris-bench run is in {folders}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_parts_of_a_gain_are_all_of_it() -> None:
+    found = [one for machine in several() for one in gains(machine)]
+    assert len(found) > 40
+    assert {one.family for one in found} == set(evidence.FAMILIES)
+    for one in found:
+        parts = (one.layout_us, one.overlap_us, one.gemm_us, one.exposed_us)
+        assert all(part >= 0 for part in parts[::2]), one
+        assert one.baseline_us - one.time_us == pytest.approx(sum(parts[:3]))
+        assert one.time_us - one.alone_us == pytest.approx(one.exposed_us - one.gemm_us)
+        assert one.layout_us == 0 or one.family == "gemm_all_scatter"
+
+
+def test_what_was_lost_by_a_prediction_is_at_least_nothing() -> None:
+    rows = predicted(machines()["h200x2"])
+    for over in (taken_over_fastest(rows), auto_over_fastest(rows)):
+        assert len(over) > 60
+    assert taken_over_fastest(rows).min() == 1.0
+    right = rows.assign(predicted_us=rows.time_us.where(rows.predicted_us.notna()))
+    assert taken_over_fastest(right).max() == 1.0
+
+
+def test_a_machine_is_named_as_its_folders_are() -> None:
+    assert Machine("NVIDIA H100 80GB HBM3", 4).name == "h100x4"
+    assert Machine("NVIDIA H200", 2).title == "2 × H200"
+    for folder in {name for machine in machines().values() for name in machine.rows.folder}:
+        assert folder.split("-")[-1] in machines()

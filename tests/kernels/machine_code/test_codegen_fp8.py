@@ -1,0 +1,67 @@
+"""The machine code of fp8 products: by fp8 instructions on every target, without spills, promoted where asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from compiling import Case, compile_case
+from families import stem
+
+from overlap_taxonomy import Mainloop, list_variants
+
+E4M3, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+ROWS, BLOCKS, TENSOR = ("row", "column"), ("block", "block"), ("tensor", "tensor")
+# A target, what it multiplies, and the instruction by which it does.
+PORTABLE = [
+    ("sm_89", E4M3, r"mma\.sync\.\S*e4m3\.e4m3"),
+    ("sm_90", E4M3, r"wgmma\.mma_async\S*e4m3\.e4m3"),
+    ("sm_100", E4M3, r"tcgen05\.mma\S*kind::f8f6f4"),
+    ("gfx942", FNUZ, r"v_mfma_f32_\w*fp8_fp8"),
+    ("gfx950", E4M3, r"v_mfma_f32_\w*f8f6f4"),
+]
+SM90 = [(one.family, one.name) for one in list_variants() if one.mainloop is Mainloop.SM90]
+# Of a thread, once a tile: where a scale's address does not fit beside three accumulators, or a sum of 256 columns.
+MAY_SPILL = {ROWS: 0, TENSOR: 0, BLOCKS: 48}
+
+
+@pytest.mark.parametrize("scales", [ROWS, BLOCKS], ids="-".join)
+@pytest.mark.parametrize(("target", "dtype", "instruction"), PORTABLE, ids=[one[0] for one in PORTABLE])
+def test_the_portable_main_loop_multiplies_fp8(
+    target: str, dtype: torch.dtype, instruction: str, scales: tuple[str, ...]
+) -> None:
+    case = Case("fused_sequential:portable", target, 1, dtype, family="gemm_reduce_scatter", scales=scales, size=4096)
+    (kernel,) = compile_case(case)
+    assert kernel.count(instruction)
+    assert kernel.scratch_bytes <= (16 if target == "sm_89" else 0)
+
+
+@pytest.mark.parametrize("scales", [ROWS, BLOCKS, TENSOR], ids="-".join)
+@pytest.mark.parametrize(("family", "variant"), SM90, ids=lambda name: name)
+def test_sm90_promotes_sums_beside_the_multiplication(family: str, variant: str, scales: tuple[str, ...]) -> None:
+    rank = 1 if scales == TENSOR else 2  # Triton makes a constant of a 1
+    case = Case(variant, "sm_90", rank, E4M3, family=family, scales=scales)
+    kernels = compile_case(case)
+    (kernel,) = [one for one in kernels if one.name.endswith(f"_{stem(variant)}")]
+    # Two products in turns, and the last of an odd number: each of four instructions of 32 of k.
+    assert kernel.count(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3") == 3 * 4
+    assert kernel.scratch_bytes <= MAY_SPILL[scales]
+    assert kernel.config.block_n <= 128
+
+
+@pytest.mark.parametrize(("family", "variant"), SM90, ids=lambda name: name)
+def test_sm90_leaves_sums_in_the_accumulators_where_asked(family: str, variant: str) -> None:
+    case = Case(variant, "sm_90", 2, E4M3, family=family, scales=ROWS, use_fast_accum=True, size=4096)
+    kernels = compile_case(case)
+    (kernel,) = [one for one in kernels if one.name.endswith(f"_{stem(variant)}")]
+    assert kernel.count(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3") == 4
+
+
+@pytest.mark.parametrize("size", [1, 128])
+@pytest.mark.parametrize(("family", "variant"), SM90, ids=lambda name: name)
+def test_sm90_compiles_where_strides_are_one(family: str, variant: str, size: int) -> None:
+    """Triton makes constants of such arguments, also within a bundle of a bundle."""
+    case = Case(variant, "sm_90", 0, E4M3, family=family, scales=BLOCKS, size=size, world_size=1)
+    assert compile_case(case)
+    assert compile_case(replace(case, scales=ROWS))
