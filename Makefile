@@ -39,10 +39,10 @@ define ENOUGH_GPUS
 endef
 
 .PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder report predictions \
-	memcheck codegen-diff compare mutants lint fmt clean
+	memcheck scale-out-test codegen-diff compare mutants lint fmt clean
 
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 names the interpreter that .venv is made with."
 	@echo "  PY=python3 uses an interpreter as it is, without .venv: pip install --no-deps --no-build-isolation -e . first."
@@ -67,6 +67,11 @@ test-quick: $(READY_DEV) ## Run the tests that need neither ranks nor a compiler
 test-gpu: $(READY) $(READY_DEV) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped [GPU_JOBS=3]
 	$(ENOUGH_GPUS)
 	$(PY) -m pytest -m gpu -n $(GPU_JOBS) $(ARGS)
+
+scale-out-test: export IRIS_SCALE_OUT_CALLS = $(or $(CALLS),67)
+scale-out-test: export OMP_NUM_THREADS = 1
+scale-out-test: $(READY_DEV) ## Call all families over simulated hosts, some late, killed or stopped; with 2 GPUs also there [CALLS=67 a size]
+	$(PY) -m pytest tests/scale_out -m 'gpu or not gpu' $(ARGS)
 
 sweep: $(READY) ## Measure: FAMILY=gemm_all_scatter SHAPES=square NP=4 [DTYPE=fp16] [VARIANT=] [OUT=file.csv]
 	$(SWEEP) $(ARGS)

@@ -16,16 +16,17 @@ from .ccl.cli import ccl
 from .check.cli import check
 from .command.env import env
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
-from .command.options import Device, Names, OperandDtype, Over, Overwrite, Resume, Seed, Shapes, WorldSize
+from .command.options import Device, Hosts, Names, OperandDtype, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
 from .command.progress import CommandProgress
-from .command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from .command.ranks import Ranks, check_hosts, choose_setting, ending, find_launcher, start_ranks
 from .decoder.cli import decoder
 from .layers.cli import layers
 from .links.cli import links
 from .litmus.cli import litmus
 from .measure import sweep
 from .measure.job import Job
+from .norm.cli import norm
 from .records import frames, report
 from .records import plot as plots
 from .records.looks import check_path
@@ -60,6 +61,7 @@ app.command()(defaults)
 app.command()(trace)
 app.command()(links)
 app.command()(ccl)
+app.command()(norm)
 app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)
@@ -83,6 +85,7 @@ def run(
     shapes: Shapes = "smoke",
     every: Annotated[int, typer.Option(help="Of the shapes in order of M, measure each N-th.", metavar="N")] = 1,
     world_size: WorldSize = None,
+    hosts: Hosts = 1,
     device: Device = "auto",
     dtype: OperandDtype = "bf16",
     scales: Annotated[str, typer.Option(help="Of fp8 operands: tensor, row or block [default: row].")] = "",
@@ -113,6 +116,7 @@ def run(
         launcher = find_launcher()
         is_first = launcher is None or launcher.rank == 0
         device, world_size = choose_setting(device, world_size, launcher=launcher, timed=time)
+        check_hosts(hosts, world_size, launcher)
         if plot:
             check_path(plot)
         read = functools.partial(read_records, speak=is_first)
@@ -133,6 +137,7 @@ def run(
             scales=scales,
             use_fast_accum=fast_accum,
             step=every,
+            hosts=hosts,
             done=done,
         )
     except ValueError as error:
@@ -143,7 +148,7 @@ def run(
     ended_early = None
     if plan.jobs:
         try:
-            ranks = start_ranks(launcher, world_size, device)
+            ranks = start_ranks(launcher, world_size, device, hosts)
             ended_early = _run_shown(plan, ranks, output)
         except KeyboardInterrupt:
             count = len(output.records) - len(done)

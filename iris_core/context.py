@@ -22,7 +22,9 @@ from .device.interpretation import poll_limits
 from .heap.heap import MemoryProvider, SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
+from .rendezvous.control_plane import ControlPlane
 from .rendezvous.process_group import ProcessGroup
+from .rendezvous.rank_info import RankInfo
 from .utils import settings
 from .utils.profiler_ranges import profiler_range
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
@@ -55,8 +57,8 @@ def iris(
             are any and Triton is not told to interpret.
         timeout_s: limit of a wait in a kernel, in seconds; ranks wait for each other on the host twice as long. 0 for
             none; None for ``IRIS_TIMEOUT_S``, or 30.
-        group: a process group of torch's, of ranks of one host, such as those of a replica of the model,
-            ``mesh["tp"].get_group()``; each process gives the one that it is in. None for all ranks.
+        group: a process group of torch's, such as of the ranks of a replica of the model, ``mesh["tp"].get_group()``;
+            each process gives the one that it is in. None for all ranks.
         reserve_sms: SMs (compute units) of each GPU that kernels whose programs wait for each other leave free, such as
             for NCCL's on another stream; the same on all ranks. `Context.get_cu_count` and configurations' `num_sms`
             are without them.
@@ -65,14 +67,17 @@ def iris(
             or the driver.
 
     Returns:
-        The context. `Context.close` ends it. A process has one at a time, or several of given groups, such as of a
-        model and of a draft model on fewer ranks: ranks that are in two of them call these in the same order.
+        The context; where the ranks live on several hosts, an `iris_core.hierarchical.HierarchicalContext`, unless
+        ``IRIS_TOKEN`` is set: then they are of one NVLink domain and have one heap. `Context.close` ends it. A process
+        has one at a time, or several of given groups, such as of a model and of a draft model on fewer ranks: ranks
+        that are in two of them call these in the same order.
 
     Raises:
-        RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs,
-            or the ranks are of several hosts; or this process was forked from a rank.
+        RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs;
+            or this process was forked from a rank.
         ValueError: the device, the heap size, the limit or the reservation makes no sense or is not the same on all
-            ranks, there are more ranks than GPUs, or this process is not in `group`.
+            ranks, there are more ranks than GPUs, hosts have different numbers of ranks, or this process is not in
+            `group`.
         PeerError: a rank did not start.
     """
     host = current_host()
@@ -81,7 +86,13 @@ def iris(
     if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
     provider = os.environ.get("IRIS_PROVIDER") or None if provider is None else provider
-    return Context(host, heap_size, device, host.timeout_s(timeout_s), group, reserve_sms, provider)
+    rank_info = host.rank_info(group)
+    asked = host, rank_info, heap_size, device, host.timeout_s(timeout_s), reserve_sms, provider
+    if rank_info.topology is None:
+        return Context(*asked)
+    from .hierarchical.context import HierarchicalContext  # which is no part of the core
+
+    return HierarchicalContext(*asked)
 
 
 _contexts: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
@@ -132,15 +143,15 @@ class Context(TensorFactories):
     def __init__(
         self,
         host: Host,
+        rank_info: RankInfo,
         heap_size: int,
         device: str,
         timeout_s: float,
-        process_group: dist.ProcessGroup | None,
         reserve_sms: int,
         provider: str | MemoryProvider | None,
     ) -> None:
         self._host = host
-        self._rank_info = host.rank_info(process_group)
+        self._rank_info = rank_info
         # With the rank: sizes in a graph are a rank's own, and ranks share torch's caches of compiled graphs.
         self.name = f"iris:{next(_numbers)}:{self._rank_info.rank}/{self._rank_info.world_size}"
         _contexts[self.name] = self
@@ -150,13 +161,16 @@ class Context(TensorFactories):
         self._process_group: ProcessGroup | None = None
         self.timeout_s = timeout_s
         self.reserve_sms = reserve_sms
-        self.control_plane = host.connect(self._rank_info, timeout_s)
+        self.control_plane = self._connect()
         with contextlib.ExitStack() as opened:
             opened.callback(self.control_plane.close)
             with plain_tensors():
                 self._open(heap_size, device, provider, opened)
             opened.callback(host.occupy(self))
             self._opened = opened.pop_all()
+
+    def _connect(self) -> ControlPlane:
+        return self._host.connect(self._rank_info, self.timeout_s)
 
     def _open(
         self, heap_size: int, device: str, provider: str | MemoryProvider | None, opened: contextlib.ExitStack
@@ -195,7 +209,7 @@ class Context(TensorFactories):
         poll_limits.append(self.watchdog)
         opened.callback(poll_limits.remove, self.watchdog)
         self._device_context = encode(self.get_rank(), self.heap.bases, self.watchdog.words.data_ptr())
-        self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
+        self.recovery = Recovery(self.control_plane, self.backend, self.heap, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
         self.ccl = CCL(self)
         self.tracing = ContextTracing(self, self._device_context)
@@ -392,6 +406,31 @@ class Context(TensorFactories):
         """
         self.recovery.reset()
 
+    def sleep(self) -> None:
+        """Give the memory of the heap back to the GPU until `wake`; its addresses stay this context's. Collective.
+
+        What is on the heap is lost; copy what must stay. Layers, operators and their plans stay, captured graphs too,
+        which must not be replayed before `wake`; all else that needs the heap raises RuntimeError until then.
+
+        Raises:
+            RuntimeError: memory of another allocator is on the heap, a `provider`'s or what `as_symmetric` shares;
+                names it. The context is then awake.
+            What `barrier` raises; likewise.
+        """
+        self.recovery.sleep()
+
+    def wake(self) -> None:
+        """Give the heap memory again, at the same addresses; collective.
+
+        All that is on it is zero, and so are the flags and counters that `reset` zeroes: captured graphs can be
+        replayed at once. Awake, it does nothing.
+
+        Raises:
+            RuntimeError: this rank's GPU has not the memory; the context is still asleep, and may be woken later.
+            PeerError: another rank's has not.
+        """
+        self.recovery.wake()
+
     def collective_section(self, what: str) -> AbstractContextManager[None]:
         """Run a block in which all ranks must succeed: if it raises on one, it raises on every one.
 
@@ -483,19 +522,29 @@ class Context(TensorFactories):
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
+            given, store = self._rank_info.group, self._rank_info.store
             with self.recovery.raising_root_cause():
-                self._process_group = self._host.process_group(self.control_plane, device, self._rank_info.group)
+                self._process_group = self._host.process_group(self.control_plane, device, given, store)
         return self._process_group.group
 
-    def release_operators(self) -> None:
+    def release_operators(self, *, captured: bool = False) -> None:
         """Close the operators that calls with operands alone have made, and give their memory back; collective.
 
         Their outputs must not be used after this. The next such call makes its operator again.
 
+        Args:
+            captured: also those that a stream was captured of; its graphs must not be replayed after this.
+
         Raises:
+            RuntimeError: some were captured, which is not expected: nothing is released.
             TimeoutError, PeerError: see `check`.
         """
         self.check()
+        if (used := [str(one) for one in self.operators.values() if one.was_captured]) and not captured:
+            raise RuntimeError(
+                f"captured CUDA graphs use the memory of {', '.join(sorted(set(used)))}; once these are deleted, "
+                "release_operators(captured=True) gives it back"
+            )
         while self.operators:
             self.operators.popitem()[1].close()
 
@@ -551,7 +600,9 @@ class Context(TensorFactories):
                 leave_group = self._process_group.leave
                 self._opened.callback(lambda: leave_group(is_failing))
             try:
-                if not self.recovery.has_failed and not is_failing:
+                if self.recovery.is_asleep:
+                    pass  # no kernel runs, and no rank reads this one's heap
+                elif not self.recovery.has_failed and not is_failing:
                     self.barrier()
                 else:
                     self.watchdog.abort()

@@ -2,6 +2,7 @@
 
 from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
 from .cost import Work
+from .hosts import HOST_LINKS, HostLink, Step, as_warm_as, over_hosts, schedule_us
 from .machine import Machine
 from .machines import MACHINES, assumed_machine, machine_for
 from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
@@ -21,18 +22,22 @@ from .registry import (
 from .variant import Choice, Variant, full_name
 
 __all__ = [
+    "HOST_LINKS",
     "MACHINES",
     "Agent",
     "Arrangement",
     "Choice",
+    "HostLink",
     "Machine",
     "Mainloop",
     "Partition",
     "Parts",
     "Schedule",
+    "Step",
     "Sync",
     "Variant",
     "Work",
+    "as_warm_as",
     "assumed_machine",
     "copies_operands",
     "current_name",
@@ -45,9 +50,11 @@ __all__ = [
     "list_variants",
     "machine_for",
     "module_of",
+    "over_hosts",
     "predict_ideal_us",
     "predict_us",
     "register",
     "register_partition",
+    "schedule_us",
     "variants_named",
 ]

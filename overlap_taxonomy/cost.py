@@ -26,6 +26,9 @@ class Work:
 
     `out_bytes` is also that of partial sums; 0 for the operands'. Operands of one byte are fp8.
 
+    Args:
+        normed_share: of C's rows, those that the rank with the most norms.
+
     Raises:
         ValueError: a size below one.
     """
@@ -37,6 +40,7 @@ class Work:
     world_size: int
     element_bytes: int = 2
     out_bytes: int = 0
+    normed_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.out_bytes:
@@ -59,6 +63,11 @@ class Work:
     def share(self, size: int) -> int:
         """Return the largest rank's shard of a size."""
         return -(-size // self.world_size)
+
+    @property
+    def normed_bytes(self) -> float:
+        """Bytes of the rows that a rank norms."""
+        return self.normed_share * self.m * self.n * self.element_bytes
 
     @property
     def product(self) -> tuple[int, int, int]:
@@ -140,7 +149,7 @@ def gemm(
             slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
     tiles, waves, wave_us, tile_m, tile_n = best
     if work.element_bytes <= 2:  # what exact fp32 draws was not measured
-        wave_us /= _clock(machine, wave_us * waves)
+        wave_us /= clock(machine, wave_us * waves)
     b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
     moved = work.element_bytes * (m * k + b_reads * k * n) + work.out_bytes * m * n
     floor_us = moved / machine.memory_gbps / 1e3
@@ -231,8 +240,8 @@ def _library_slows_down(work: Work, m: int) -> bool:
     return work.reads_narrow_rows and m > 1 and work.element_bytes <= 2
 
 
-def _clock(machine: Machine, us: float) -> float:
-    """The clock's share of its highest, in calls of this length one after the other: power is limited."""
+def clock(machine: Machine, us: float) -> float:
+    """Return the clock's share of its highest, in calls of this length one after the other: power is limited."""
     return machine.hot_share + (1 - machine.hot_share) * math.exp(-us / (machine.warm_ms * 1e3))
 
 
@@ -270,7 +279,7 @@ def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, wi
     if element_bytes > 2:
         return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
     multiply_us = 2e-6 * m * n * k / peak_tflops(machine, element_bytes)
-    return max(split_us, multiply_us / _clock(machine, multiply_us))
+    return max(split_us, multiply_us / clock(machine, multiply_us))
 
 
 _SLOWER = {1: 0.5, 2: 1.0, 4: 16.0}  # multiplication, by the bytes of an element

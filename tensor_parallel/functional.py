@@ -55,10 +55,15 @@ def row_parallel_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
     in_features: int | None = None,
     **options: Any,
-) -> torch.Tensor:
-    """Return ``x @ weight.t()``, summed over ranks, plus bias: of all tokens, or of this rank's; with gradients.
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return ``x @ weight.t()``, summed over ranks, plus bias and residual: of all tokens, or of this rank's.
+
+    With gradients, also of the residual and the norm's weight; then torch norms the output, in a pass of its own.
 
     The first call of a size makes operators, as in `column_parallel_linear`.
 
@@ -68,14 +73,21 @@ def row_parallel_linear(
         weight: (out_features, this rank's input features), as ``torch.chunk`` cuts `torch.nn.Linear`'s by its second
             dimension. bf16, fp16 or fp32, on the context's device, as x.
         bias: (out_features,), the same on all ranks; None for none.
+        residual: added to the output, of its shape and of x's dtype; where all ranks have all tokens the same on all.
+        norm_weight: (out_features,), of x's dtype, the same on all ranks: an RMSNorm of the output is returned, too.
+            None for none.
+        eps: added to that norm's mean of squares.
         in_features: of all ranks together; None where all ranks have as many.
         options: the others of `RowSharding`: sequence_parallel, sequence_dim, variant, backward_variant, activation.
 
     Returns:
-        (…, out_features) on every rank; with `sequence_parallel` of this rank's tokens.
+        (…, out_features) on every rank; with `sequence_parallel` of this rank's tokens. With `norm_weight` two of them:
+        the normed output, and the output, which is the next residual.
 
     Raises:
         As `column_parallel_linear`.
     """
     features = weight.shape[1] * ctx.get_num_ranks() if in_features is None else in_features
-    return RowSharding(ctx, features, weight.shape[0], **options)(x, weight, bias)
+    return RowSharding(ctx, features, weight.shape[0], **options)(
+        x, weight, bias, residual=residual, norm_weight=norm_weight, eps=eps
+    )

@@ -87,6 +87,7 @@ VARIANTS = (
         options={"keep_gathered": False},
         takes_fp8=True,
         place=PLACE,
+        spans_hosts=False,
         summary="torch's fused_all_gather_matmul over symmetric memory",
     ),
     library_variant(
@@ -97,6 +98,7 @@ VARIANTS = (
         open=open_group,
         takes_fp8=True,
         place=PLACE,
+        spans_hosts=False,
         summary="torch's fused_matmul_reduce_scatter over symmetric memory",
     ),
 )

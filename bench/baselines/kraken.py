@@ -92,6 +92,7 @@ def kraken_variant(
         open=open,
         describe=lambda opened: f"kraken {opened.commit}",
         place=(Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS),
+        spans_hosts=False,
         summary=summary,
         **more,
     )

@@ -107,7 +107,7 @@ def _measure(ctx: Context, kind: str, size: int, plan: Plan, keys: Sequence[Key]
             if key.mode == "graph" and verdicts[eager][0] != "ok":
                 verdicts[key] = verdicts[eager]
                 continue
-            queued, reason = attempt(ctx, _captured, call) if key.mode == "graph" else (call, "")
+            queued, reason = attempt(ctx, captured, call) if key.mode == "graph" else (call, "")
             status = "error"
             if queued is not None:
                 written = output if is_of_iris else output_of_torch
@@ -199,7 +199,7 @@ def _judge(
     return ("wrong", f"on ranks {', '.join(map(str, wrong))}") if wrong else ("ok", "")
 
 
-def _captured(call: Callable[[], object]) -> Callable[[], object]:
+def captured(call: Callable[[], object]) -> Callable[[], object]:
     """Return what replays a graph of one call."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()

@@ -10,6 +10,7 @@ import torch
 from iris_core import Context, iris
 from iris_core.checker import Report, check
 from iris_kernels.common.config import GemmConfig
+from iris_kernels.common.portable.row_norm import RmsNorm
 from overlap_taxonomy import Variant, get_variant
 
 from ..measure.correctness import Expectation
@@ -22,6 +23,7 @@ from . import CALLS
 
 _HEAP_BYTES = 1 << 20  # beside what the problem takes
 _FLAG_BYTES = 8
+_EPS = 1e-6  # of a norm
 # Small tiles, four programs, two row chunks and two splits: several tiles a program, and some that programs split.
 _CONFIG = GemmConfig(
     16,
@@ -128,24 +130,28 @@ def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Re
 def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> None:
     """Call an operator several times on fresh data over poisoned outputs, with nothing between the calls.
 
-    One that can give auxiliary outputs is made twice, without and with them.
+    One that can give auxiliary outputs, or norm rows, is made twice, without and with that.
 
     Raises:
         AssertionError: an output is wrong.
     """
     ctx = iris(case.heap_bytes(), "cpu")
-    more = FAMILIES[case.variant.family].auxiliary_options(case.variant.name)
+    more, problem = FAMILIES[case.variant.family].auxiliary_options(case.variant.name), case.problem()
     for options in ({}, more) if more else ({},):
-        _call_and_compare(ctx, case, options, calls, seed)
+        _call_and_compare(ctx, case, problem, options, calls, seed)
+    if problem.allows_norm:
+        _call_and_compare(ctx, case, replace(problem, norm=RmsNorm(_EPS)), {}, calls, seed)
     ctx.close()
 
 
-def _call_and_compare(ctx: Context, case: Case, options: dict[str, Any], calls: int, seed: int) -> None:
-    family, problem, rank = FAMILIES[case.variant.family], case.problem(), ctx.get_rank()
+def _call_and_compare(ctx: Context, case: Case, problem: Any, options: dict[str, Any], calls: int, seed: int) -> None:
+    family, rank = FAMILIES[case.variant.family], ctx.get_rank()
     operator = case.variant.build(ctx, problem, case.config(), **options)
+    read = family.read_by_epilogue(problem, rank, Draw(seed, problem, 0, ctx.get_device()))
     outputs = []
     for call in range(calls):
-        operator.output.fill_(float("nan"))
+        for output in operator.outputs() if problem.norm else [operator.output]:
+            output.fill_(float("nan"))
         draw = Draw(seed, problem, call, ctx.get_device())
         operands, read = family.operands(problem, rank, draw), family.read(problem, rank, draw)
         outputs.append([output.clone() for output in operator.call(*operands, **read)])
@@ -155,6 +161,11 @@ def _call_and_compare(ctx: Context, case: Case, options: dict[str, Any], calls: 
         expectation = Expectation(blocks, shape=problem.c_shape(rank), dtype=problem.out_dtype)
         verdict = expectation.judge(output)
         assert verdict.correct, f"{operator}, call {call + 1}, rank {rank}: {verdict.reason}"
+        if problem.norm:
+            normed = torch.nn.functional.rms_norm(output.double(), (problem.n,), read["norm_weight"].double(), _EPS)
+            assert torch.allclose(auxiliary.pop().double(), normed, rtol=1e-2, atol=1e-6), (
+                f"{operator}, call {call + 1}, rank {rank}: normed rows are wrong"
+            )
         for one, expected in zip(auxiliary, family.auxiliary(problem, draw) if options else (), strict=True):
             wrong = int((one != expected).sum())
             assert not wrong, (

@@ -24,7 +24,7 @@ from iris_core.checker.replacing import replaced
 from iris_core.device import sync
 from iris_kernels.all_gather_gemm.portable import shards
 from iris_kernels.common.device import handshake
-from iris_kernels.common.portable import gemm, stream_k, tile_loop
+from iris_kernels.common.portable import gemm, row_norm, stream_k, tile_loop
 from iris_kernels.common.portable.gemm import store_tile
 from overlap_taxonomy import get_variant
 
@@ -35,7 +35,11 @@ WORLD_SIZE = 2
 _RAGGED = Shape(45, 42, 34)
 # What bugs call though they take its place: `replaced` looks through imported modules alone, and this is none.
 _ours = ModuleType("ours")
-vars(_ours).update(multiply_shards=shards.multiply_shards, subtile_offsets=gemm.subtile_offsets)
+vars(_ours).update(
+    multiply_shards=shards.multiply_shards,
+    subtile_offsets=gemm.subtile_offsets,
+    wait_for_row_of_tiles=row_norm.wait_for_row_of_tiles,
+)
 
 
 @triton.jit
@@ -223,6 +227,12 @@ def always_the_first(epoch, BUFFERS: tl.constexpr):
     return epoch * 0
 
 
+@triton.jit
+def wait_for_the_first(row, tiled, flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """`wait_for_row_of_tiles` that waits for the first row of tiles, whichever is needed."""
+    _ours.wait_for_row_of_tiles(row * 0, tiled, flags_ptr, peers, epoch, WORLD_SIZE, TILE)
+
+
 def _store(stream: CheckedStream, flag: torch.Tensor, value: int) -> None:
     """A stream that writes a flag as it would write anything."""
     stream._queue.put(lambda: flag.fill_(value))
@@ -283,6 +293,13 @@ PLANTED = (
     Planted("one buffer for two calls", stream_k.buffer_of_call, always_the_first, "all_gather_gemm", _STREAM_K),
     Planted("one buffer for sums of two calls", stream_k.buffer_of_call, always_the_first, *_ONE_SHOT_REDUCE),
     Planted("buffers that change at every other call", stream_k.buffer_of_call, every_other_call, *_ONE_SHOT_REDUCE),
+    Planted(
+        "rows that are added when tiles of others are there",
+        row_norm.wait_for_row_of_tiles,
+        wait_for_the_first,
+        "gemm_all_reduce",
+        _STREAM_K,
+    ),
     Planted(
         "a gathered A that a rank without columns does not wait for",
         shards.multiply_shards,

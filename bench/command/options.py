@@ -12,6 +12,7 @@ Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by co
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 OperandDtype = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
 WorldSize = Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")]
+Hosts = Annotated[int, typer.Option(help="As how many hosts the ranks act, which share no heap.")]
 Device = Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")]
 Seed = Annotated[int, typer.Option(help="Of the random data.", min=0, max=2**63 - 1)]
 Over = Annotated[str, typer.Option(help="What speedups are over: a variant, or a yardstick, of the same run.")]

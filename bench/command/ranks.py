@@ -117,6 +117,16 @@ def choose_world_size(
     return world_size
 
 
+def check_hosts(hosts: int, world_size: int, launcher: Launcher | None) -> None:
+    """Raise ValueError unless ranks can be started as those of so many hosts."""
+    if hosts > 1 and launcher:
+        raise ValueError(
+            f"--hosts {hosts}: {launcher.name} started these ranks; IRIS_HOST_ID says on which simulated host each is"
+        )
+    if hosts < 1 or world_size % hosts:
+        raise ValueError(f"--hosts {hosts} makes no sense; it takes a number that divides the {world_size} ranks")
+
+
 def choose_setting(
     device: str, world_size: int | None, *, launcher: Launcher | None, timed: bool = True
 ) -> tuple[str, int]:
@@ -170,8 +180,8 @@ class StartedRanks(Ranks):
 
     is_first = True
 
-    def __init__(self, world_size: int, device: str) -> None:
-        self._pool = RankPool(world_size, device)
+    def __init__(self, world_size: int, device: str, hosts: int = 1) -> None:
+        self._pool = RankPool(world_size, device, hosts=hosts)
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         return self._pool.call(fn, *args)[0]
@@ -217,6 +227,6 @@ def ending(ranks: Ranks) -> Iterator[Run]:
         ranks.close(kill=not is_done)
 
 
-def start_ranks(launcher: Launcher | None, world_size: int, device: str) -> Ranks:
-    """Return the ranks that a launcher has started; without one, start them."""
-    return LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device)
+def start_ranks(launcher: Launcher | None, world_size: int, device: str, hosts: int = 1) -> Ranks:
+    """Return the ranks that a launcher has started; without one, start them, on so many simulated hosts."""
+    return LaunchedRanks(launcher) if launcher else StartedRanks(world_size, device, hosts)

@@ -13,6 +13,7 @@ import torch
 import triton
 
 from iris_core import Context
+from iris_core.hierarchical import HierarchicalContext
 from iris_kernels.common.calibration.kept import driver
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -30,12 +31,13 @@ def versions() -> dict[str, str]:
 
 
 def device_columns(ctx: Context) -> dict[str, str]:
-    """Return the name of a rank's device, with whether ranks share it and whose its heap is, and its driver."""
-    heap = f", heap of {ctx.provider}" if ctx.provider else ""
+    """Return the name of a rank's device, with its sharing, hosts and the heap's provider, and its driver."""
+    beside = f", {ctx.topology.num_hosts} hosts" if isinstance(ctx, HierarchicalContext) else ""
+    beside += f", heap of {ctx.provider}" if ctx.provider else ""
     if ctx.is_interpreted():
-        return {"device_name": INTERPRETER_NAME + heap, "driver": ""}
+        return {"device_name": INTERPRETER_NAME + beside, "driver": ""}
     shared = f", up to {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
-    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared + heap, "driver": driver()}
+    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared + beside, "driver": driver()}
 
 
 def timestamp() -> str:

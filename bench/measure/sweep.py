@@ -26,6 +26,8 @@ from .shapes import every, parse_shapes
 
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers
 _CONTEXT_BYTES = 4 << 20
+_GATHERS_BYTES = 256 << 20  # of collectives inside a host
+_OPERATORS_INSIDE = 3  # a host that one over hosts makes at most: for chunks, and whole hosts, of other variants
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def make_plan(
     scales: str = "",
     use_fast_accum: bool = False,
     step: int = 1,
+    hosts: int = 1,
     done: Sequence[Record] = (),
 ) -> Plan:
     """Return the sweep that the command line asks for; `library` is always in it.
@@ -71,6 +74,7 @@ def make_plan(
         scales: of fp8 operands, tensor, row or block; "" for row, or for other dtypes.
         use_fast_accum: of fp8, whether sums stay in the tensor cores' accumulators.
         step: of the shapes in order of rows, each `step`-th is measured.
+        hosts: that the ranks are on.
         done: rows that are there; what they have is not measured again.
 
     Raises:
@@ -130,7 +134,8 @@ def make_plan(
                 jobs.append(job)
     if jobs and timed:
         check_burst(done, device=device, burst=jobs[0].burst)
-    heap_bytes = _CONTEXT_BYTES + max(map(_heap_bytes, jobs), default=0)
+    operators, gathers_bytes = (1, 0) if hosts == 1 else (_OPERATORS_INSIDE, _GATHERS_BYTES)
+    heap_bytes = _CONTEXT_BYTES + gathers_bytes + operators * max(map(_heap_bytes, jobs), default=0)
     device_names = frozenset(record.device_name for record in done if record.device == device)
     return Plan(tuple(jobs), dtype, device, world_size, heap_bytes, link_gbps, device_names)
 

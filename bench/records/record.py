@@ -15,6 +15,7 @@ from ..layers.record import LayersRecord
 from ..links.record import LinkRecord
 from ..litmus.record import LitmusRecord
 from ..measure.shapes import OLD_NAMES
+from ..norm.record import NormRecord
 from ..stress.record import StressRecord
 from .csv_rows import as_text, read_rows
 
@@ -111,13 +112,14 @@ class Record:
         return (*self.key, self.device_name)
 
 
-AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord)
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord, NormRecord)
 _COMMANDS: dict[str, type[Any]] = {
     "run": Record,
     "layers": LayersRecord,
     "decoder": DecoderRecord,
     "links": LinkRecord,
     "ccl": CclRecord,
+    "norm": NormRecord,
     "litmus": LitmusRecord,
     "stress": StressRecord,
 }
@@ -219,7 +221,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     return record
 
 
-def _fault(record: Record | LayersRecord | DecoderRecord | LinkRecord | CclRecord) -> str:
+def _fault(record: Record | LayersRecord | DecoderRecord | LinkRecord | CclRecord | NormRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, known in (("dtype", tuple(OPERAND_DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:

@@ -20,6 +20,7 @@ from .drawings import FRONT_PAGE_MACHINE
 from .evidence import LEFT_OUT, machines
 from .markdown import table
 from .pictures import pictures
+from .scale_out import scale_out
 
 REPORT = Path("docs/report.md")
 REPORT_HTML = Path("results/report.html")
@@ -66,6 +67,7 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "link-sizes": tables.link_sizes,
         "ccl": tables.collectives,
         "epilogue": tables.epilogue,
+        "scale-out": scale_out,
         "files": provenance.files,
         **{f"files-of-{folder}": partial(provenance.files, folder) for folder in LEFT_OUT if folder != "local"},
         "stress": provenance.stress,

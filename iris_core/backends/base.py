@@ -146,6 +146,15 @@ class Backend(ABC):
     def window(self) -> torch.Tensor:
         """Return all ranks' addresses, uint8, with rank r's heap at ``r * stride``, once the first are mapped."""
 
+    def release_memory(self, offset: int, size: int) -> None:
+        """Give this rank's own memory at an offset back, and let go of the peers'; the addresses stay reserved."""
+        if offset in self._segments:
+            self.unmap(offset)
+
+    def map_memory(self, control_plane: ControlPlane, offset: int, size: int) -> None:
+        """Put zeroed memory of every rank's own where `release_memory` has given it back; collective, as is failure."""
+        self.map(control_plane, lambda: self.own_memory(size), lambda _: offset)
+
     @abstractmethod
     def close_window(self) -> None:
         """Unmap and release the window; its tensors are dead after this."""

@@ -9,7 +9,7 @@ stream's write of a value comes after a fence over the system, as CUDA's is, HIP
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_ushort, c_void_p
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ class _Location(ctypes.Structure):
 
 
 class _AllocationFlags(ctypes.Structure):
-    _fields_ = (("compression", ctypes.c_ubyte), ("rdma", ctypes.c_ubyte), ("usage", c_ushort))
+    _fields_ = (("compression", c_ubyte), ("rdma", c_ubyte), ("usage", c_ushort))
 
 
 class _Properties(ctypes.Structure):
@@ -69,6 +69,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "hipMemRelease": (c_void_p,),
     "hipMemSetAccess": (c_void_p, c_size_t, POINTER(_Access), c_size_t),
     "hipMemUnmap": (c_void_p, c_size_t),
+    "hipMemsetD8": (c_void_p, c_ubyte, c_size_t),
     "hipMemcpy2DAsync": (c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t, c_int, c_void_p),
     "hipRuntimeGetVersion": (POINTER(c_int),),
     "hipStreamCreateWithFlags": (POINTER(c_void_p), c_uint),

@@ -24,9 +24,12 @@ from .base import STRIDE_ALIGNMENT, Backend, Memory, Stream, round_up
 
 EMULATED_COMPUTE_UNITS = 4  # enough for several programs of each role, few enough to interpret
 
-_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 _mmap.restype = ctypes.c_void_p
+_madvise = _libc.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -48,12 +51,21 @@ class ShmBackend(Backend):
                 raise RuntimeError("IRIS_TOKEN is set, for ranks of several hosts, which share memory on GPUs alone")
             size = stride * control_plane.world_size
             addresses = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+        self._rank = control_plane.rank
         self._window = torch.from_numpy(np.asarray(_Addresses(addresses)))
         self._heaps = Heaps(self._window.data_ptr(), stride, control_plane.world_size)
         return stride
 
     def window(self) -> torch.Tensor:
         return self._window
+
+    def release_memory(self, offset: int, size: int) -> None:
+        # From the file itself: all ranks read zeroes there from then on.
+        if _madvise(self._heaps.start + self._rank * self._heaps.stride + offset, size, mmap.MADV_REMOVE):
+            raise _error("madvise")
+
+    def map_memory(self, control_plane: ControlPlane, offset: int, size: int) -> None:
+        pass  # the system gives pages as they are used
 
     def close_window(self) -> None:
         self.unmap_all()
@@ -81,7 +93,7 @@ class ShmBackend(Backend):
     def _map_piece(self, rank: int, offset: int, size: int, handle: int) -> Callable[[], object]:
         start = self._heaps.start + rank * self._heaps.stride + offset
         if _mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, handle, 0) == _FAILED:
-            raise OSError(ctypes.get_errno(), f"mmap: {os.strerror(ctypes.get_errno())}")
+            raise _error("mmap")
         span = share(Span(start, start + size, "the ranks' heaps", self._window, self._heaps))
         return partial(unshare, span)  # tensors that are left after the context can be read still
 
@@ -109,6 +121,10 @@ class ShmBackend(Backend):
 
     def identity(self) -> str:
         return ""
+
+
+def _error(call: str) -> OSError:
+    return OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
 
 
 class _Addresses:

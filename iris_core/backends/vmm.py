@@ -74,6 +74,12 @@ class VmmBackend(Backend):
     def window(self) -> torch.Tensor:
         return torch.as_tensor(_exported(self._base, self._window_size), device=self.device)
 
+    def map_memory(self, control_plane: ControlPlane, offset: int, size: int) -> None:
+        super().map_memory(control_plane, offset, size)
+        with control_plane.collective_section("zero the heap's memory"):
+            self._call("MemsetD8", self._base + control_plane.rank * self._stride + offset, 0, size)
+            self.synchronize()
+
     def close_window(self) -> None:
         self.synchronize()
         self.unmap_all()

@@ -207,8 +207,11 @@ class CheckedBackend(ShmBackend):
         self._rank = rank
 
     def open_window(self, control_plane: ControlPlane, heap_size: int) -> int:
-        self._window, stride = self._simulation.open_window(heap_size)
-        return stride
+        self._window, self._stride = self._simulation.open_window(heap_size)
+        return self._stride
+
+    def release_memory(self, offset: int, size: int) -> None:
+        self._window.narrow(0, self._rank * self._stride + offset, size).zero_()
 
     def close_window(self) -> None:
         pass  # its end is the simulation's

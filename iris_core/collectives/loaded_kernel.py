@@ -62,15 +62,20 @@ class LoadedKernel:
             )
         self._enter, self._behind_stream = found
 
-    def launching(self, num_programs: int, stream: int | Callable[[], int], arguments: list[Any]) -> Step:
+    def launching(
+        self, num_programs: int, stream: int | Callable[[], int], arguments: list[Any], *, are_numbers: bool = False
+    ) -> Step:
         """Prepare a launch.
 
         Args:
             num_programs: of the grid.
             stream: the driver's handle of the stream, or what gives it when the step is called.
             arguments: the kernel's, in the order of its signature.
+            are_numbers: whether addresses stand in them in place of tensors.
         """
-        enter, rest = self._enter, _numbers(self._behind_stream(arguments))
+        enter, rest = self._enter, self._behind_stream(arguments)
+        if not are_numbers:
+            rest = _numbers(rest)
         if callable(stream):
             return lambda: enter(num_programs, 1, 1, stream(), *rest)
         return functools.partial(enter, num_programs, 1, 1, stream, *rest)

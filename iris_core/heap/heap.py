@@ -54,6 +54,7 @@ class SymmetricHeap:
     ) -> None:
         self._control_plane, self._backend, self._provider = control_plane, backend, provider
         self._aliases: dict[int, _Alias] = {}  # by the offset of the tensor
+        self._grown: dict[int, int] = {}  # bytes that `grow` has mapped, by offset
         self._storages_are_whole = backend.storages_are_whole
         self.rank = control_plane.rank
         self.world_size = control_plane.world_size
@@ -82,10 +83,35 @@ class SymmetricHeap:
         """
         size = round_up(size, STRIDE_ALIGNMENT)
         place, start = self._map(lambda: self._more(size), f"{size:,} bytes for the heap")
+        self._grown[place] = size
         # Not where the window starts, as peer views' storages do: Triton's interpreter takes storages that begin at one
         # address for one.
         offset = max(round_up(place + start, ALIGNMENT), ALIGNMENT)
         self.allocator.add(offset, place + start + size - offset)
+
+    def check_own(self) -> None:
+        """Raise RuntimeError where the heap has memory of another allocator, which is not its own to give back."""
+        if self._provider is not None:
+            raise RuntimeError(
+                f"the heap is made of memory of a provider, {type(self._provider).__name__}, which a context that "
+                "sleeps cannot give back; close() the context, or make it without provider="
+            )
+        if self._aliases:
+            shared = ", ".join(alias.what for alias in self._aliases.values())
+            raise RuntimeError(
+                f"the heap shares memory of another allocator, of {shared}, which a context that sleeps cannot give "
+                "back; free() what as_symmetric has returned before, and share it again after wake()"
+            )
+
+    def release_memory(self) -> None:
+        """Give this rank's memory back to the device, where it is mapped; all addresses stay reserved."""
+        for place, size in self._grown.items():
+            self._backend.release_memory(place, size)
+
+    def map_memory(self) -> None:
+        """Map zeroed memory where `release_memory` has given it back; collective."""
+        for place, size in self._grown.items():
+            self._backend.map_memory(self._control_plane, place, size)
 
     def _more(self, size: int) -> Memory:
         if (provider := self._provider) is None:

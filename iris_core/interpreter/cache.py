@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
@@ -26,6 +27,13 @@ _init_block_type = tl.block_type.__init__
 _get_np_dtype = triton_interpreter._get_np_dtype
 _to_tensor = TritonSemantic.to_tensor
 _unwrap_if_constexpr = tl.core._unwrap_if_constexpr
+
+_FP8 = {
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+    "fp8e5": torch.float8_e5m2,
+    "fp8e5b16": torch.float8_e5m2fnuz,
+}
 
 _blocks: dict[tuple[str, tuple[int, ...]], tuple[tl.tuple, int, str]] = {}
 _np_dtypes: dict[str, np.dtype] = {}
@@ -93,12 +101,19 @@ def _constant(value: int, like: tl.tensor) -> tl.tensor:
 def convert_float(given: np.ndarray, source: tl.dtype, target: tl.dtype, rounding_mode: Any) -> np.ndarray:
     """Stand in for the interpreter's function, which takes numbers apart: bf16 is the upper half of fp32.
 
-    Where that does not round, as it does not when it makes bf16 of fp32, and right for subnormal numbers, too.
+    Where that does not round, as it does not when it makes bf16 of fp32, and right for subnormal numbers, too. To fp8
+    torch rounds, to nearest even; the largest number stands for all past it, as on GPUs. The interpreter's function
+    would lose the carry of what it rounds up to a power of two.
     """
     if (source.name, target.name, rounding_mode) == ("bf16", "fp32", None):
         return given.astype(np.uint32, order="C") << 16
     if (source.name, target.name, rounding_mode) == ("fp32", "bf16", None):
         return (given.view(np.uint32) >> 16).astype(np.uint16, order="C")
+    if source.name == "fp32" and target.name in _FP8:
+        dtype = _FP8[target.name]
+        largest = torch.finfo(dtype).max
+        numbers = torch.from_numpy(given.view(np.float32).copy()).clamp(-largest, largest)
+        return numbers.to(dtype).view(torch.uint8).numpy()
     return _convert_float(given, source, target, rounding_mode)
 
 

@@ -15,16 +15,18 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ..device import interpretation
 from ..errors import PeerError
-from ..rendezvous.rank_info import RankInfo
+from ..rendezvous.rank_info import HOST_VARIABLE, RankInfo
 from ..rendezvous.unix_socket import random_address
 from ..utils.settings import advice_to_share, asked_device, is_whole, ranks_per_gpu
 from .pickling import pickle_call, unpickle_error
 from .worker import run_worker
 
 _GRACE_S = 3.0  # between asking a rank to end and killing it
+_LOCALHOST = "127.0.0.1"
 _DYING_S = 0.5  # between a process's closing its sockets and its end
 _OF_A_BAD_ADDRESS = " (a kernel may have used a pointer that is not of the heap for one to a peer)"
 _environment_lock = threading.Lock()
@@ -45,13 +47,18 @@ class RankPool:
         world_size: number of ranks.
         device: "cpu", "cuda", or "auto": the GPUs if there are any.
         environment: further environment variables of the ranks.
+        hosts: as how many hosts this machine acts, each with an equal number of consecutive ranks: these share no heap.
 
     Raises:
-        ValueError: an unknown device, a world size below one, or more ranks than GPUs.
+        ValueError: an unknown device, a world size below one, more ranks than GPUs, or hosts that do not divide them.
     """
 
-    def __init__(self, world_size: int, device: str = "auto", *, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, world_size: int, device: str = "auto", *, environment: dict[str, str] | None = None, hosts: int = 1
+    ) -> None:
         device = _checked_device(world_size, device)
+        if not is_whole(hosts) or world_size % hosts:
+            raise ValueError(f"hosts is {hosts!r}; it takes a number that divides the {world_size} ranks")
         self.world_size = world_size
         self.device = device
         self._one_call = threading.RLock()
@@ -60,9 +67,13 @@ class RankPool:
         self._ends: list[int] = []  # descriptors that are ready when the rank's process has ended
         address = random_address()
         try:
-            with _environment(_rank_environment(device) | (environment or {})):
-                for rank in range(world_size):
-                    self._start(RankInfo(rank, world_size, rank, address))
+            # It ends with the last rank, so that what a host's end leaves behind can be read.
+            self._store = None if hosts == 1 else dist.TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
+            for rank in range(world_size):
+                given = RankInfo(rank, world_size, rank, address)
+                of_host = _host_environment(given, self._store.port, rank * hosts // world_size) if self._store else {}
+                with _environment(_rank_environment(device) | (environment or {}) | of_host):
+                    self._start(given)
         except BaseException:  # a keyboard interrupt too: no rank is left running
             self.close(kill=True)
             raise
@@ -106,7 +117,7 @@ class RankPool:
                 process.close()
             for end in self._ends:
                 os.close(end)
-            self._processes, self._pipes, self._ends = [], [], []
+            self._processes, self._pipes, self._ends, self._store = [], [], [], None
 
     def __enter__(self) -> RankPool:
         return self
@@ -119,7 +130,9 @@ class RankPool:
         ours, theirs = spawn.Pipe()
         by_main = threading.current_thread() is threading.main_thread()
         process = spawn.Process(
-            target=run_worker, args=(rank_info, theirs, os.getpid(), by_main), name=f"iris rank {rank_info.rank}"
+            target=run_worker,
+            args=(rank_info, theirs, os.getpid(), by_main, self._store is None),
+            name=f"iris rank {rank_info.rank}",
         )
         process.daemon = True
         with _interrupts_held():
@@ -208,7 +221,9 @@ class RankPool:
             return f"was killed by signal {-code}"
 
 
-def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: Sequence[Any] = ()) -> list[Any]:
+def launch(
+    fn: Callable[..., Any], world_size: int, device: str = "auto", args: Sequence[Any] = (), *, hosts: int = 1
+) -> list[Any]:
     """Start `world_size` ranks on this host, run ``fn(rank, world_size, *args)`` on each, and end them.
 
     A rank is a process; in it `iris_core.iris` finds the others. Without a GPU the ranks share host memory and run
@@ -222,17 +237,20 @@ def launch(fn: Callable[..., Any], world_size: int, device: str = "auto", args: 
         world_size: number of ranks.
         device: "cpu", "cuda", or "auto": the GPUs if there are any.
         args: further arguments of `fn`; picklable.
+        hosts: as how many hosts this machine acts, with an equal number of ranks each, to try what ranks of several
+            hosts would do.
 
     Returns:
         The ranks' results, by rank.
 
     Raises:
-        ValueError: an unknown device, a world size below one, more ranks than GPUs, or what cannot be pickled.
+        ValueError: an unknown device, a world size below one, more ranks than GPUs, hosts that do not divide the ranks,
+            or what cannot be pickled.
         PeerError: a rank's process died; says which and how, also where a peer that missed it raised first.
         Whatever the first failing rank raised, or the one whose fault that was; the other ranks are ended. What would
         end a process, as SystemExit, is a RuntimeError here.
     """
-    with RankPool(world_size, device) as pool:
+    with RankPool(world_size, device, hosts=hosts) as pool:
         return pool.call(fn, *args)
 
 
@@ -262,6 +280,20 @@ def _rank_environment(device: str) -> dict[str, str]:
         # Ranks outnumber cores: one thread each. Gloo would look its own host up, which need not succeed.
         environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return environment
+
+
+def _host_environment(rank_info: RankInfo, port: int, host: int) -> dict[str, str]:
+    """Return what torchrun would set on one of several hosts, whose store a process other than the ranks holds."""
+    return {
+        HOST_VARIABLE: str(host),
+        "RANK": str(rank_info.rank),
+        "WORLD_SIZE": str(rank_info.world_size),
+        "LOCAL_RANK": str(rank_info.local_rank),
+        "MASTER_ADDR": _LOCALHOST,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
 
 
 def _may_be_of_another(error: Exception) -> bool:

@@ -21,8 +21,16 @@ from .pickling import pickle_error, pickle_result
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def run_worker(rank_info: RankInfo, pipe: Connection, parent: int, by_main: bool) -> None:
-    """A rank's life: take calls until the pool closes the pipe. `by_main`: the parent's main thread started it."""
+def run_worker(rank_info: RankInfo, pipe: Connection, parent: int, by_main: bool, on_one_host: bool) -> None:
+    """A rank's life: take calls until the pool closes the pipe.
+
+    Args:
+        rank_info: who it is; of ranks on several hosts the environment says the rest, as torchrun's does.
+        pipe: to the pool.
+        parent: the pool's process.
+        by_main: whether the parent's main thread started it.
+        on_one_host: whether all ranks are on this host.
+    """
     if by_main:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
@@ -32,7 +40,8 @@ def run_worker(rank_info: RankInfo, pipe: Connection, parent: int, by_main: bool
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal: the pool ends its ranks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back until here
     os.set_inheritable(pipe.fileno(), False)  # a program that this one starts does not hold it
-    set_launched(rank_info)
+    if on_one_host:
+        set_launched(rank_info)
     with contextlib.suppress(EOFError, OSError):  # the pool is gone
         while True:
             answer = _answer(rank_info, pipe.recv_bytes())

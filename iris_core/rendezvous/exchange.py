@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ..errors import PeerError
 from . import unix_socket
+from .topology import ranks_named
 from .unix_socket import LONGER, MalformedMessage, MessageSocket, close_fds
 
 # What a message is, where not the name of a collective call.
@@ -245,9 +246,3 @@ class SocketExchange(Exchange):
             message = [epoch, ABORTED, why] if peer == 0 else [self._epoch, FAILED, [why, self.is_lost]]
             with contextlib.suppress(OSError):  # it has gone
                 connection.send(message)
-
-
-def ranks_named(numbers: Iterable[int]) -> str:
-    """Return "rank 1", or "ranks 1, 2"."""
-    listed = sorted(numbers)
-    return f"rank{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"

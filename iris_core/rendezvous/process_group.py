@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -31,7 +31,10 @@ class ProcessGroup(NamedTuple):
 
 
 def make_process_group(
-    control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None = None
+    control_plane: ControlPlane,
+    device: torch.device | None,
+    given: dist.ProcessGroup | None = None,
+    store: dist.Store | None = None,
 ) -> ProcessGroup:
     """Return a process group of these ranks; collective.
 
@@ -42,15 +45,15 @@ def make_process_group(
         control_plane: the ranks.
         device: the GPU of this rank, for NCCL or RCCL; None for gloo.
         given: the one that they are of, which may be of another backend.
+        store: that ranks on several hosts share; None where all are on one.
 
     Raises:
         RuntimeError: torch's group of a rank is one that was made here and has not ended; on every rank. Or there is
             none, and the ranks are of several hosts.
         PeerError: a rank did not come.
     """
-    backend = "gloo" if device is None else "nccl"
+    backend = _backend(device)
     limit_s = control_plane.timeout_s
-    limit: dict[str, Any] = {"timeout": timedelta(seconds=limit_s)} if limit_s else {}
     known = given if given is not None else dist.group.WORLD
     with control_plane.collective_section("look for a process group"):
         if known in _ending:
@@ -62,21 +65,49 @@ def make_process_group(
         if _serves(known, backend, device or torch.device("cpu")):
             return ProcessGroup(known, lambda is_failing: None)
         ranks = dist.get_process_group_ranks(known)
-        made = dist.new_group(ranks, backend=backend, use_local_synchronization=given is not None, **limit)
-        return ProcessGroup(made, lambda is_failing: _destroy(made, device, limit_s, is_failing))
-    if not control_plane.passes_fds:
+        return new_group(ranks, device, limit_s, use_local_synchronization=given is not None)
+    if store is None and not control_plane.passes_fds:
         raise RuntimeError("the ranks are of several hosts: initialise torch.distributed before there")
-    store = None
-    if control_plane.rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, control_plane.world_size, is_master=True, wait_for_workers=False)
-    port = control_plane.broadcast(store.port if store else 0, 0)
-    store = store or dist.TCPStore("127.0.0.1", port, control_plane.world_size, is_master=False)
     dist.init_process_group(
-        backend, store=store, rank=control_plane.rank, world_size=control_plane.world_size, device_id=device, **limit
+        backend,
+        store=dist.PrefixStore("torch", store) if store else _store_of_host(control_plane),
+        rank=control_plane.rank,
+        world_size=control_plane.world_size,
+        device_id=device,
+        **_limit(limit_s),
     )
     world = dist.group.WORLD
     assert world is not None
     return ProcessGroup(world, lambda is_failing: _destroy(world, device, limit_s, is_failing))
+
+
+def new_group(ranks: Sequence[int], device: torch.device | None, limit_s: float, **options: Any) -> ProcessGroup:
+    """Return a new group of some of torch's ranks, NCCL's or RCCL's on a GPU and else gloo's; collective.
+
+    Args:
+        ranks: of torch's default group.
+        device: the GPU of this rank; None for gloo.
+        limit_s: how long collectives, and its end, wait for a rank; 0 for torch's own limit.
+        options: further arguments of ``torch.distributed.new_group``.
+    """
+    made = dist.new_group(ranks, backend=_backend(device), **_limit(limit_s), **options)
+    return ProcessGroup(made, lambda is_failing: _destroy(made, device, limit_s, is_failing))
+
+
+def _backend(device: torch.device | None) -> str:
+    return "gloo" if device is None else "nccl"
+
+
+def _limit(limit_s: float) -> dict[str, Any]:
+    return {"timeout": timedelta(seconds=limit_s)} if limit_s else {}
+
+
+def _store_of_host(control_plane: ControlPlane) -> dist.Store:
+    own = None
+    if control_plane.rank == 0:
+        own = dist.TCPStore("127.0.0.1", 0, control_plane.world_size, is_master=True, wait_for_workers=False)
+    port = control_plane.broadcast(own.port if own else 0, 0)
+    return own or dist.TCPStore("127.0.0.1", port, control_plane.world_size, is_master=False)
 
 
 def _serves(known: dist.ProcessGroup, backend: str, device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import warnings
@@ -17,6 +18,7 @@ from ..errors import PeerError
 from ..utils.owner import Owner
 from ..utils.settings import number_in
 from . import unix_socket
+from .topology import Topology, ranks_named
 from .unix_socket import random_address
 
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -29,8 +31,11 @@ class RankInfo:
     Args:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
-        address: the name of rank 0's socket; "tcp://…" where ranks may be of several hosts.
+        address: the name of the socket of the first rank on this host; "tcp://…" of rank 0 where the ranks of several
+            hosts are to have one heap.
         group: torch's process group of these ranks, where the caller gave one.
+        topology: of ranks on several hosts; None where all are on this one.
+        store: through which the ranks of several hosts exchange values; None likewise.
     """
 
     rank: int
@@ -38,8 +43,18 @@ class RankInfo:
     local_rank: int
     address: str
     group: dist.ProcessGroup | None = None
+    topology: Topology | None = None
+    store: dist.Store | None = None
+
+    def on_host(self) -> RankInfo:
+        """Return its place among the ranks of its host."""
+        if self.topology is None:
+            return self
+        place, size = self.topology.place_of(self.rank), self.topology.ranks_per_host
+        return replace(self, rank=place, world_size=size, group=None, topology=None, store=None)
 
 
+HOST_VARIABLE = "IRIS_HOST_ID"
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _launched: tuple[RankInfo, Owner] | None = None
 
@@ -73,9 +88,10 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
 
     Raises:
         ImportError: started by mpirun, and mpi4py is not installed.
-        ValueError: this process is not in `group`, or what torchrun sets makes no sense.
-        RuntimeError: rank 0 is on another host, or this process was forked from a rank of `launch`.
-        PeerError: rank 0 did not come, or has gone with torch's store.
+        ValueError: this process is not in `group`, what torchrun sets makes no sense, or
+            the ranks' hosts make no `Topology`.
+        RuntimeError: mpirun has started ranks on several hosts, or this process was forked from a rank of `launch`.
+        PeerError: a rank did not come, or rank 0 has gone with torch's store.
     """
     if group is not None:
         return replace(_from_group(group), group=group)
@@ -113,22 +129,34 @@ def _from_group(group: dist.ProcessGroup | None) -> RankInfo:
 
 
 def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, whose: str, number: int) -> RankInfo:
-    """Agree on an address through a store; `whose` identifies the group, `number` is the process's on its host."""
+    """Tell each other hosts and addresses through a store; `whose` identifies the group.
+
+    `number` is the process's on its host.
+    """
     local_rank = _local_rank(number)
     # A process that makes a second context later needs a second name.
-    key = f"iris_core/address/{whose}/{_contexts_made[whose]}"
+    of_context = dist.PrefixStore(f"iris_core/{whose}/{_contexts_made[whose]}", store)
     _contexts_made[whose] += 1
     _stores.append(store)
-    if rank == 0:
-        store.set(key, f"{_address_of_rank_0()} {host_name()}")
+    keys = [f"address/{one}" for one in range(world_size)]
+    of_context.set(keys[rank], json.dumps([host_name(), _own_address(rank)]))
     try:
-        store.wait([key], timedelta(seconds=unix_socket.CONNECT_TIMEOUT_S))
+        of_context.wait(keys, timedelta(seconds=unix_socket.CONNECT_TIMEOUT_S))
     except RuntimeError as error:  # of torch's, of which one is that the time is over
-        late = f"rank 0 put no address into {started_by}'s store within {unix_socket.CONNECT_TIMEOUT_S:.0f} s"
-        raise PeerError(f"{late}: {error}") from None
-    address, host = store.get(key).decode().split(" ", 1)
-    _check_host(rank, host, address)
-    return RankInfo(rank, world_size, local_rank, address)
+        late = f"no address was put into {started_by}'s store within {unix_socket.CONNECT_TIMEOUT_S:.0f} s"
+        raise PeerError(f"{_missing(of_context, keys)}: {late}: {error}") from None
+    hosts, addresses = zip(*(json.loads(of_context.get(key)) for key in keys), strict=True)
+    if addresses[0].startswith("tcp://"):
+        return RankInfo(rank, world_size, local_rank, addresses[0])
+    topology = Topology.of(hosts)
+    info = RankInfo(rank, world_size, local_rank, addresses[hosts.index(hosts[rank])])
+    return info if topology.num_hosts == 1 else replace(info, topology=topology, store=of_context)
+
+
+def _missing(store: dist.Store, keys: list[str]) -> str:
+    with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
+        return ranks_named(rank for rank, key in enumerate(keys) if not store.check([key]))
+    return "rank 0"
 
 
 def _from_mpi() -> RankInfo:
@@ -137,32 +165,33 @@ def _from_mpi() -> RankInfo:
     except ImportError as error:
         raise ImportError("started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'") from error
     world = MPI.COMM_WORLD
-    address, host = world.bcast((_address_of_rank_0(), host_name()) if world.rank == 0 else None, root=0)
-    _check_host(world.rank, host, address)
+    hosts, addresses = zip(*world.allgather((host_name(), _own_address(world.rank))), strict=True)
+    if not addresses[0].startswith("tcp://") and Topology.of(hosts).num_hosts > 1:
+        raise RuntimeError(
+            "mpirun has started ranks on several hosts, which exchange values through a store of torch's: call "
+            "torch.distributed.init_process_group before iris_core.iris; or, on hosts of one NVLink domain, set "
+            "IRIS_TOKEN, on all ranks alike"
+        )
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
-    return RankInfo(world.rank, world.size, local_rank, address)
+    return RankInfo(world.rank, world.size, local_rank, addresses[0])
 
 
 def host_name() -> str:
-    """Return what identifies a host and its network namespace: abstract sockets reach no further."""
+    """Return what identifies a host and its network namespace: abstract sockets reach no further.
+
+    ``IRIS_HOST_ID``, any text, cuts a machine into several hosts.
+    """
+    simulated = os.environ.get(HOST_VARIABLE, "")
     with contextlib.suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
-    return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')} {simulated}"
+    return simulated
 
 
-def _address_of_rank_0() -> str:
-    if "IRIS_TOKEN" not in os.environ:
+def _own_address(rank: int) -> str:
+    """Return a new address of this rank; where ``IRIS_TOKEN`` is set, one of rank 0 that other hosts reach."""
+    if rank or "IRIS_TOKEN" not in os.environ:
         return random_address()
     from ..several_hosts.tcp_socket import listen  # which is no part of the core
 
     return listen()
-
-
-def _check_host(rank: int, of_rank_0: str, address: str) -> None:
-    own = host_name()
-    if not address.startswith("tcp://") and own and of_rank_0 and own != of_rank_0:
-        raise RuntimeError(
-            f"rank {rank} is on another host than rank 0, or in a container with a network of its own; the ranks of a "
-            "context are of one host: give iris_core.iris the process group of those, group=...; or of several in one "
-            "NVLink domain: set IRIS_TOKEN, on all ranks alike"
-        )

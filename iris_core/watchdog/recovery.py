@@ -8,7 +8,8 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..errors import AllocationMismatch, PeerError
-from ..heap.allocator import OffsetAllocator, first_difference
+from ..heap.allocator import first_difference
+from ..heap.heap import SymmetricHeap
 from ..rendezvous.control_plane import ControlPlane
 from .call_log import CallLog
 from .watchdog import UNTIL_RESET, Watchdog
@@ -22,22 +23,22 @@ class Recovery:
     Args:
         control_plane: all ranks.
         backend: whose kernels a reset ends.
-        allocator: of the heap.
+        heap: whose memory is given back in sleep.
         watchdog: of this rank's waits.
 
     Attributes:
         is_closed: whether the context is; everything raises then.
+        is_asleep: whether the heap has no memory; all raises that needs it.
     """
 
-    def __init__(
-        self, control_plane: ControlPlane, backend: Backend, allocator: OffsetAllocator, watchdog: Watchdog
-    ) -> None:
+    def __init__(self, control_plane: ControlPlane, backend: Backend, heap: SymmetricHeap, watchdog: Watchdog) -> None:
         self._control_plane = control_plane
         self._backend = backend
-        self._allocator = allocator
+        self._heap = heap
+        self._allocator = heap.allocator
         self._watchdog = watchdog
         self._calls = CallLog(control_plane)
-        self.is_closed = False
+        self.is_closed = self.is_asleep = False
 
     @property
     def has_failed(self) -> bool:
@@ -45,10 +46,12 @@ class Recovery:
         return self._watchdog.failure is not None or self._control_plane.failure is not None
 
     def check_open(self) -> None:
-        """Raise RuntimeError if the context is closed, or this process was forked from the one that opened it."""
+        """Raise RuntimeError if the context is closed or asleep, or this process was forked from its own."""
         self._control_plane.check_owner()
         if self.is_closed:
             raise RuntimeError("this context is closed; iris_core.iris makes another")
+        if self.is_asleep:
+            raise RuntimeError("this context is asleep: its heap has no memory; call its wake() on every rank first")
 
     def check(self) -> None:
         """Raise if a wait has failed on any rank, or a collective on this one."""
@@ -82,12 +85,38 @@ class Recovery:
             if self._control_plane.is_lost:
                 self.check()
             raise PeerError(f"reset: {error}; {UNTIL_RESET}") from None
-        with self._control_plane.collective_section("reset"):
+        self._clear("reset")
+        self._watchdog.failure = None
+
+    def sleep(self) -> None:
+        """Give the heap's memory back, on all ranks; collective."""
+        self.barrier()
+        with self._control_plane.collective_section("look for memory of other allocators on the heap"):
+            self._heap.check_own()
+        self.is_asleep = True
+        with self._control_plane.collective_section("give the heap's memory back"):
+            self._heap.release_memory()
+
+    def wake(self) -> None:
+        """Give the heap memory, all zeroes, and start the ranks' calls anew; collective. Awake, it does nothing."""
+        if self.is_closed or not self.is_asleep:
+            return self.check_open()
+        if self._control_plane.failure is not None:
+            self._control_plane.rejoin()
+        try:
+            self._heap.map_memory()
+            self._clear("wake")
+        except BaseException:
+            self._heap.release_memory()
+            raise
+        self.is_asleep = False
+
+    def _clear(self, what: str) -> None:
+        with self._control_plane.collective_section(what):
             self._watchdog.clear()
             self._calls.clear()
             self._backend.synchronize()
         self._compare_allocations()
-        self._watchdog.failure = None
 
     @contextlib.contextmanager
     def raising_root_cause(self) -> Iterator[None]:

@@ -66,11 +66,8 @@ class Watchdog:
         self._board = FaultBoard(control_plane, backend, heap.base)
         self.failure: str | None = None
         self.words = heap.allocate((WATCHDOG_WORDS.value,), torch.int64)
-        self.words[WATCHDOG_TIMEOUT_NS.value] = int(timeout_s * 1e9)
-        self.words[WATCHDOG_ABORT.value] = 0
-        self.words[WATCHDOG_FAULTS_ADDRESS.value] = self._board.rows_address
-        self.words[WATCHDOG_NOTICE_ADDRESS.value] = self._board.notice_address
         self.watched: list[Watched] = []
+        self.clear()
 
     def watch(
         self,
@@ -137,10 +134,13 @@ class Watchdog:
         )
 
     def clear(self) -> None:
-        """Zero every watched word and forget the faults; no kernel of any rank may run."""
+        """Set this object's own words, zero every watched one, and forget the faults; no kernel of any rank may run."""
         for one in self.watched:
             one.flags.zero_()
+        self.words[WATCHDOG_TIMEOUT_NS.value] = int(self._timeout_s * 1e9)
         self.words[WATCHDOG_ABORT.value] = 0
+        self.words[WATCHDOG_FAULTS_ADDRESS.value] = self._board.rows_address
+        self.words[WATCHDOG_NOTICE_ADDRESS.value] = self._board.notice_address
         self._board.clear()
 
     def _message(self) -> str:

@@ -12,10 +12,12 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.hierarchical.building import register_hierarchy
 from ..common.operators.torch_op import call, define_op
 from ..common.problem import reference
 from . import library
 from .gradients import gradients
+from .hierarchical import HIERARCHY
 from .hopper import copy_engine as hopper_copy_engine
 from .hopper import workgroup_specialized as hopper_workgroup_specialized
 from .host import FAMILY
@@ -52,6 +54,7 @@ for _variant in (
     auto_variant(FAMILY, left_out=_gather_nothing),
 ):
     register(_variant)
+register_hierarchy(FAMILY, HIERARCHY)
 
 
 def all_gather_gemm(

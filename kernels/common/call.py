@@ -14,12 +14,13 @@ from iris_core import Context
 from iris_core.backends.base import round_up
 
 from .config import LEAST_TILE, GemmConfig, is_fp8, is_hopper_or_later
-from .device.arguments import Epilogue, Gemm, Peers, Tile
+from .device.arguments import Block, Epilogue, Gemm, Peers, Tile
 from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
 from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
 from .launch.launching import Calls, SideStream
 from .portable.gemm import POINTERS
 from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
+from .portable.row_norm import NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
 from .scaled_mm import multiply_scaled
 from .scales import SCALE_BLOCK, scale_strides
@@ -27,6 +28,8 @@ from .workspace import Buffer
 
 P = TypeVar("P", bound=Problem)
 Kept = TypeVar("Kept")
+
+_NORM_WARPS = 8  # of a kernel that only norms rows
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Call(Generic[P]):
     Attributes:
         channel, asked, memory, half_size: where it is queued, what the variant asked for of the workspace, the buffers,
             by name, and how many elements a half of one has room for; once it is bound.
-        output_room: what the output needs, where each call has new memory for it.
+        new: what outputs need, by name, for which each call has new memory.
         ran_config: what the last launch ran with, where its operands did not allow for all of `config`.
         operands: what the epilogue reads, by name; while it is launched.
         copied: of which operands it made copies, "A" or "B".
@@ -138,7 +141,7 @@ class Call(Generic[P]):
         self.ran_config = config
         self.operands: dict[str, torch.Tensor] = {}
         self.copied: tuple[str, ...] = ()
-        self.output_room: Buffer | None = None
+        self.new: dict[str, Buffer] = {}
         self._kept: dict[Hashable, Any] = {}
 
     def bind(
@@ -151,16 +154,31 @@ class Call(Generic[P]):
         """Give it what it takes to be launched."""
         self.channel, self.asked, self.memory, self.half_size = channel, asked, memory, half_size
 
-    def new_output(self) -> torch.Tensor | None:
-        """Return new memory for the output; None where it has a place in the operator's."""
-        return None if self.output_room is None else torch.empty_like(self.kept("like output", self._like_output))
+    def new_outputs(self, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Return memory for those outputs that have no place in the operator's, by name: new, or `out` for C.
 
-    def _like_output(self) -> torch.Tensor:
-        """Return a tensor without memory, of which torch makes others in half the time that it takes by a shape."""
-        assert self.output_room is not None
-        like = self.output_room.new(self.channel.ctx.get_device())
-        like.untyped_storage().resize_(0)
-        return like
+        Raises:
+            ValueError: `out` does not fit, or C has a place.
+        """
+        new = {}
+        for name, like in self.kept("like outputs", self._like_outputs).items():  # no comprehension: a frame, a call
+            new[name] = torch.empty_like(like) if out is None or name != "C" else out
+        if out is not None:
+            self._check_out(out)
+        return new
+
+    def _check_out(self, out: torch.Tensor) -> None:
+        room = self.new.get("C")
+        if room is None or (out.shape, out.dtype) != (room.shape, room.dtype) or not out.is_contiguous():
+            takes = f"a contiguous {room.shape} of {room.dtype}" if room else "none: its output is the operator's own"
+            raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")
+
+    def _like_outputs(self) -> dict[str, torch.Tensor]:
+        """Return tensors without memory, of which torch makes others in half the time that it takes by a shape."""
+        likes = {name: buffer.new(self.channel.ctx.get_device()) for name, buffer in self.new.items()}
+        for like in likes.values():
+            like.untyped_storage().resize_(0)
+        return likes
 
     @contextlib.contextmanager
     def reading(self, operands: dict[str, torch.Tensor]) -> Iterator[None]:
@@ -172,16 +190,14 @@ class Call(Generic[P]):
             self.operands = {}
 
     @contextlib.contextmanager
-    def writing(self, output: torch.Tensor | None) -> Iterator[None]:
-        """Within the block, this is its output, where it has no place for that in the operator's memory."""
-        if output is None:
-            yield
-            return
-        self.memory["output"] = output
+    def writing(self, outputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Within the block, these are its outputs of these names, which have no place in the operator's memory."""
+        self.memory.update(outputs)
         try:
             yield
         finally:
-            del self.memory["output"]
+            for name in outputs:
+                del self.memory[name]
 
     @property
     def world_size(self) -> int:
@@ -250,7 +266,8 @@ class Call(Generic[P]):
     @property
     def ops(self) -> tuple[Any, ...]:
         """The jit functions of the problem's epilogue."""
-        return tuple(op.apply for op in epilogue_ops(self.problem.epilogue))
+        arch, dtype = self.device.arch, self.problem.out_dtype
+        return tuple([op.applied(arch, dtype) for op in epilogue_ops(self.problem.epilogue)])
 
     def epilogue(self, first_row: int = 0) -> Epilogue:
         """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""
@@ -289,9 +306,40 @@ class Call(Generic[P]):
             c.copy_(finish_with_torch(product, epilogue, self.operands))
 
     def finish(self, c: torch.Tensor) -> None:
-        """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it."""
-        if self.problem.epilogue:
+        """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it.
+
+        Nothing where rows are normed: the kernel that does that reads the epilogue's operands, too.
+        """
+        if self.problem.epilogue and self.problem.norm is None:
             c.copy_(finish_with_torch(c, self.problem.epilogue, self.operands))
+
+    # The norm of rows of C ------------------------------------------------------------------------------------------
+
+    def normed(self) -> tuple[torch.Tensor, ...]:
+        """Return what the problem's norm gives, as the call leaves it."""
+        return tuple([self.memory[name] for name in self.problem.normed_shapes(self.rank)])
+
+    def norm(self, num_warps: int | None = None) -> dict[str, Any]:
+        """Return what a kernel takes that norms rows; `num_warps` where it is not the compute kernels'."""
+        norm, n = self.problem.norm, self.problem.n
+        if norm is None:
+            return {"norm": (), "NORM": None}
+        weight, memory = self.operands["norm_weight"], self.memory
+        rows = NormedRows(weight, weight.stride(0), n, memory["normed"], memory.get("norm_scales"))
+        return {"norm": rows, "NORM": shape_of_norm(norm, n, num_warps or self.config.num_warps)}
+
+    def norm_rows(self, c: torch.Tensor, *, finishes: bool) -> None:
+        """Queue a kernel that norms the rows of this rank's C, and first, if it `finishes`, does its epilogue in place.
+
+        Without rows, nothing is queued.
+        """
+        rows, width = c.shape
+        if rows:
+            epilogue = self.epilogue() if finishes else Epilogue((), ())
+            tile = Tile(1, 1, 1, 1, POINTERS.value, 1, self.ops if finishes else ())
+            out = Block(c, rows, width, c.stride(0), epilogue)
+            arguments = {"out": out, **self.norm(_NORM_WARPS), "TILE": tile}
+            self.channel.calls.launch(norm_rows, rows, arguments, {"num_warps": _NORM_WARPS})
 
     def width(self, columns: int) -> int:
         """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.

@@ -36,6 +36,7 @@ def library_variant(
     open: Callable[[Context, Any], Any] = lambda ctx, problem: ctx.process_group(),
     has_epilogue: bool = False,
     takes_fp8: bool = False,
+    spans_hosts: bool = True,
     place: tuple[Arrangement, Agent, Sync] = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER),
     **more: Any,
 ) -> Variant:
@@ -47,8 +48,10 @@ def library_variant(
         summary: one line for tables.
         supports: returns why it cannot do a problem, beside what holds for all baselines.
         open: makes what all calls need; unless given, the process group.
-        has_epilogue: whether `launch` does what a problem's epilogue says, and gives C any dtype.
+        has_epilogue: whether `launch` does what a problem's epilogue says, unless rows are normed, and gives C any
+            dtype.
         takes_fp8: whether it multiplies fp8 operands with scales.
+        spans_hosts: whether its ranks may live on several hosts.
         place: in the taxonomy.
         more: what else an `Implementation` takes.
     """
@@ -56,6 +59,8 @@ def library_variant(
     def reason(problem: Problem, config: GemmConfig | None) -> str | None:
         if problem.epilogue and not has_epilogue:
             return f"it has no epilogue; the problem's is {', '.join(problem.epilogue)}"
+        if problem.norm and not has_epilogue:
+            return "it has no epilogue, and norms no rows; the problem's norm is an RMSNorm"
         if is_fp8(problem.dtype):
             if not takes_fp8:
                 return f"it multiplies no fp8; the operands are {problem.dtype}"
@@ -74,6 +79,7 @@ def library_variant(
         supports=reason,
         open=open,
         is_ours=False,
+        spans_hosts=spans_hosts,
         mainloop=Mainloop.OWN,
         schedule=Schedule.OWN,
         **more,

@@ -27,6 +27,15 @@ def stream_k_call_us(machine: Machine, work: Work, m: int, n: int, k: int) -> fl
     return us + machine.early_launch_us + (machine.hop_us if work.peers else 0.0)
 
 
+def norm_us(machine: Machine, work: Work, *, is_fused: bool) -> float:
+    """Norming rows: by a kernel that reads and stores them, or where they are added, which only stores more."""
+    if not work.normed_share:
+        return 0.0
+    if is_fused:
+        return work.normed_bytes / machine.sum_gbps / 1e3
+    return machine.launch_us + 2 * work.normed_bytes / machine.memory_gbps / 1e3
+
+
 def rows_in_tiles(work: Work) -> int:
     """The rows that are multiplied where every shard of rows is cut into tiles of its own, of 128 rows."""
     return work.world_size * -(-work.share(work.m) // 128) * 128

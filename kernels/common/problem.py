@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import Self
@@ -14,6 +14,7 @@ from iris_core.utils.settings import is_whole
 
 from .config import DTYPES, OPERAND_DTYPES, is_fp8
 from .device.epilogue import epilogue_ops
+from .portable.row_norm import RmsNorm
 from .scales import SCALE_BLOCK, check_formats, check_scales, scale_shapes
 
 Shapes = Sequence[Sequence[int]]
@@ -33,10 +34,11 @@ class Problem(ABC):
         partial_dtype: to which partial sums are rounded on their way to other ranks; None for C's.
         use_fast_accum: leave sums of fp8 products in the tensor cores' own, narrower accumulators, and do not promote
             them to fp32 every 128 of k; means something on sm_90 alone.
+        norm: what is made of rows of C, beside C; None for nothing.
 
     Raises:
         ValueError: a size below one, a dtype that is not supported, formats that are not multiplied together, scales
-            that do not go together, or an op that there is not.
+            that do not go together, an op that there is not, or a norm where ranks do not have whole rows of C.
     """
 
     m: int
@@ -50,8 +52,10 @@ class Problem(ABC):
     scales: tuple[str, ...] = ()
     partial_dtype: torch.dtype | None = None
     use_fast_accum: bool = False
+    norm: RmsNorm | None = None
 
     allows_narrowing: ClassVar[bool] = False  # whether an epilogue may make C narrower than the product
+    allows_norm: ClassVar[bool] = False  # whether ranks add up whole rows of C
 
     def __post_init__(self) -> None:
         default_out = torch.bfloat16 if is_fp8(self.dtype) else self.dtype
@@ -59,15 +63,18 @@ class Problem(ABC):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         for name in ("m", "n", "k", "world_size"):
-            value = getattr(self, name)
-            if not (is_whole(value) or isinstance(value, torch.SymInt)):
-                raise ValueError(f"{name} is {value!r}; it takes a positive integer")
+            _check_size(name, getattr(self, name))
         for name in ("dtype", "b_dtype", "out_dtype", "partial_dtype"):
             supported = OPERAND_DTYPES if name in ("dtype", "b_dtype") else DTYPES
             if (dtype := getattr(self, name)) not in supported and dtype is not None:
                 raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, supported))}")
         check_formats(self.dtype, self.b_dtype)
         check_scales(self.scales, self.dtype)
+        if self.norm and not self.allows_norm:
+            raise ValueError(
+                "a norm takes whole rows of sums over ranks, which GEMM + reduce-scatter and GEMM + all-reduce give; a "
+                f"{type(self).__name__} does not"
+            )
         if self.narrowing > 1 and not self.allows_narrowing:
             raise ValueError(
                 f"{self.epilogue[-1]} makes C narrower than A @ B; all-gather + GEMM can do that, a "
@@ -104,20 +111,26 @@ class Problem(ABC):
 
     def with_rows(self, m: int) -> Self:
         """Return the same problem of another m."""
-        return self if m == self.m else replace(self, m=m)
+        if m == self.m:
+            return self
+        _check_size("m", m)
+        other = object.__new__(type(self))  # the rest was checked, which would cost the host 5 us
+        vars(other).update(vars(self), m=m)
+        return other
 
     def m_of(self, a_rows: int, rank: int) -> int | None:
         """Return the m of a call whose A has so many rows on a rank; None if that cannot be told from them."""
         return a_rows
 
     def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes on a rank of all operands but A and B, by name: their scales, and what the epilogue reads.
+        """Return the shapes on a rank of all operands but A and B, by name: scales, what epilogue and norm read.
 
-        This is for the rank's rows of C and its columns of B.
+        This is for the rank's rows of C and its columns of B; what the norm reads is called "norm_weight".
         """
         shapes = scale_shapes(self.scales, self.a_shape(rank), self.b_shape(rank))
         ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
-        return shapes | {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
+        shapes |= {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
+        return {**shapes, "norm_weight": (self.n,)} if self.norm else shapes
 
     def operand_dtype(self, name: str) -> torch.dtype:
         """Return an operand's dtype; `name` is "A", "B" or one of `operand_shapes`."""
@@ -126,6 +139,14 @@ class Problem(ABC):
         if name == "B":
             return self.b_dtype
         return self.dtype if name == "A" or not is_fp8(self.dtype) else self.out_dtype
+
+    def normed_shapes(self, rank: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return the shapes and dtypes on a rank of what the norm gives, by name: normed rows, of fp8 scales, too."""
+        if self.norm is None:
+            return {}
+        shape = self.c_shape(rank)
+        scales = {"norm_scales": ((shape[0], 1), torch.float32)} if self.norm.dtype else {}
+        return {"normed": (shape, self.norm.dtype or self.out_dtype), **scales}
 
     @property
     def flops(self) -> int:
@@ -180,6 +201,11 @@ class Problem(ABC):
             link_gbps: what one rank can send, in 10⁹ bytes a second.
         """
         return max(gemm_us, self.wire_bytes / link_gbps / 1e3)
+
+
+def _check_size(name: str, size: Any) -> None:
+    if not (is_whole(size) or isinstance(size, torch.SymInt)):
+        raise ValueError(f"{name} is {size!r}; it takes a positive integer")
 
 
 def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from iris_core import Context
-from overlap_taxonomy import Agent, Arrangement, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Variant, Work
 
 from .config import GemmConfig
+from .hierarchical.building import over_hosts, spans_hosts
 from .implementation import Implementation
 from .operators.operator import Operator
+from .prediction import norm_us
 from .problem import Problem
 
 
@@ -22,7 +24,7 @@ def variant_of(
     summary: str,
     former_name: str = "",
 ) -> Variant:
-    """Return the entry of an implementation, whose `build` makes an operator.
+    """Return the entry of an implementation, whose `build` makes an operator, of the kind that the context takes.
 
     Args:
         implementation: the variant's functions.
@@ -31,8 +33,14 @@ def variant_of(
         former_name: what it was called in older versions; "" for its pattern.
     """
 
-    def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
+    def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Any:
+        if spans_hosts(ctx) and not implementation.spans_hosts:
+            return over_hosts(ctx, implementation, problem, config, **options)
         return Operator(ctx, implementation, problem, config, **options)
+
+    def predict(machine: Machine, work: Work) -> float:
+        assert implementation.predict is not None
+        return implementation.predict(machine, work) + norm_us(machine, work, is_fused=implementation.norms_rows)
 
     return Variant(
         implementation.family,
@@ -47,7 +55,7 @@ def variant_of(
         schedule=implementation.schedule,
         is_baseline=not implementation.is_ours,
         can_trace=implementation.can_trace and implementation.is_ours,
-        predict=implementation.predict,
+        predict=predict if implementation.predict else None,
         reads_pointers=implementation.reads_pointers,
         former_name=former_name,
     )

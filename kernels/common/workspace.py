@@ -128,9 +128,7 @@ class Workspace:
 
     def views(self, asked: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
         """Return the parts that a call asks for, of the first half where there are two."""
-        return {
-            name: self._memory[name][0, : math.prod(buffer.shape)].view(buffer.shape) for name, buffer in asked.items()
-        }
+        return {name: _leading(self._memory[name], buffer.shape) for name, buffer in asked.items()}
 
     def describe_as(self, asked: Mapping[str, Buffer]) -> None:
         """Have reports describe words as those of a call that asks for this."""
@@ -170,6 +168,15 @@ class Workspace:
             return f"{self._who()}: {described.describe(word % self.half_size(name))}"
 
         self._ctx.watchdog.watch(self._memory[name].view(-1), describe, buffer.call_of)
+
+
+def _leading(memory: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the first elements of some memory in a shape, by one function of torch's."""
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= size
+    return memory.as_strided(shape, strides[::-1])
 
 
 def lasting(device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -9,10 +9,12 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.hierarchical.building import register_hierarchy
 from ..common.operators.torch_op import call, define_op
 from ..common.problem import reference
 from . import library
 from .gradients import gradients, own_columns
+from .hierarchical import HIERARCHY
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
 from .portable import (
@@ -41,6 +43,7 @@ for _variant in (
     auto_variant(FAMILY, baseline="library_layout"),  # C is one matrix, whichever is chosen
 ):
     register(_variant)
+register_hierarchy(FAMILY, HIERARCHY)
 
 
 def gemm_all_scatter(

@@ -9,10 +9,12 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
+from ..common.hierarchical.building import register_hierarchy
 from ..common.operators.torch_op import call, define_op
 from ..common.problem import reference
 from . import library
 from .gradients import gradients
+from .hierarchical import HIERARCHY
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
 from .portable import (
@@ -41,6 +43,7 @@ for _variant in (
     auto_variant(FAMILY),
 ):
     register(_variant)
+register_hierarchy(FAMILY, HIERARCHY)
 
 
 def gemm_reduce_scatter(
@@ -126,4 +129,65 @@ def gemm_reduce_scatter(
     )[0]
 
 
-__all__ = ["FAMILY", "Problem", "gemm_reduce_scatter", "reference"]
+def gemm_reduce_scatter_rms_norm(
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    norm_weight: torch.Tensor,
+    eps: float = 1e-6,
+    residual: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    normed_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    variant: str = "auto",
+    config: GemmConfig | None = None,
+    k: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Return this rank's rows of the sum over ranks of A @ B plus a residual, normed, and as they are.
+
+    What a decoder block does behind its o_proj and down_proj: C is the residual of what comes next, the normed rows are
+    what that reads. C is ``scale · A @ B + bias + residual``, rounded to `out_dtype`. Normed rows are
+    ``C · rsqrt(mean(C²) + eps) · norm_weight``, computed in fp32 of the rounded C, as `torch.nn.functional.rms_norm`
+    does, and rounded once. Variants for few rows norm them where they add the last partials, in the same kernel; behind
+    others one more kernel is queued. Where an operand requires a gradient, torch norms C, in a pass of its own. Outputs
+    are the caller's.
+
+    Args:
+        ctx, a, b, scale, bias, out_dtype, variant, config, k: as `gemm_reduce_scatter` takes them.
+        norm_weight: (n,), of a's dtype, the same on all ranks.
+        eps: added to the mean of squares.
+        residual: (this rank's rows of C, n); of any strides. None for none.
+        normed_dtype: torch.float8_e4m3fn, or torch.float8_e4m3fnuz on gfx942, for normed rows that are divided by a
+            scale each; None for C's dtype.
+
+    Returns:
+        (normed rows, C), each (this rank's rows of m, n); with a `normed_dtype` (normed rows, C, scales), and the
+        scales are fp32 (this rank's rows of m, 1): a row's largest magnitude over that dtype's largest number.
+
+    Raises:
+        ValueError: as `gemm_reduce_scatter`; or the GPU does not round to `normed_dtype`, which has no gradient.
+        HeapExhausted: the heap has no room for partial sums.
+    """
+    c, normed, *scales = call(
+        ctx,
+        a,
+        b,
+        family=FAMILY,
+        problem_type=GemmReduceScatterProblem,
+        sizes={"k": k},
+        scale=scale,
+        bias=bias,
+        residual=residual,
+        out_dtype=out_dtype,
+        norm_weight=norm_weight,
+        norm_eps=eps,
+        normed_dtype=normed_dtype,
+        variant=variant,
+        config=config,
+    )
+    return normed, c, *scales
+
+
+__all__ = ["FAMILY", "Problem", "gemm_reduce_scatter", "gemm_reduce_scatter_rms_norm", "reference"]

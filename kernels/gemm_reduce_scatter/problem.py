@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -15,6 +16,8 @@ class GemmReduceScatterProblem(Problem):
 
     A rank multiplies its slices of k, which gives a partial C, and receives its rows of the sum over ranks.
     """
+
+    allows_norm: ClassVar[bool] = True
 
     @classmethod
     def from_shapes(cls, a_shapes: Shapes, b_shapes: Shapes, dtype: torch.dtype) -> GemmReduceScatterProblem:

@@ -11,6 +11,7 @@ from torch import nn
 from typing_extensions import Self
 
 from iris_core import Context
+from iris_kernels.common.device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS
 
 from ..sharding.linear import ColumnSharding
 from .modules import ColumnParallelLinear, checked_whole
@@ -22,13 +23,17 @@ class MergedColumnSharding(ColumnSharding):
 
     Args:
         sizes: output features of each layer, of all ranks, multiples of their number; `out_features` is the sum.
-        others: those of `ColumnSharding`, but gather_output.
+        others: those of `ColumnSharding`, but gather_output; as activation also "swiglu", of two layers of one size, a
+            gate and its up: the output is silu(gate) · up. Then a rank's weight has a row of the one and a row of the
+            other in turn.
 
     Raises:
-        ValueError: as `ColumnSharding`; or sizes that cannot be cut evenly; or `gather_output`.
+        ValueError: as `ColumnSharding`; or sizes that cannot be cut evenly, or gated; or `gather_output`.
     """
 
     sizes: tuple[int, ...]
+
+    activations = (*ACTIVATIONS, *GATED_ACTIVATIONS)
 
     def __post_init__(self) -> None:
         world_size = self.ctx.get_num_ranks()
@@ -39,10 +44,18 @@ class MergedColumnSharding(ColumnSharding):
         if self.gather_output:
             raise ValueError("gather_output is of one layer; of merged ones each rank has its own features")
         super().__post_init__()
+        if self._narrowing > 1 and (len(self.sizes) != 2 or len(set(self.sizes)) != 1):
+            raise ValueError(
+                f"out_features are {list(self.sizes)}; {self.activation} takes two layers of one size, gate and up"
+            )
 
     def own_weight(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's shards of (out_features, in_features), the layers' one above the other; a copy."""
-        return torch.cat([part[self.shard(len(part))] for part in whole.split(self.sizes)])
+        """Return this rank's shards of (out_features, in_features), the layers' one above the other; a copy.
+
+        A gate and its up have their rows in turn.
+        """
+        parts = [part[self.shard(len(part))] for part in whole.split(self.sizes)]
+        return torch.cat(parts) if self._narrowing == 1 else torch.stack(parts, 1).flatten(0, 1)
 
     def own_bias(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's shards of (out_features,), the layers' one behind the other; a copy."""
@@ -62,7 +75,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         out_features: of each layer, multiples of the number of ranks.
         bias: whether they have one.
         device, dtype: of the parameters; None for the context's device, and torch's default dtype.
-        options: sequence_parallel, sequence_dim, variant, backward_variant, as in `ColumnSharding`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, activation, as in `MergedColumnSharding`.
 
     Attributes:
         weight, bias: this rank's shard of each layer's, one above the other: `sharding.own_weight` of whole ones so.
@@ -105,7 +118,15 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         )
 
     def split(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return each layer's part of what a call gave, views."""
+        """Return each layer's part of what a call gave, views.
+
+        Raises:
+            ValueError: the layers are a gate and its up, which give one output together.
+        """
+        if self.sharding.activation in GATED_ACTIVATIONS:
+            raise ValueError(
+                f"with {self.sharding.activation} a gate and its up give one output; nothing is to be split"
+            )
         return output.split([size // self.sharding.ctx.get_num_ranks() for size in self.sharding.sizes], -1)
 
     def extra_repr(self) -> str:

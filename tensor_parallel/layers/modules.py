@@ -155,9 +155,17 @@ class RowParallelLinear(ParallelLinear):
 
     sharding_type = RowSharding
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        *,
+        norm_weight: torch.Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Any:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
-        return self.sharding(x, *self._parts())
+        weight = None if norm_weight is None else local(norm_weight)
+        return self.sharding(x, *self._parts(), residual=residual, norm_weight=weight, eps=eps)
 
 
 def checked_whole(linear: object) -> nn.Linear:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from iris_core import Context
-from iris_kernels.common.device.epilogue import ACTIVATIONS, finish_with_torch
+from iris_kernels.common.device.epilogue import ACTIVATIONS, epilogue_ops, finish_with_torch
 from iris_kernels.common.operators.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 from iris_kernels.common.problem import doublings, shard_bounds
 
@@ -64,12 +64,13 @@ class Sharding(ABC):
     advice: ClassVar[str] = ""  # where ranks ask for different operators
     weight_dim: ClassVar[int]  # of the weight's, the one that is cut
     shards_bias: ClassVar[bool]  # else all ranks have the whole
+    activations: ClassVar[tuple[str, ...]] = ACTIVATIONS  # that it may have
 
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
-        epilogue_of((), self.activation, ACTIVATIONS)
+        epilogue_of((), self.activation, self.activations)
         whole = torch.empty(self.out_features, self.in_features, device="meta")
         # No cached properties: the compiler cannot trace their lock. Merged layers' parts have the shape of one
         # layer's, and to join parts here would import the compiler, which takes seconds.
@@ -189,7 +190,7 @@ class Sharding(ABC):
         return wanted
 
     def _product(self, step: Step, m: int) -> Product:
-        how = {"keep_gathered": step.keep_gathered, "activation": step.activation}
+        how = {"keep_gathered": step.keep_gathered, "activation": step.activation, "norm_eps": step.norm_eps}
         return Product(m, step.n, step.k, self.ctx.name, step.variant, **how)
 
     def _activated(self, output: torch.Tensor, steps: Steps) -> torch.Tensor:
@@ -197,6 +198,11 @@ class Sharding(ABC):
         if self.activation is None or (steps.forward is not None and steps.forward.activation is not None):
             return output
         return finish_with_torch(output, (self.activation,), {})
+
+    @property
+    def _narrowing(self) -> int:
+        """How many output features the activation makes one."""
+        return epilogue_ops((self.activation,))[0].narrowing if self.activation else 1
 
     def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING, *, has_bias: bool = False) -> None:
         """Make what calls of up to `max_tokens` tokens of all ranks need, whatever their number; collective.
@@ -214,10 +220,10 @@ class Sharding(ABC):
                 if step is not None:
                     operator_for(step.family, dtype, self._product(step, m), reads=("bias",) if adds_bias else ())
 
-    def multiply(self, step: Step, a: torch.Tensor, b: Tensors, m: int, bias: torch.Tensor | None = None) -> Any:
-        """Make a product for `m` tokens of all ranks, plus bias; return its outputs, which are the caller's.
+    def multiply(self, step: Step, a: torch.Tensor, b: Tensors, m: int, **read: torch.Tensor | None) -> Any:
+        """Make a product for `m` tokens of all ranks; return its outputs, which are the caller's.
 
-        B comes in parts, as the family's op takes it.
+        B comes in parts, and what is `read` beside it by name, as the family's op takes it.
 
         Collective where there is no operator for it yet, or it has room for fewer tokens.
 
@@ -225,9 +231,9 @@ class Sharding(ABC):
             ValueError: operands that are not this rank's; names the layer.
             HeapExhausted: the heap has no room for the operator's buffers.
         """
-        product = self._product(step, m)
+        product, operands = self._product(step, m), {name: one for name, one in read.items() if one is not None}
         if in_graph():
-            return op_of(step.family)(a, list(b), *product, bias)
+            return op_of(step.family)(a, list(b), *product, **operands)
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
                 raise ValueError(
@@ -235,7 +241,7 @@ class Sharding(ABC):
                     "say how many all have together, tokens=..."
                 )
         try:
-            return multiply(step.family, a, b, product, {} if bias is None else {"bias": bias})
+            return multiply(step.family, a, b, product, operands)
         except ValueError as error:
             advice = self.advice if self.sequence_parallel else ""
             raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error

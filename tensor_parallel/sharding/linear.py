@@ -60,7 +60,7 @@ class ColumnSharding(Sharding):
         if m % max(1, behind.numel()):
             raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
         if m == 0 and (tokens == 0 or not self.sequence_parallel or 0 in behind):
-            features = self.out_features if self.gather_output else self._weight_shape[0]
+            features = self.out_features if self.gather_output else self._weight_shape[0] // self._narrowing
             return self._of_nothing(x, weights, biases, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
         self._check_places(m, x, behind)
         wanted = self._wanted(m, rows, weights, biases)
@@ -99,30 +99,67 @@ class RowSharding(Sharding):
     weight_dim = 1
     shards_bias = False
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        residual: torch.Tensor | None = None,
+        norm_weight: torch.Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
         x, (weight,), biases = self._checked(x, (weight,), () if bias is None else (bias,))
         bias = biases[0] if biases else None
+        self._check_read(x, residual, norm_weight)
         rows, behind = self._rows(x)
         m = rows.shape[0]
         if m == 0:
             own = self.shard(x.shape[self.sequence_dim])
-            return self._of_nothing(x, (weight,), biases, self.out_features, own.stop - own.start)
+            nothing = self._of_nothing(x, (weight,), biases, self.out_features, own.stop - own.start)
+            output = nothing if residual is None else nothing + residual
+            return output if norm_weight is None else (_normed(output, norm_weight, eps), output)
         self._check_places(m, x, behind)
         wanted = self._wanted(m, rows, (weight,), biases)
-        steps = self._steps(wanted)
-        if any(wanted):
-            output = Rows.apply(rows, weight, bias, m, self, steps)
+        wants_more = torch.is_grad_enabled() and any(
+            one is not None and one.requires_grad for one in (residual, norm_weight)
+        )
+        added = None if residual is None else self._rows(residual)[0]
+        if any(wanted) or wants_more:
+            steps = self._steps(wanted)
+            output = self._activated(Rows.apply(rows, weight, bias, added, m, self, steps), steps)
+            outputs = [output] if norm_weight is None else [output, _normed(output, norm_weight, eps)]
         else:
-            output = multiply_rows(self, steps, m, rows, weight, bias)
-        return self._back(self._activated(output, steps), x, behind)
+            steps = self._steps(wanted, None if norm_weight is None else eps)
+            outputs = list(multiply_rows(self, steps, m, rows, weight, bias, added, norm_weight))
+        output, *normed = [self._back(one, x, behind) for one in outputs]
+        return (normed[0], output) if normed else output
 
-    def _steps(self, wanted: Wanted) -> Steps:
+    def _check_read(self, x: torch.Tensor, residual: torch.Tensor | None, norm_weight: torch.Tensor | None) -> None:
+        """Raise for a residual or a norm's weight that is not of this layer's output."""
+        shape = [*x.shape[:-1], self.out_features]
+        if self.sequence_parallel:
+            own = self.shard(x.shape[self.sequence_dim])
+            shape[self.sequence_dim] = own.stop - own.start
+        read = (("residual", residual, shape), ("norm_weight", norm_weight, [self.out_features]))
+        for name, one, expected in read:
+            if one is not None and list(one.shape) != expected:
+                raise ValueError(f"{self._name}: {name} is {tuple(one.shape)}; it must be {tuple(expected)}")
+            if one is not None and one.dtype != x.dtype:
+                raise ValueError(f"{self._name}: x is {x.dtype} and {name} {one.dtype}; they must be the same")
+
+    def _steps(self, wanted: Wanted, norm_eps: float | None = None) -> Steps:
         forth = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
         activation = None if any(wanted) else self.activation
-        forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, activation=activation)
+        sizes = self.out_features, self.in_features
+        forward = Step(forth.FAMILY, *sizes, self.variant, activation=activation, norm_eps=norm_eps)
         backward = None
         if self.sequence_parallel:
             keeps = wanted.weight or wanted.bias
             backward = Step(all_gather_gemm.FAMILY, self.in_features, self.out_features, self.backward_variant, keeps)
         return Steps(forward, backward, wanted.weight)
+
+
+def _normed(output: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(output, norm_weight.shape, norm_weight, eps)

@@ -27,6 +27,7 @@ class Step(NamedTuple):
         variant: the overlap pattern.
         keep_gathered: whether the family's gathered operand is returned, too.
         activation: what is applied to the output; None for nothing.
+        norm_eps: of an RMSNorm of the output's rows, which are returned, too; None for none.
     """
 
     family: str
@@ -35,15 +36,19 @@ class Step(NamedTuple):
     variant: str
     keep_gathered: bool = False
     activation: str | None = None
+    norm_eps: float | None = None
 
 
 class Multiplies(Protocol):
     """What makes a step; see `Sharding.multiply`."""
 
     def multiply(
-        self, step: Step, a: torch.Tensor, b: tuple[torch.Tensor, ...], m: int, bias: torch.Tensor | None = None
+        self, step: Step, a: torch.Tensor, b: tuple[torch.Tensor, ...], m: int, **read: torch.Tensor | None
     ) -> Any:
-        """Return the step's output plus bias, then the gathered operand if it is kept; the caller's memory."""
+        """Return the step's output, then the gathered operand if it is kept, or the normed rows; the caller's memory.
+
+        `read`: what is added to it, bias and residual, and the norm's weight, norm_weight.
+        """
 
 
 class Steps(NamedTuple):
@@ -85,24 +90,36 @@ def multiply_columns(
     bias = stacked(biases) if len(biases) > 0 else None
     if steps.forward is None:
         return F.linear(x, stacked(weights), bias), x
-    product, *gathered = sharding.multiply(steps.forward, x, tuple([weight.t() for weight in weights]), m, bias)
+    product, *gathered = sharding.multiply(steps.forward, x, tuple([weight.t() for weight in weights]), m, bias=bias)
     return product, gathered[0] if gathered else x
 
 
 def multiply_rows(
-    sharding: Multiplies, steps: Steps, m: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the sum over ranks of x @ weight.t(), plus bias: all of its rows, or this rank's.
+    sharding: Multiplies,
+    steps: Steps,
+    m: int,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+) -> Sequence[torch.Tensor]:
+    """Return the sum over ranks of x @ weight.t(), plus bias and residual: all of its rows, or this rank's.
+
+    Behind it those rows normed, if the step norms them.
 
     Args:
         sharding, steps, m: as in `multiply_columns`.
         x: (tokens of all ranks, this rank's shard of k).
         weight: (n, this rank's shard of k).
         bias: (n,), or None.
+        residual: of the output's rows, (rows, n), or None.
+        norm_weight: (n,), or None.
     """
     assert steps.forward is not None
-    product: torch.Tensor = sharding.multiply(steps.forward, x, (weight.t(),), m, bias)[0]
-    return product
+    read = {"bias": bias, "residual": residual, "norm_weight": norm_weight}
+    products: Sequence[torch.Tensor] = sharding.multiply(steps.forward, x, (weight.t(),), m, **read)
+    return products
 
 
 class Columns(torch.autograd.Function):
@@ -154,23 +171,25 @@ class Rows(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
         m: int,
         sharding: Multiplies,
         steps: Steps,
     ) -> torch.Tensor:
         ctx.save_for_backward(x if steps.keeps_input else None, weight)
         ctx.m, ctx.sharding, ctx.step = m, sharding, steps.backward
-        return multiply_rows(sharding, steps, m, x, weight, bias)
+        return multiply_rows(sharding, steps, m, x, weight, bias, residual)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (whole,), (x, weight) = grads, ctx.saved_tensors
+        of_residual = whole if ctx.needs_input_grad[3] else None
         of_x = None
-        if ctx.step is not None:  # the ranks have a part of the rows each
+        if ctx.step is not None and any(ctx.needs_input_grad[:3]):  # the ranks have a part of the rows each
             of_x, *gathered = ctx.sharding.multiply(ctx.step, whole, (weight,), ctx.m)
             whole = gathered[0] if gathered else whole
         elif ctx.needs_input_grad[0]:
             of_x = whole @ weight
         of_weight = whole.t() @ x if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, whole.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
+        return of_x, of_weight, whole.sum(0) if ctx.needs_input_grad[2] else None, of_residual, None, None, None

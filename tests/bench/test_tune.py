@@ -185,7 +185,7 @@ class ScriptedRanks(bench_ranks.Ranks):
     is_first = True
     tuned: Tuned | Exception
 
-    def __init__(self, world_size: int, device: str) -> None:
+    def __init__(self, world_size: int, device: str, hosts: int = 1) -> None:
         assert (world_size, device) == (2, "cuda")
 
     def call(self, fn: Any, *args: Any) -> Any:

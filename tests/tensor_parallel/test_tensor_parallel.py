@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,62 @@ def activate(rank: int, world_size: int, kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["column", "column sequence", "column gathered", "row", "row sequence"])
 def test_a_layer_applies_an_activation(ranks: Callable[[int], Ranks], kind: str) -> None:
     assert ranks(2).call(activate, kind) == [[]] * 2
+
+
+@released
+def norm(rank: int, world_size: int, sequence_parallel: bool, places: int) -> Any:
+    """Return what differs of a layer with a residual and a norm: without gradients, in a graph, and in training."""
+    ctx, (_, whole), dim = context(), whole_pair(), 1
+    layer = RowParallelLinear.from_linear(ctx, whole, sequence_parallel=sequence_parallel, sequence_dim=dim)
+    features = layer.sharding.shard(whole.in_features)
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        """Return a rank's part of what is as large as the output."""
+        return tensor[:, layer.sharding.shard(places)] if sequence_parallel else tensor
+
+    x, residual = draw(0, 2, places, whole.in_features), draw(1, 2, places, whole.out_features)
+    weight, grads = draw(2, whole.out_features), [draw(3 + number, *residual.shape) for number in range(2)]
+    leaves = [one.clone().requires_grad_() for one in (x, residual, weight)]
+    c = whole(leaves[0]) + leaves[1]
+    expected = [torch.nn.functional.rms_norm(c, weight.shape, leaves[2], 1e-5), c]
+    torch.autograd.backward(expected, grads)
+    own_weight = weight.clone().requires_grad_()
+    torch.nn.functional.rms_norm(own(c.detach()), weight.shape, own_weight, 1e-5).backward(own(grads[0]))
+
+    def step(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+        return layer(x, residual, norm_weight=weight, eps=1e-5)
+
+    parts = (x[..., features], own(residual), weight)
+    with torch.no_grad():
+        wrong = far(step(*parts), map(own, expected))
+        wrong += far([layer(*parts[:2])], [own(c)])
+        torch._dynamo.reset()
+        wrong += far(torch.compile(step, backend="aot_eager", fullgraph=True)(*parts), map(own, expected))
+    of_own = [one.clone().requires_grad_() for one in parts]
+    outputs = step(*of_own)
+    torch.autograd.backward(outputs, [own(one) for one in grads])
+    found = [*outputs, *(one.grad for one in of_own)]
+    wanted = [*map(own, expected), leaves[0].grad[..., features], own(leaves[1].grad), own_weight.grad]
+    wrong += far(found, wanted) + far([layer.weight.grad], own_gradients((whole,), (layer,))[:1])
+    with torch.no_grad():
+        errors = [
+            raised(layer, parts[0], residual[..., :-1]),
+            raised(layer, parts[0], own(residual).double()),
+            raised(layer, *parts[:2], norm_weight=weight[:-1]),
+        ]
+    return wrong, [message.split(": ", 1)[1] for _, message in errors]
+
+
+@pytest.mark.parametrize(("sequence_parallel", "places"), [(False, 5), (True, 6)])
+def test_a_row_parallel_layer_adds_a_residual_and_norms(
+    ranks: Callable[[int], Ranks], sequence_parallel: bool, places: int
+) -> None:
+    for wrong, (of_shape, of_dtype, of_weight) in ranks(2).call(norm, sequence_parallel, places):
+        assert wrong == []
+        rows = places // 2 if sequence_parallel else places
+        assert re.fullmatch(rf"residual is \(2, {places}, \d+\); it must be \(2, {rows}, \d+\)", of_shape)
+        assert of_dtype == "x is torch.float32 and residual torch.float64; they must be the same"
+        assert re.fullmatch(r"norm_weight is \(\d+,\); it must be \(\d+,\)", of_weight)
 
 
 @released

@@ -122,6 +122,38 @@ def test_merged_layers_are_part_of_a_whole_graph(ranks: Callable[[int], Ranks], 
 
 
 @released
+def gate(rank: int, world_size: int, sequence_parallel: bool) -> Any:
+    """Return what differs of a merged gate and up from whole ones: without gradients, in a graph, and in training."""
+    ctx = context()
+    torch.manual_seed(0)
+    gate, up = (nn.Linear(WIDTH, 8, device=ctx.get_device()) for _ in range(2))
+    options = {"sequence_parallel": sequence_parallel, "activation": "swiglu"}
+    layer = MergedColumnParallelLinear.from_linears(ctx, [gate, up], **options)
+    x, grad = draw(0, 6, WIDTH), draw(1, 6, 8)
+    leaves = [x.clone(), (own_rows(x, rank, world_size) if sequence_parallel else x).clone()]
+    with torch.no_grad():
+        expected = (nn.functional.silu(gate(x)) * up(x)).chunk(world_size, 1)[rank]
+        wrong = far([layer(leaves[1])], [expected])
+        wrong += far([compiled(layer, "aot_eager")(leaves[1])], [expected])
+    for leaf in leaves:
+        leaf.requires_grad_()
+    whole = nn.functional.silu(gate(leaves[0])) * up(leaves[0])
+    output = layer(leaves[1])
+    torch.autograd.backward([whole, output], [grad, grad.chunk(world_size, 1)[rank]])
+    of_x = leaves[0].grad
+    wrong += far([output, leaves[1].grad], [expected, own_rows(of_x, rank, world_size) if sequence_parallel else of_x])
+    for name in ("weight", "bias"):
+        of_whole = torch.cat([getattr(gate, name).grad, getattr(up, name).grad])
+        wrong += far([getattr(layer, name).grad], [layer.sharding.own_weight(of_whole)])
+    return wrong
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_gate_multiplies_its_up(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
+    assert ranks(2).call(gate, sequence_parallel) == [[]] * 2
+
+
+@released
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     ctx, whole = context(), whole_layers()
     merge, make = MergedColumnParallelLinear.from_linears, MergedColumnParallelLinear
@@ -142,6 +174,9 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(merge, ctx, [whole[0], frozen]),
         raised(merge, ctx, [whole[0], nn.Linear(WIDTH, 4).eval()]),
         raised(make(ctx, WIDTH, SIZES), draw(0, 4, WIDTH + 1)),
+        raised(lambda: make(ctx, WIDTH, (8, 4), activation="swiglu")),
+        raised(lambda: ColumnParallelLinear(ctx, WIDTH, 8, activation="swiglu")),
+        raised(make(ctx, WIDTH, (8, 8), activation="swiglu").split, draw(0, 4, 8)),
     ]
 
 
@@ -162,6 +197,9 @@ def test_what_cannot_be_merged_is_refused(ranks: Callable[[int], Ranks]) -> None
         "'requires_grad': [False, False]",
         "'training': False",
         "x is (4, 11); it must be (…, 10)",
+        "out_features are [8, 4]; swiglu takes two layers of one size, gate and up",
+        "activation is 'swiglu'; it takes relu, gelu, gelu_tanh, silu, or None",
+        "with swiglu a gate and its up give one output; nothing is to be split",
     ]
     for errors in ranks(2).call(refuse):
         for (kind, message), part in zip(errors, parts, strict=True):

@@ -30,7 +30,7 @@ from overlap_taxonomy import (
 
 from ..calibration.first_use import calibrated_machine
 from ..config import GemmConfig
-from ..operators.operator import Operator
+from ..hierarchical.building import build_over_hosts, choose_over_hosts, spans_hosts
 from ..problem import Problem
 from .choices import Choices
 from .knowledge import Knowledge
@@ -79,11 +79,13 @@ def auto_variant(
     ) -> Choice:
         return decide(ctx, family, problem, baseline=baseline, left_out=left_out(options), alone=alone)
 
-    def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Operator[Any]:
+    def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Any:
         with ctx.collective_section(f"make {family}/{NAME}"):
             if reason := unsupported_reason(problem, config):
                 raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
         choice = choose(ctx, problem, None, options)
+        if choice.variant == NAME:
+            return build_over_hosts(ctx, family, problem, NAME, **options)
         operator = get_variant(family, choice.variant).build(ctx, problem, choice.config, **options)
         operator.chosen_by = NAME
         return operator
@@ -125,12 +127,17 @@ def decide(
 ) -> Choice:
     """Return what to make on this context's machine; collective the first time for a product, and for more rows.
 
+    Over several hosts `auto` itself stands for an operator that overlaps what crosses hosts, and takes inside each of
+    them what is chosen there.
+
     Args:
         ctx, family, problem: where, and what.
         baseline, left_out: of the family; see `auto_variant`.
         alone: whether this rank asks and others may not: it then ranks the variants itself, and does not keep that.
             `known_of` must have been called.
     """
+    if spans_hosts(ctx):
+        return choose_over_hosts(ctx, family, problem, NAME)
     kept = _known.get(ctx)
     product = (family, problem.with_rows(1), *left_out)
     found = kept.choices.get(product) if kept else None

@@ -40,7 +40,8 @@ def rows_of_table(most: int) -> list[int]:
 def work_of(family: str, problem: Problem) -> Work:
     """Return a problem as the model sees it."""
     sizes = problem.m, problem.n, problem.k, problem.world_size
-    return Work(family, *sizes, problem.dtype.itemsize, problem.dtype_of_partials.itemsize)
+    share = problem.c_shape(0)[0] / problem.m if problem.norm else 0.0
+    return Work(family, *sizes, problem.dtype.itemsize, problem.dtype_of_partials.itemsize, share)
 
 
 def slower(log_ratio: Any, doubt: Any) -> Any:
@@ -142,7 +143,7 @@ class Ranking:
             measured = table.get(key)
             if measured and self._baseline in measured.times_us:
                 there = [name for name in self._candidates if name in measured.times_us]
-                times = {name: self._with_free_sms(measured.times_us[name], name, work) for name in there}
+                times = {name: self._as_asked(measured.times_us[name], name, work) for name in there}
                 name = fastest(times, self._baseline)
                 config = measured.configs.get(name)
                 if config and self._num_sms:
@@ -161,12 +162,13 @@ class Ranking:
         is_near = 0.0 < self._estimates.doubts[ours, place] < SPREAD / 2
         return Choice(names[order[0]], None, "predicted by problems like it" if is_near else "predicted")
 
-    def _with_free_sms(self, measured_us: float, variant: str, work: Work) -> float:
-        """Return a measured time as it is on the SMs that are free."""
-        if self._free is self._machine or self._machine is None or self._free is None:
+    def _as_asked(self, measured_us: float, variant: str, work: Work) -> float:
+        """Return the time of a product, measured without a norm, as it is with the work's, on the SMs that are free."""
+        if self._machine is None or self._free is None or (self._free is self._machine and not work.normed_share):
             return measured_us
-        whole, free = (predict_us(machine, variant, work) for machine in (self._machine, self._free))
-        return measured_us * free / whole if whole and free else measured_us
+        measured = predict_us(self._machine, variant, replace(work, normed_share=0.0))
+        asked = predict_us(self._free, variant, work)
+        return measured_us * asked / measured if measured and asked else measured_us
 
     def _can(self, name: str, problem: Problem, config: GemmConfig | None) -> bool:
         """Whether a variant can do it; without a configuration, that does not depend on the number of rows."""

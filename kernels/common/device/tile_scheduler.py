@@ -96,6 +96,14 @@ def tile_origin(tile, block, TILE: tl.constexpr):
 
 
 @triton.jit
+def tile_at(row, column, block, TILE: tl.constexpr):
+    """Return which tile is in a row and a column of tiles: `tile_origin` backwards."""
+    first = row // TILE.GROUP_M * TILE.GROUP_M
+    rows = min(tl.cdiv(block.m, TILE.BLOCK_M) - first, TILE.GROUP_M)
+    return first * tl.cdiv(block.n, TILE.BLOCK_N) + column * rows + row - first
+
+
+@triton.jit
 def row_grouped(index, block, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Return the work tile of an index of one matrix, which belongs to the rows of A of the same numbers."""
     row, col = tile_origin(index, block, TILE)

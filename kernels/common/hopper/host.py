@@ -393,8 +393,13 @@ def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor
 def _descriptor(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
 ) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(list(block), _DTYPES_OF_GLUON[dtype])
+    layout = _layout(block, dtype)
     return TensorDescriptor(_Address(address, dtype), list(shape), list(strides), list(block), layout)
+
+
+@functools.cache
+def _layout(block: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(block), _DTYPES_OF_GLUON[dtype])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ An operator's calls differ in where A and B lie, and in how many rows there are:
 | A and B | the host |
 |---|---|
 | lie where they lay in an earlier call, with as many rows | queues the steps of that call |
-| lie elsewhere, or have other rows, and Triton would take kernels of earlier calls | makes steps for these |
+| lie elsewhere, and are in all else like those of an earlier call | makes its steps again, with other addresses |
+| have other rows, and Triton would take kernels of earlier calls | has the variant make steps for these |
 | otherwise | first asks Triton for the kernels, which specialises them as for any launch |
 
 A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then
@@ -24,7 +25,8 @@ Triton.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,11 +40,14 @@ from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
 from ..config import GemmConfig
 from .graphs import Graphs, Sequence
+from .moving import Operands, Spans, movable, movable_copy
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
 _ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
+
+Place = tuple[Any, ...]  # what a prepared call is found by; of `place_of`
 
 
 @dataclass
@@ -54,14 +59,14 @@ class PreparedCall:
         copies: of which, by name, and where to.
         config: what it runs with.
         copied: of which operands it makes copies, "A" or "B".
-        gives_output: whether it returns the new memory of its output as it is, and nothing else.
+        gives_new: whether it returns the new memory of its outputs as it is, and nothing else.
     """
 
     sequence: Sequence
     copies: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     config: GemmConfig | None = None
     copied: tuple[str, ...] = ()
-    gives_output: bool = False
+    gives_new: bool = False
 
 
 class Calls:
@@ -75,11 +80,13 @@ class Calls:
     def __init__(self, backend: Backend, *, are_ours: bool = True) -> None:
         self._backend: Any = backend
         self._can_prepare = are_ours and backend.name == "cuda"
-        self._calls: dict[Any, PreparedCall] = {}
+        self._calls: dict[Place, PreparedCall] = {}
+        self._alike: dict[Place, PreparedCall] = {}  # one of those that differ in nothing but addresses
         self._graphs = Graphs(backend)
         self._kernels: dict[Any, LoadedKernel] = {}  # by what Triton specialises them for
         self._sequences: dict[Any, Sequence] = {}  # the same in every call of so many rows, by the place in the call
         self._rows = 0  # of the call that is being prepared
+        self.spans: Spans | None = None  # of its operands; None where it is not made again for others
         self._call: PreparedCall | None = None  # that one
         self.recording: Sequence | None = None  # what its operations are added to
         self._only_compiles = False  # whether none of that is kept
@@ -92,24 +99,43 @@ class Calls:
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # a chain of hooks each, or one
         return self._can_prepare and not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
-    def find(self, place: Hashable) -> PreparedCall | None:
-        """Return the call that was prepared for rows, operands and an output that lie where these lie."""
+    def find(self, place: Place) -> PreparedCall | None:
+        """Return the call that was prepared for rows, operands and outputs that lie where these lie."""
         return self._calls.get(place)
 
+    def moved(self, place: Place, operands: Operands) -> PreparedCall | None:
+        """Return a call made of one whose operands lie elsewhere, and keep it; None if there is no such call.
+
+        Args:
+            place: what it is found by.
+            operands: the memory of its new outputs, and its operands; none lies on the heap.
+        """
+        alike = self._alike.get(_without_addresses(place))
+        if alike is None or len(self._calls) == _MOST_CALLS:  # that many are forgotten first, this one too
+            return None
+        sequence = alike.sequence.moved(operands)
+        moved = PreparedCall(sequence, alike.copies, alike.config, alike.copied, alike.gives_new)
+        self._calls[place] = moved
+        return moved
+
     @contextlib.contextmanager
-    def preparing(self, place: Hashable, rows: int) -> Iterator[PreparedCall]:
+    def preparing(self, place: Place, rows: int, operands: Operands | None) -> Iterator[PreparedCall]:
         """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps.
 
         Args:
             place: what it is found by.
             rows: of the call.
+            operands: as `moved` takes them, where it is to make others of this; else None.
         """
         if len(self._calls) == _MOST_CALLS:
             self._forget_calls()
-        self._rows = rows
+        spans = Spans(operands) if operands else None
+        self._rows, self.spans = rows, spans if spans and spans.are_apart else None
         with self._recorded() as call:
             yield call
         self._calls[place] = call
+        if spans and spans.are_apart:
+            self._alike[_without_addresses(place)] = call
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -129,7 +155,7 @@ class Calls:
         try:
             yield call
         finally:
-            self._call = self.recording = self.stream = None
+            self._call = self.recording = self.stream = self.spans = None
 
     @contextlib.contextmanager
     def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
@@ -141,7 +167,7 @@ class Calls:
         try:
             yield
             place = (self._rows, stream.handle, len(around.steps))
-            around.steps.append(self._sequences.setdefault(place, self.recording))
+            around.add(self._sequences.setdefault(place, self.recording))
         finally:
             self.recording = around
 
@@ -171,7 +197,12 @@ class Calls:
         if key not in self._kernels:
             self._kernels[key] = LoadedKernel(compiled_kernel(kernel, num_programs, arguments, options))
         stream = self._backend.current_stream if self.stream is None else self.stream.handle
-        self.recording.steps.append(self._kernels[key].launching(num_programs, stream, in_order))
+        launching = functools.partial(self._kernels[key].launching, num_programs, stream)
+        if self.spans is None:
+            self.recording.add(launching(in_order))
+        else:
+            are_constants = [param.is_constexpr for param in kernel.params]
+            self.recording.add(*movable(self.spans, in_order, are_constants, launching))
 
     def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
         """Copy the operand of a name, before anything else that the call queues."""
@@ -188,6 +219,7 @@ class Calls:
 
     def _forget_calls(self) -> None:
         self._calls.clear()
+        self._alike.clear()
         self._sequences.clear()
         self._graphs.close()
 
@@ -246,10 +278,10 @@ class _RecordedStream(Stream):
         self._stream = stream
 
     def wait_for_current(self) -> None:
-        self._recording.steps.append(self._stream.waiting_for_current())
+        self._recording.add(self._stream.waiting_for_current())
 
     def current_waits(self) -> None:
-        self._recording.steps.append(self._stream.current_waiting())
+        self._recording.add(self._stream.current_waiting())
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
@@ -259,21 +291,28 @@ class _RecordedStream(Stream):
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
         self._recording.may_be_graph &= self._recording.is_of_one_stream
-        self._recording.steps.append(self._stream.waiting_for_value(flag, value))
+        self._recording.add(self._stream.waiting_for_value(flag, value))
 
     def write_value(self, flag: torch.Tensor, value: int) -> None:
-        self._recording.steps.append(self._stream.writing_value(flag, value))
+        self._recording.add(self._stream.writing_value(flag, value))
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._recording.steps.append(self._stream.copying_2d(dst, src))
+        spans, copying = self._calls.spans, functools.partial(self._stream.copying_2d, dst)
+        self._recording.add(copying(src), None if spans is None else movable_copy(spans, src, copying))
 
 
-def place_of(operands: Mapping[str, torch.Tensor], *more: int) -> tuple[Any, ...]:
-    """Return all that matters of a call's operands but what is in them, and what more there is."""
-    place: tuple[Any, ...] = more
+def place_of(operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Iterable[torch.Tensor] = ()) -> Place:
+    """Return all that matters of a call's operands but what is in them, its rows, and where its new outputs are."""
+    place: Place = (rows, tuple([one.data_ptr() for one in outputs]))
     for one in operands.values():
         place += (one.data_ptr(), one.stride(), one.shape, one.dtype, one.get_device())
     return place
+
+
+def _without_addresses(place: Place) -> Place:
+    """Return a place, and of its addresses only what a call depends on beside that they stand in it."""
+    starts = [address % _ALIGNMENT_BYTES for address in (*place[1], *place[2::5])]
+    return (place[0], *starts, *place[3::5], *place[4::5], *place[5::5], *place[6::5])
 
 
 def _specialised(argument: Any, param: KernelParam) -> Any:

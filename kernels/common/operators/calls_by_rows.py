@@ -35,7 +35,7 @@ class CallsByRows(Generic[P]):
         device: that all ranks have.
         options: the family's own.
         plans_of: returns the plans of a problem.
-        new_outputs: whether each call has new memory for its output, where peers do not write it.
+        new_outputs: whether each call has new memory for its outputs, where peers do not write them.
 
     Attributes:
         problem: its m is the most.
@@ -110,7 +110,7 @@ class CallsByRows(Generic[P]):
     @property
     def keeps_outputs(self) -> bool:
         """Whether calls return the same memory each time."""
-        return self._implementation.outputs is not None and self.last.output_room is None
+        return self._implementation.outputs is not None and OUTPUT not in self.last.new
 
     def of(self, m: int) -> Call[P]:
         """Return the call of so many rows, with memory; the one that reports of waits describe."""
@@ -157,10 +157,12 @@ class CallsByRows(Generic[P]):
         return Call(self.problem.with_rows(m), config, self._ctx.get_rank(), self._device, self._options)
 
     def _asked(self, call: Call[P]) -> dict[str, Buffer]:
-        """Return what a call needs of the workspace; where its output is new memory, the call is told of what kind."""
-        asked = self._implementation.workspace(call)
-        if self._new_outputs and OUTPUT in asked and not asked[OUTPUT].is_symmetric:
-            call.output_room = asked.pop(OUTPUT)
+        """Return what a call needs of the workspace; of outputs that are new memory the call is told what they need."""
+        normed = {name: Buffer(*kind) for name, kind in call.problem.normed_shapes(call.rank).items()}
+        asked = self._implementation.workspace(call) | normed
+        if self._new_outputs:
+            outputs = [name for name in (OUTPUT, *normed) if name in asked and not asked[name].is_symmetric]
+            call.new = {name: asked.pop(name) for name in outputs}
         return asked
 
     def _bind(self, call: Call[P]) -> None:

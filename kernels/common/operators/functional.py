@@ -6,6 +6,7 @@ An operator is found by all but the number of rows, and makes room for more wher
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from iris_core import Context, HeapExhausted
 from overlap_taxonomy import get_variant
 
 from ..config import GemmConfig
+from ..portable.row_norm import RmsNorm
 from ..problem import Problem
 from ..scales import check_scales, kinds_of
 from ..workspace import with_room_to_grow
@@ -39,6 +41,7 @@ class _Known:
     """What calls have found out in a context; all of it can be found out again."""
 
     products: dict[Any, _Product] = field(default_factory=dict)
+    asked: set[Any] = field(default_factory=set)  # what the ranks asked for before, but for the number of rows
     operators: weakref.WeakValueDictionary[Any, Operator[Any]] = field(default_factory=weakref.WeakValueDictionary)
 
 
@@ -69,6 +72,7 @@ def problem_for(
     b_scale: torch.Tensor | None = None,
     partial_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
+    norm: RmsNorm | None = None,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -79,7 +83,7 @@ def problem_for(
             cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
         variant, config: what is asked for; checked here, where all ranks hear of it.
         accumulation_dtype: float32, in which sums are.
-        epilogue, out_dtype, partial_dtype, use_fast_accum: the problem's; the same on all ranks.
+        epilogue, out_dtype, partial_dtype, use_fast_accum, norm: the problem's; the same on all ranks.
         a_scale, b_scale: the operands', or None; of the same kinds on all ranks.
 
     Raises:
@@ -100,7 +104,7 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum]
+        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum, str(norm)]
         ctx.agree("the calls, and whether the ranks compare their operands", asked)
     scales: tuple[str, ...] = ()
     if product is None or m is None:
@@ -119,8 +123,8 @@ def problem_for(
     elif a_scale is not None or b_scale is not None:
         scales = scales_of(a, b, a_scale, b_scale)
     problem = product.problem
-    asked_more = (epilogue, out_dtype or problem.out_dtype, scales, partial_dtype, use_fast_accum)
-    if (m, *asked_more) == (problem.m, (), problem.out_dtype, (), None, False):
+    asked_more = (epilogue, out_dtype or problem.out_dtype, scales, partial_dtype, use_fast_accum, norm)
+    if (m, *asked_more) == (problem.m, (), problem.out_dtype, (), None, False, None):
         return problem
     return _finished(problem, m, *asked_more)
 
@@ -134,6 +138,7 @@ def _finished(
     scales: tuple[str, ...],
     partial_dtype: torch.dtype | None,
     use_fast_accum: bool,
+    norm: RmsNorm | None,
 ) -> Problem:
     return replace(
         problem,
@@ -143,6 +148,7 @@ def _finished(
         scales=scales,
         partial_dtype=partial_dtype,
         use_fast_accum=use_fast_accum,
+        norm=norm,
     )
 
 
@@ -174,11 +180,11 @@ def operator_of(
         RuntimeError: it must be made or grow, and a stream is being captured.
         HeapExhausted: the heap has no room; says how many operators there are.
     """
-    operators = _known_in(ctx).operators
-    asked = (family, problem, variant, config, *options.items())
+    known = _known_in(ctx)
+    operators, asked = known.operators, (family, problem, variant, config, *options.items())
     operator = operators.get(asked)
     if operator is None or operator.is_closed:
-        operator = _find_or_make(ctx, family, problem, variant, config, options)
+        operator = _find_or_make(ctx, known.asked, family, problem, variant, config, options)
         if len(operators) == _MOST_FOUND:
             operators.clear()
         operators[asked] = operator
@@ -186,12 +192,24 @@ def operator_of(
 
 
 def _find_or_make(
-    ctx: Context, family: str, problem: Problem, variant: str, config: GemmConfig | None, options: Mapping[str, Any]
+    ctx: Context,
+    asked: set[Any],
+    family: str,
+    problem: Problem,
+    variant: str,
+    config: GemmConfig | None,
+    options: Mapping[str, Any],
 ) -> Operator[Any]:
-    with ctx.collective_section(f"find {family}/{variant}"):
+    """Return the operator of a number of rows that was not asked for before; the ranks meet where it must be made.
+
+    They also do at the first of `asked`. Later ones are the same on all ranks, so what is raised is, too.
+    """
+    product = (family, variant, problem.with_rows(1), config, *options.items())
+    with contextlib.nullcontext() if product in asked else ctx.collective_section(f"find {family}/{variant}"):
         found = get_variant(family, variant)
         if found.choose and (reason := found.unsupported_reason(problem, config)):
             raise ValueError(f"{family}/{variant} cannot do this: {reason}")
+    asked.add(product)
     more: dict[str, Any] = {}
     if choose := found.choose:
         chosen = choose(ctx, problem, config, options).variant
@@ -202,7 +220,7 @@ def _find_or_make(
             return choice.config if choice.variant == chosen else None
 
         more["config_of"] = config_of
-    key = (family, variant, found.name, problem.with_rows(1), config, *options.items())
+    key = (found.name, *product)
     operator = ctx.operators.get(key)
     try:
         if operator is None or operator.is_closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from iris_core.utils.torch_modes import plain_tensors
 from ..call import Call, Device
 from ..config import GemmConfig
 from ..implementation import Implementation
-from ..launch.launching import PreparedCall, place_of
+from ..launch.launching import Place, PreparedCall, place_of
 from ..problem import Problem
 from .calls_by_rows import OUTPUT, CallsByRows
 from .operand_checks import check_kinds, check_operands, is_same, lies_within, overlap
@@ -87,6 +87,7 @@ class Operator(Generic[P]):
         plans_of = functools.partial(Plans, implementation, device, config, config_of)
         self._calls = CallsByRows(ctx, self, implementation, device, options, plans_of, new_outputs=new_outputs)
         self._note_call = ctx.note_call
+        self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
@@ -133,12 +134,23 @@ class Operator(Generic[P]):
         return self.call(a, b, m=m, **operands)[0]
 
     def call(
-        self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None, **operands: torch.Tensor
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        m: int | None = None,
+        out: torch.Tensor | None = None,
+        **operands: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept."""
+        """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept.
+
+        Args:
+            a, b, m, operands: the call's.
+            out: contiguous memory for an output that would be new, of the same shape and dtype; None for new memory.
+        """
         if torch.compiler.is_dynamo_compiling():
-            return torch.compiler.disable(self.call)(a, b, m=m, **operands)
-        outputs = self._queue({"A": a, "B": b, **operands}, m)
+            return torch.compiler.disable(self.call)(a, b, m=m, out=out, **operands)
+        outputs = self._queue({"A": a, "B": b, **operands}, m, out)
         if not self.keeps_outputs:
             return outputs
         # Kernels wrote, and peers' did, which autograd does not see: what it kept of an earlier call is overwritten.
@@ -175,19 +187,19 @@ class Operator(Generic[P]):
             raise
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
-    def _queue(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
+    def _queue(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         if self.is_closed or self.ctx.debug_mode:
-            return self._queue_compared(operands, m)
+            return self._queue_compared(operands, m, out)
         check_kinds(self, operands, self._expected)
         call = None if m is None else self._calls.bound.get(m)  # an A of other rows is found nowhere, and checked
         if call is None or call is not self._calls.last:
             call = self._calls.of(self._rows_of(operands["A"], m))
         if self.ctx.profiler_range is None:
-            return self._queue_call(call, operands)
+            return self._queue_call(call, operands, out)
         with self.ctx.profiler_range(self._calls.name_of_last()):
-            return self._queue_call(call, operands)
+            return self._queue_call(call, operands, out)
 
-    def _queue_compared(self, operands: _Operands, m: int | None) -> tuple[torch.Tensor, ...]:
+    def _queue_compared(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """As `_queue`, but that the ranks first compare what they call."""
         self._check_open()
         self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
@@ -199,31 +211,35 @@ class Operator(Generic[P]):
             call = self._calls.of(m)
             self._check(call, operands)
         self._note(call)
-        return self._launch(call, operands, call.new_output())
+        return self._launch(call, operands, call.new_outputs(out))
 
-    def _queue_call(self, call: Call[P], operands: _Operands) -> tuple[torch.Tensor, ...]:
-        calls, output = self._channel.calls, call.new_output()
+    def _queue_call(self, call: Call[P], operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        calls, new = self._channel.calls, call.new_outputs(out)
         if not calls.are_prepared:
             self._check(call, operands)
             self._note(call)
-            return self._launch(call, operands, output)
-        place = place_of(operands, call.problem.m, 0 if output is None else output.data_ptr())
+            return self._launch(call, operands, new)
+        place = place_of(operands, call.problem.m, new.values())
         prepared = calls.find(place)
         if prepared is None:
-            prepared = self._prepare(place, call, operands, output)
+            prepared = self._prepare(place, call, operands, new)
         is_captured = self._note(call)
         self.ran_config, call.copied = prepared.config, prepared.copied
         calls.queue(prepared, operands, is_captured=is_captured)
-        return (output,) if output is not None and prepared.gives_output else self._outputs_of(call, output)
+        return tuple(new.values()) if prepared.gives_new else self._outputs_of(call, new)
 
-    def _prepare(
-        self, place: Hashable, call: Call[P], operands: _Operands, output: torch.Tensor | None
-    ) -> PreparedCall:
+    def _prepare(self, place: Place, call: Call[P], operands: _Operands, new: _Operands) -> PreparedCall:
+        calls, moved = self._channel.calls, [*new.values(), *operands.values()]
+        is_movable = not any(one.data_ptr() in self._heap for one in moved)
+        if is_movable and (prepared := calls.moved(place, moved)):  # like one whose operands were checked
+            if OUTPUT in call.memory:
+                self._check_not_overwritten(call, operands)
+            return prepared
         self._check(call, operands)
-        with self._channel.calls.preparing(place, call.problem.m) as prepared:
-            outputs = self._launch(call, operands, output)
+        with calls.preparing(place, call.problem.m, moved if is_movable else None) as prepared:
+            outputs = self._launch(call, operands, new)
         prepared.config, prepared.copied = self.ran_config, call.copied
-        prepared.gives_output = len(outputs) == 1 and output is not None and is_same(outputs[0], output)
+        prepared.gives_new = len(outputs) == len(new) and all(map(is_same, outputs, new.values()))
         return prepared
 
     def _note(self, call: Call[P]) -> bool:
@@ -238,19 +254,23 @@ class Operator(Generic[P]):
         self._note_call(self, self._digest, call.problem.m)
         return False
 
-    def _outputs_of(self, call: Call[P], output: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Return what a call gives; `output`: the memory that it had for that, if it was new."""
+    def _outputs_of(self, call: Call[P], new: _Operands | None = None) -> tuple[torch.Tensor, ...]:
+        """Return what a call gives; `new`: the outputs that it had new memory for, by name."""
         assert self._implementation.outputs is not None
         outputs = self._implementation.outputs
-        if output is None:
-            return call.kept("outputs", lambda: outputs(call))
-        with call.writing(output):
-            return outputs(call)
+        if not new:
+            return call.kept("outputs", lambda: (*outputs(call), *call.normed()))
+        with call.writing(new):
+            return (*outputs(call), *call.normed())
 
-    def _launch(self, call: Call[P], operands: _Operands, output: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def _launch(self, call: Call[P], operands: _Operands, new: _Operands) -> tuple[torch.Tensor, ...]:
         call.ran_config, call.copied = call.config, ()
-        with call.reading(operands), call.writing(output):
-            outputs = self._implementation.launch(call, operands["A"], operands["B"])
+        implementation = self._implementation
+        with call.reading(operands), call.writing(new):
+            outputs = implementation.launch(call, operands["A"], operands["B"])
+            if call.problem.norm and not implementation.norms_rows:
+                call.norm_rows(outputs[0], finishes=not implementation.is_ours)
+            outputs = (*outputs, *call.normed())
         self.ran_config = call.ran_config
         return outputs
 
@@ -289,6 +309,11 @@ class Operator(Generic[P]):
         return self._calls.plans.whole
 
     @property
+    def was_captured(self) -> bool:
+        """Whether a captured graph may hold calls, and so use their memory."""
+        return self._calls.was_captured
+
+    @property
     def last_call(self) -> Call[P]:
         """What was queued last, or would be for the whole problem: its plan, its memory."""
         return self._calls.last
@@ -320,7 +345,7 @@ class Operator(Generic[P]):
             call = self._calls.of(self._rows_of(a, None))
             self._check(call, operands)
             with self._channel.calls.compiling():
-                self._launch(call, operands, call.new_output())
+                self._launch(call, operands, call.new_outputs())
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         """Have later calls write down what their programs do (device/trace.py), or no longer.
@@ -357,6 +382,9 @@ class Operator(Generic[P]):
 
     def _check(self, call: Call[P], operands: _Operands) -> None:
         check_operands(self, call, operands, device=self.ctx.get_device(), most=self.problem.m)
+        self._check_not_overwritten(call, operands)
+
+    def _check_not_overwritten(self, call: Call[P], operands: _Operands) -> None:
         for name, operand in operands.items():
             if self._overwrites(call, name, operand):
                 raise ValueError(
@@ -370,7 +398,8 @@ class Operator(Generic[P]):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
             return name != "A" or not own.numel() or not lies_within(operand, own)
-        return OUTPUT in call.memory and overlap(operand, call.memory[OUTPUT])
+        outputs = (OUTPUT, *call.problem.normed_shapes(self.rank))
+        return any(overlap(operand, call.memory[output]) for output in outputs if output in call.memory)
 
     def _check_open(self) -> None:
         self.ctx.check()

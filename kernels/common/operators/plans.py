@@ -69,6 +69,8 @@ class Plans(Generic[P]):
             return reason
         if reason := self._implementation.supports(self._problem, config):
             return reason
+        if (norm := self._problem.norm) and (reason := norm.unsupported_reason(device.arch)):
+            return reason
         is_limited = device.arch != "cpu" or device.reserved_sms > 0
         if config and config.num_sms > device.num_sms and is_limited:
             beside = f", beside the {device.reserved_sms} that reserve_sms keeps free" if device.reserved_sms else ""

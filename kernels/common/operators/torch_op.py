@@ -30,6 +30,7 @@ from overlap_taxonomy import Partition, register_partition
 
 from ..config import GemmConfig, is_fp8
 from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
+from ..portable.row_norm import RmsNorm
 from ..problem import Problem
 from .functional import operator_of, problem_for, scales_of
 from .operand_checks import PLAIN
@@ -39,8 +40,9 @@ from .parts import joined
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
     "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, ScalarType? partial_dtype=None, "
-    "bool use_fast_accum=False, Tensor? bias=None, Tensor? residual=None, Tensor? scale=None, "
-    "Tensor? a_scale=None, Tensor? b_scale=None"
+    "bool use_fast_accum=False, float? norm_eps=None, ScalarType? normed_dtype=None, "
+    "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None, Tensor? a_scale=None, Tensor? b_scale=None, "
+    "Tensor? norm_weight=None"
 )
 _MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
@@ -72,6 +74,7 @@ class Product(NamedTuple):
         keep_gathered: whether A as the family gathers it is returned, too.
         activation: what is applied to C last, by name; None for nothing.
         out_dtype, partial_dtype, use_fast_accum: as a `Problem`'s.
+        norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`); None for none, and for C's dtype.
     """
 
     m: int
@@ -85,6 +88,13 @@ class Product(NamedTuple):
     out_dtype: torch.dtype | None = None
     partial_dtype: torch.dtype | None = None
     use_fast_accum: bool = False
+    norm_eps: float | None = None
+    normed_dtype: torch.dtype | None = None
+
+    @property
+    def norm(self) -> RmsNorm | None:
+        """What is made of C's rows."""
+        return None if self.norm_eps is None else RmsNorm(self.norm_eps, self.normed_dtype)
 
     def backward(
         self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
@@ -94,10 +104,10 @@ class Product(NamedTuple):
 
 
 # What is read beside A and B, as an op takes it behind all others: what an epilogue reads, C being
-# activation(scale · A @ B + bias + residual), and the scales of A and of all parts of B.
-_READ = ("bias", "residual", "scale", "a_scale", "b_scale")
+# activation(scale · A @ B + bias + residual), the scales of A and of all parts of B, and what a norm reads.
+_READ = ("bias", "residual", "scale", "a_scale", "b_scale", "norm_weight")
 _LINEAR = ("scale", "bias", "residual")  # in the order in which they are applied
-_NUMBERS = len(Product._fields)  # that an op takes between A and B and what the epilogue reads
+_NUMBERS = len(Product._fields)  # that an op takes between A and B and what it reads beside them
 
 
 def op_of(family: str) -> Any:
@@ -148,12 +158,14 @@ def define_op(
         product, operands = _product_and_operands(arguments)
         ctx, a_scale = context_named(product.context), operands.get("a_scale")
         problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands))
-        outputs = [a.new_empty(problem.c_shape(ctx.get_rank()), dtype=problem.out_dtype)]
+        shape = problem.c_shape(ctx.get_rank())
+        outputs = [a.new_empty(shape, dtype=problem.out_dtype)]
         if product.keep_gathered:
             outputs.append(a.new_empty((product.m, product.k)))
             if a_scale is not None:
                 outputs.append(a_scale.new_empty((product.m, a_scale.shape[1] if a_scale.ndim == 2 else 1)))
-        return outputs
+        normed = problem.normed_shapes(ctx.get_rank()).values()
+        return outputs + [a.new_empty(shape, dtype=dtype) for shape, dtype in normed]
 
     class Gradient(torch.autograd.Function):
         @staticmethod
@@ -201,18 +213,26 @@ def define_op(
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if _want_gradients(a, *b, *arguments[_NUMBERS:]):
             product, operands = _product_and_operands(arguments)
-            bias, residual, scale, *of_operands = (operands.get(name) for name in _READ)
+            bias, residual, scale, a_scale, b_scale, norm_weight = (operands.get(name) for name in _READ)
+            if product.normed_dtype is not None:
+                raise ValueError(
+                    f"normed_dtype is {product.normed_dtype}, which has no gradient: call under torch.no_grad(), or "
+                    "leave it out"
+                )
             if scale is not None and scale.requires_grad:
                 raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
-            if is_fp8(a.dtype) and _want_gradients(a, *b, *of_operands):
+            if is_fp8(a.dtype) and _want_gradients(a, *b, a_scale, b_scale):
                 raise ValueError(
                     "an fp8 operand or its scale requires a gradient, which is not computed: call it with detach(), in "
                     "an autograd.Function that multiplies what was quantised"
                 )
-            # The activation's gradient is made of what it is applied to, so that is kept, and torch applies it.
-            linear = product._replace(activation=None)
-            output, *others = Gradient.apply(a, bias, residual, scale, linear, tuple(of_operands), *b)
-            return [finish_with_torch(output, epilogue_of((), product.activation), {}), *others]
+            # The gradients of an activation and of a norm are made of what these are applied to: torch applies them.
+            linear = product._replace(activation=None, norm_eps=None)
+            output, *others = Gradient.apply(a, bias, residual, scale, linear, (a_scale, b_scale), *b)
+            output = finish_with_torch(output, epilogue_of((), product.activation), {})
+            if product.norm_eps is not None:
+                others.append(torch.nn.functional.rms_norm(output, output.shape[1:], norm_weight, product.norm_eps))
+            return [output, *others]
         if _are_plain(a, *b, *arguments[_NUMBERS:]):  # the dispatcher takes 5 us to come to the same
             return multiply(family, a, b, *_product_and_operands(arguments))
         with torch._C._AutoDispatchBelowAutograd():
@@ -253,11 +273,13 @@ def multiply(
     product: Product,
     operands: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[torch.Tensor]:
-    """Return what an op gives, without gradients: C, then the gathered A if it is kept; memory of the caller's.
+    """Return what an op gives, without gradients; memory of the caller's.
+
+    That is C, then the gathered A if it is kept, or the normed rows, and their scales.
 
     Args:
         family, a, b, product: what is called.
-        operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale.
+        operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale, norm_weight.
 
     Raises:
         As `operator_for`, and as a call of an operator.
@@ -288,7 +310,7 @@ def operator_for(
 
     Args:
         family, dtype, product: what is called.
-        reads: the operands of the epilogue that calls have.
+        reads: what calls have beside A and B, by name, but scales.
         b_dtype: B's; None for A's, `dtype`.
         scales: of what the operands have a scale each, as a `Problem`'s.
 
@@ -312,6 +334,8 @@ def _problem_of(
     scales: tuple[str, ...] = (),
 ) -> Problem:
     """Return what the ranks of a product do together."""
+    if (product.norm_eps is None) == ("norm_weight" in reads):
+        raise ValueError("norm_eps and norm_weight go together: give both, or neither")
     problem_type: Any = _families[family].problem_type
     problem: Problem = problem_type(
         product.m,
@@ -325,6 +349,7 @@ def _problem_of(
         scales,
         product.partial_dtype,
         product.use_fast_accum,
+        product.norm,
     )
     return problem
 
@@ -356,9 +381,12 @@ def call(
     b_scale: torch.Tensor | None = None,
     partial_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float | None = None,
+    normed_dtype: torch.dtype | None = None,
     **asked: Any,
 ) -> Sequence[torch.Tensor]:
-    """Return the outputs of a call of a family's function: C, then the family's others.
+    """Return the outputs of a call of a family's function: C, then the family's others, or what the norm gives.
 
     In a graph of `torch.compile`, and where an operand requires a gradient, it is a call of the op.
 
@@ -371,6 +399,8 @@ def call(
         out_dtype: C's; None for the operands', or for bf16 where these are fp8.
         a_scale, b_scale: of fp8 operands (scales.py); None for none.
         partial_dtype, use_fast_accum: as a `Problem`'s.
+        norm_weight, norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`), which are returned beside C; the
+            first two None for none.
     """
     options = options or {}
     operands = {}
@@ -384,13 +414,16 @@ def call(
         operands["a_scale"] = a_scale
     if b_scale is not None:
         operands["b_scale"] = b_scale
+    if norm_weight is not None:
+        operands["norm_weight"] = norm_weight
     rounding: dict[str, Any] = {
         "out_dtype": out_dtype,
         "partial_dtype": partial_dtype,
         "use_fast_accum": use_fast_accum,
     }
+    how: dict[str, Any] = {"activation": activation, **rounding}
+    how |= {"norm_eps": norm_eps, "normed_dtype": normed_dtype, **operands}
     if in_graph():
-        how: dict[str, Any] = {"activation": activation, **rounding, **operands}
         if config is not None:
             asked = {**asked, **how, "family": family, "sizes": sizes, "config": config, "variant": variant}
             return torch.compiler.disable(call)(ctx, a, b, options=options, **asked)
@@ -400,9 +433,11 @@ def call(
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **how)
     epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
     asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
-    problem = problem_for(ctx, a, b, epilogue=epilogue, a_scale=a_scale, b_scale=b_scale, **rounding, **asked)
+    norm = None if norm_eps is None else RmsNorm(norm_eps, normed_dtype)
+    problem = problem_for(
+        ctx, a, b, epilogue=epilogue, a_scale=a_scale, b_scale=b_scale, norm=norm, **rounding, **asked
+    )
     if config is None and _want_gradients(a, b, *operands.values()):
-        how = {"activation": activation, **rounding, **operands}
         return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **how)
     operator = operator_of(ctx, family, problem, variant, config, **options)
     return operator.call(a, b, m=problem.m, **(_as_operators_take(operands) if problem.scales else operands))
@@ -435,7 +470,8 @@ def owned(operator: Operator[Any], outputs: tuple[torch.Tensor, ...]) -> list[to
     output, *others = outputs
     matrix = operator.as_matrix(output)
     is_new = not operator.keeps_outputs or matrix.data_ptr() != output.data_ptr()
-    return [matrix.contiguous() if is_new else _copied(matrix), *map(_copied, others)]
+    gathered_or_normed = map(_copied, others) if operator.keeps_gathered else others
+    return [matrix.contiguous() if is_new else _copied(matrix), *gathered_or_normed]
 
 
 def _copied(matrix: torch.Tensor) -> torch.Tensor:

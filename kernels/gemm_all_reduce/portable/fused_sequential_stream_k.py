@@ -2,7 +2,8 @@
 
 Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up stores its sum, a partial one, to
 every rank's workspace, signals all of them at once, waits for theirs, and adds all ranks', its own too, in the order of
-the ranks: every rank has the same bits, in every run.
+the ranks: every rank has the same bits, in every run. Where rows are normed it goes on after the signal, and programs
+end with rows: each waits for all ranks' tiles of its own, adds and norms them (../../common/portable/row_norm.py).
 
 The workspace is doubled, and calls use its halves alternately: every rank has seen all peers' flags in a call that it
 has ended, so they are done with the half of the call before, and no rank waits for the peers to be ready. Flags hold
@@ -23,6 +24,7 @@ from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
+from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
@@ -32,18 +34,26 @@ from ..host import FAMILY, ONE_SHOT
 
 
 @triton.jit
-def sum_on_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Send a partial tile to all ranks, and sum all ranks'."""
+def send_to_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Send a partial tile to all ranks."""
     out, workspace_ptr, flags_ptr = target
     partial_size = tl.cast(out.m, tl.int64) * out.n
     mine = unfinished_block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
-    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
     began = trace_time(peers)
     store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
     flag_ptrs, all_ranks = on_every_rank(flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
     # Edge: this tile's stores happen before what follows any rank's wait for the flag.
     signal_each(flag_ptrs, epoch, all_ranks >= 0)
-    began = trace_span(peers, STORE, tile, began)
+    trace_span(peers, STORE, tile, began)
+
+
+@triton.jit
+def sum_on_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Send a partial tile to all ranks, and sum all ranks'."""
+    out, workspace_ptr, flags_ptr = target
+    send_to_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    began = trace_time(peers)
     wait_each(flags_ptr + ranks * tiles + tile, epoch, ranks < WORLD_SIZE, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
     # Halves of a wide tile, one after the other: both in registers would be too many.
@@ -89,16 +99,19 @@ def gemm_all_reduce_fused_sequential_stream_k(
     stream_k,
     own,
     peers,
+    norm,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """Send this rank's partial tiles to all ranks, and sum all ranks'."""
+    """Send this rank's partial tiles to all ranks, and sum all ranks': tiles, or whole rows that are normed."""
     gdc_wait()
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
     target = (out, workspace_ptr + half * halves.data, flags_ptr + half * halves.flags)
+    FINISH: tl.constexpr = sum_on_every_rank if NORM is None else send_to_every_rank
     compute_stream_k(
         a,
         gemm.a_scale_ptr,
@@ -111,12 +124,18 @@ def gemm_all_reduce_fused_sequential_stream_k(
         target,
         peers,
         epoch,
-        sum_on_every_rank,
+        FINISH,
         HAS_WHOLE,
         SPLITS,
         WORLD_SIZE,
         TILE,
     )
+    if NORM is not None:
+        partial_size = tl.cast(out.m, tl.int64) * out.n
+        _, partials_ptr, arrived_ptr = target
+        sum_and_norm_rows(
+            out, 0, partials_ptr, partial_size, arrived_ptr, out, norm, peers, epoch, WORLD_SIZE, NORM, TILE
+        )
     end_own_call(own, epoch)
 
 
@@ -141,6 +160,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         workspace_ptr=call.memory["staging"],
         flags_ptr=call.memory["flags"],
         halves=Halves(call.half_size("staging"), call.half_size("flags")),
+        **call.norm(),
     )
     return host.outputs(call)
 
@@ -154,6 +174,7 @@ VARIANT = variant_of(
         launch,
         host.outputs,
         schedule=Schedule.STREAM_K,
+        norms_rows=True,
         predict=prediction.fused_sequential_stream_k,
     ),
     arrangement=Arrangement.FUSED_KERNEL,

@@ -2,7 +2,9 @@
 
 Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up sends every owner of some of its
 rows these rows, with a flag a rank and tile; where rows are this rank's own, it waits for the peers' partials and adds
-them, as in ../common/portable/partials.py.
+them, as in ../common/portable/partials.py. Where rows are normed, the own rows of a tile go to this rank's workspace,
+too, and programs end with rows: each waits for all ranks' tiles of its own, adds and norms them
+(../../common/portable/row_norm.py).
 
 The workspace is doubled, and calls use its halves alternately, so no rank waits for the peers: flags of the first tile
 go to every rank, which waits for all of them, owner or not. So a rank that has ended a call has seen all peers' flags
@@ -23,11 +25,13 @@ from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 from ...common.device.arguments import Block
 from ...common.device.epilogue import finish_tile
 from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
+from ...common.device.tile_scheduler import num_tiles
 from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import rounded, subtile
 from ...common.portable.partials import COMPUTES_AND_SUMS
+from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
@@ -48,12 +52,21 @@ def rows_of_owner(staging, row, col, owner, ROWS: tl.constexpr, COLS: tl.constex
 
 @triton.jit
 def send_subtile(
-    acc, staging, workspace_ptr, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+    acc,
+    staging,
+    workspace_ptr,
+    peers,
+    row,
+    col,
+    NEAREST: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
-    """Store every peer's rows of a subtile into this rank's partials there."""
+    """Store every owner's rows of a subtile into this rank's partials there, those NEAREST ranks away and more."""
     value = rounded(acc, staging.workspace_ptr.dtype.element_ty)
     mine_ptr = workspace_ptr + tl.cast(peers.rank, tl.int64) * staging.shard_rows * staging.n
-    for distance in tl.static_range(1, WORLD_SIZE):
+    for distance in tl.static_range(NEAREST, WORLD_SIZE):
         owner = (peers.rank + distance) % WORLD_SIZE
         offsets, mask = rows_of_owner(staging, row, col, owner, ROWS, COLS)
         tl.store(translate(mine_ptr, peers.rank, owner, peers.heap_bases) + offsets, value, mask=mask)
@@ -71,19 +84,22 @@ def send_rows_to_owners(
     tile,
     tiles,
     epoch,
+    NEAREST: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Send every peer its rows of a tile, then signal the peers; of the first tile, all."""
+    """Send every owner its rows of a tile, then signal the owners; of the first tile, all; those NEAREST ranks away."""
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
-        send_subtile(half, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS)
+        send_subtile(
+            half, staging, workspace_ptr, peers, row, col + index * COLS, NEAREST, WORLD_SIZE, TILE.BLOCK_M, COLS
+        )
     flag_ptrs, ranks = on_every_rank(_flags(staging, halves, epoch) + peers.rank * tiles + tile, peers, WORLD_SIZE)
     has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
     # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
-    signal_each(flag_ptrs, epoch, (ranks >= 0) & (ranks != peers.rank) & has_rows)
+    signal_each(flag_ptrs, epoch, (ranks >= 0) & ((NEAREST == 0) | (ranks != peers.rank)) & has_rows)
 
 
 @triton.jit
@@ -162,10 +178,35 @@ def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl
     """Send the peers their rows of a tile, and sum this rank's."""
     out, staging, workspace_ptr, halves = target
     began = trace_time(peers)
-    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, 1, WORLD_SIZE, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
         sum_own_rows(acc, out, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+
+
+@triton.jit
+def send_all_rows(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Send all ranks, this one too, their rows of a tile."""
+    _, staging, workspace_ptr, halves = target
+    began = trace_time(peers)
+    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, 0, WORLD_SIZE, TILE)
+    trace_span(peers, STORE, tile, began)
+
+
+@triton.jit
+def norm_own_rows(whole, target, norm, peers, epoch, WORLD_SIZE: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr):
+    """Sum this program's share of this rank's rows, and norm them; program 0 waits for all ranks' first tile."""
+    out, staging, workspace_ptr, halves = target
+    flags_ptr = _flags(staging, halves, epoch)
+    if tl.program_id(0) == 0:
+        ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+        first_ptrs = flags_ptr + ranks * num_tiles(whole, TILE)
+        wait_each(first_ptrs, epoch, ranks < WORLD_SIZE, peers.watchdog_ptr)
+    first_row = peers.rank * staging.shard_rows
+    partial_size = tl.cast(staging.shard_rows, tl.int64) * staging.n
+    sum_and_norm_rows(
+        whole, first_row, workspace_ptr, partial_size, flags_ptr, out, norm, peers, epoch, WORLD_SIZE, NORM, TILE
+    )
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
@@ -179,17 +220,20 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     stream_k,
     own,
     peers,
+    norm,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """Send the peers their rows of each tile of this rank's product, and sum this rank's."""
+    """Send the peers their rows of each tile of this rank's product, and sum this rank's, or sum and norm them."""
     whole = Block(out.c_ptr, staging.m, staging.n, staging.n, out.epilogue)
     gdc_wait()
     epoch = begin_own_call(own)
     half = buffer_of_call(epoch, 2)
     target = (out, staging, staging.workspace_ptr + half * halves.data, halves)
+    FINISH: tl.constexpr = reduce_tile if NORM is None else send_all_rows
     compute_stream_k(
         a,
         gemm.a_scale_ptr,
@@ -202,12 +246,14 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
         target,
         peers,
         epoch,
-        reduce_tile,
+        FINISH,
         HAS_WHOLE,
         SPLITS,
         WORLD_SIZE,
         TILE,
     )
+    if NORM is not None:
+        norm_own_rows(whole, target, norm, peers, epoch, WORLD_SIZE, NORM, TILE)
     end_own_call(own, epoch)
 
 
@@ -233,6 +279,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         out=KEPT.block(call),
         staging=host.staging_of(call),
         halves=Halves(call.half_size("staging"), call.half_size("flags")),
+        **call.norm(),
     )
     return KEPT.outputs(call)
 
@@ -246,6 +293,7 @@ VARIANT = variant_of(
         launch,
         KEPT.outputs,
         schedule=Schedule.STREAM_K,
+        norms_rows=True,
         predict=prediction.fused_sequential_stream_k,
     ),
     arrangement=Arrangement.FUSED_KERNEL,

@@ -54,7 +54,9 @@ def invoke(*arguments: object) -> Result:
         ),
         (["--shapes", "papr"], "papr", "paper"),
         (["--shapes", "8x8"], "8x8", "MxNxK"),
-        (["--dtype", "fp8"], "fp8", "bf16"),
+        (["--dtype", "fp4"], "fp4", "fp8"),
+        (["--scales", "row"], "--scales", "--dtype fp8"),
+        (["--dtype", "fp8", "--scales", "rows"], "rows", "tensor, row, block"),
         (["--device", "tpu"], "tpu", "cuda"),
         (["--device", "cuda", "--world-size", "3"], "world size 3", "--world-size 2"),
         (["--device", "cpu", "--world-size", "0"], "world size 0", "positive"),
@@ -133,7 +135,7 @@ class ScriptedRanks(ranks.Ranks):
     is_first = True
     script: list[measure.Outcome] | Exception
 
-    def __init__(self, world_size: int, device: str) -> None:
+    def __init__(self, world_size: int, device: str, hosts: int = 1) -> None:
         pass
 
     def call(self, fn: Any, *args: Any) -> Any:
@@ -313,3 +315,28 @@ def test_what_is_applied_to_c_is_checked_and_a_column(tmp_path: Path) -> None:
     result = invoke("run", *common, "--epilogue", "bias,tanh")
     assert result.exit_code == 2
     assert "there is no epilogue op 'tanh'" in result.output
+
+
+def test_hosts_divide_the_ranks_that_are_started_here() -> None:
+    with pytest.raises(ValueError, match=r"--hosts 3 makes no sense; it takes a number that divides the 4 ranks"):
+        ranks.check_hosts(3, 4, None)
+    with pytest.raises(ValueError, match=r"--hosts 2: torchrun started these ranks; IRIS_HOST_ID"):
+        ranks.check_hosts(2, 4, ranks.Launcher("torchrun", 0, 4))
+    ranks.check_hosts(2, 4, None)
+    ranks.check_hosts(1, 4, ranks.Launcher("torchrun", 0, 4))
+
+
+def test_variants_are_measured_over_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    result = invoke(
+        *("run", "--hosts", "2", "--world-size", "2", "--device", "cpu", "--family", "gemm_reduce_scatter"),
+        *("--variant", "auto,async_tp,copy_engine:portable", "--shapes", "9x10x11", "--out", file),
+    )
+    assert result.exit_code == 0, result.output
+    found = {record.variant: record for record in read_records(file)}
+    assert {name: one.status for name, one in found.items()} == {
+        **dict.fromkeys(("library", "auto", "copy_engine:portable", "gemm_alone", "communication_alone"), "ok"),
+        "async_tp": "unsupported",
+    }
+    assert {one.device_name for one in found.values()} == {"CPU (Triton interpreter), 2 hosts"}
+    assert found["auto"].config.startswith("chunks=2 inside: ")

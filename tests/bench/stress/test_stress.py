@@ -50,7 +50,7 @@ class PooledRanks(BenchRanks):
     is_first = True
     ranks: Ranks
 
-    def __init__(self, world_size: int, device: str) -> None:
+    def __init__(self, world_size: int, device: str, hosts: int = 1) -> None:
         assert (world_size, device) == (self.ranks.world_size, self.ranks.device)
         self.ranks.call(leave_context)
 
@@ -112,7 +112,7 @@ def test_seconds_end_a_run(tmp_path: Path) -> None:
 class TerminatedRanks(PooledRanks):
     """As its second round of calls ends, the command gets SIGTERM."""
 
-    def __init__(self, world_size: int, device: str) -> None:
+    def __init__(self, world_size: int, device: str, hosts: int = 1) -> None:
         super().__init__(world_size, device)
         self.rounds = 0
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +44,7 @@ class Backend(VmmBackend):
         self.driver = driver
         self._segments, self._shared, self._base = {}, [], 0
         self.mapped = 0
+        self.zeroed: list[tuple[int, ...]] = []
 
     def synchronize(self) -> None:
         pass
@@ -69,6 +72,9 @@ class Backend(VmmBackend):
             self.driver.held.remove(("mapping", arguments[0]))
         elif name == "MemRelease":
             self.driver.held.remove(arguments[0])
+        elif name == "MemsetD8":
+            assert ("mapping", arguments[0]) in self.driver.held
+            self.zeroed.append((arguments[0] - self._base, *arguments[1:]))
         else:
             assert name == "MemAddressFree"
             assert not [what for what in self.driver.held if what[0] == "mapping"]  # which would keep the range
@@ -80,6 +86,11 @@ class Backend(VmmBackend):
 
 
 Backend.__abstractmethods__ = frozenset()  # the rest is not called
+
+
+def without_numbers(held: list[Any]) -> list[str]:
+    """Return what is held, in order, without the numbers of imported descriptors."""
+    return sorted(re.sub("memory of [0-9]+", "", str(one)) for one in held)
 
 
 class Group:
@@ -137,6 +148,35 @@ def test_growth_that_fails_leaves_the_heap_as_it_was(own: str) -> None:
         assert len(backend.driver.held) == len(held) + 2 * WORLD_SIZE
         backend.unmap(SIZE)
     assert sorted(map(str, backend.driver.held)) == sorted(map(str, held))
+
+
+@pytest.mark.parametrize("failing", ["", "create", "export", "import", "map", "access"])
+def test_memory_is_mapped_again_at_the_same_addresses(failing: str) -> None:
+    """Of the heap at first, and of what it grew by."""
+    backend = Backend(Driver())
+    group: Any = Group()
+    backend.open_window(group, 3 * SIZE)
+    segments = {0: SIZE, SIZE: 2 * SIZE}
+    for place, size in segments.items():
+        backend.map(group, partial(backend.own_memory, size), lambda size, place=place: place)
+    held = without_numbers(backend.driver.held)
+    for place, size in segments.items():
+        backend.release_memory(place, size)
+    addresses = [("range", WORLD_SIZE * 3 * SIZE)]
+    assert backend.driver.held == addresses
+    backend.map_memory(group, 0, SIZE)
+    if failing:
+        backend.driver.failing = failing
+        with pytest.raises(RuntimeError, match=failing):
+            backend.map_memory(group, SIZE, 2 * SIZE)
+        backend.driver.failing = ""
+        for place, size in segments.items():
+            backend.release_memory(place, size)
+        assert backend.driver.held == addresses
+        backend.map_memory(group, 0, SIZE)
+    backend.map_memory(group, SIZE, 2 * SIZE)
+    assert without_numbers(backend.driver.held) == held
+    assert backend.zeroed[-2:] == [(RANK * 3 * SIZE, 0, SIZE), (RANK * 3 * SIZE + SIZE, 0, 2 * SIZE)]
     backend.close_window()
     assert backend.driver.held == []
 
@@ -219,7 +259,7 @@ def test_addresses_and_sizes_reach_hip_whole(monkeypatch: pytest.MonkeyPatch) ->
     backend._segments, backend._shared, backend._base = {}, [], 0
     group: Any = Group()
     backend.open_window(group, HEAP)
-    backend.map(group, lambda: backend.own_memory(HEAP), lambda size: 0)
+    backend.map_memory(group, 0, HEAP)
     memory: Any = SimpleNamespace(data_ptr=lambda: BUFFER, nbytes=HEAP)
     assert backend.share_with_kernels(memory) == BUFFER
     assert backend._create_stream() == STREAM
@@ -246,6 +286,7 @@ def test_addresses_and_sizes_reach_hip_whole(monkeypatch: pytest.MonkeyPatch) ->
         "hipMemRelease": [HANDLE],
         "hipMemSetAccess": [last, HEAP, 1],
         "hipMemUnmap": [BASE, HEAP],
+        "hipMemsetD8": [BASE + RANK * HEAP, 0, HEAP],
         "hipMemcpy2DAsync": [BUFFER, HEAP, BUFFER + 1, HEAP + 1, HEAP - 1, 3, 3, STREAM],
         "hipRuntimeGetVersion": [],
         "hipStreamCreateWithFlags": [1],

@@ -161,6 +161,10 @@ def test_numbers_are_converted_as_triton_and_torch_do() -> None:
     assert (found == cache._convert_float(between, *narrow))[is_normal].all()
     rounding = (tl.float32, tl.bfloat16, _ir.ROUNDING_MODE.RTNE)
     assert (cache.convert_float(between, *rounding) == cache._convert_float(between, *rounding)).all()
+    for target, dtype in ((tl.float8e4nv, torch.float8_e4m3fn), (tl.float8e4b8, torch.float8_e4m3fnuz)):
+        largest = torch.finfo(dtype).max
+        expected = torch.from_numpy(between.copy()).clamp(-largest, largest).to(dtype).view(torch.uint8)
+        assert (cache.convert_float(between, tl.float32, target, None) == expected.numpy()).all()
 
 
 def language() -> dict[tuple[str, str], Any]:

@@ -79,7 +79,7 @@ class InterruptedRanks(ranks.Ranks):
     is_first = True
     problems = 1
 
-    def __init__(self, world_size: int, device: str) -> None:
+    def __init__(self, world_size: int, device: str, hosts: int = 1) -> None:
         self.done = 0
 
     def call(self, fn: Any, *args: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from ranks import free_port
 
 from iris_core import PeerError
 from iris_core.rendezvous import rank_info, unix_socket
+from iris_core.rendezvous.control_plane import ControlPlane
+from iris_core.rendezvous.topology import Topology
 from iris_core.utils import settings
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -58,24 +63,70 @@ def test_a_context_of_some_of_the_ranks() -> None:
     assert sorted(output.splitlines()) == lines
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_rank_of_another_host_hears_that_it_is(monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
+class _FirstContexts(dict[str, int]):
+    """Counts that stay 0: each thread is a process of its own, with its first context."""
+
+    def __getitem__(self, name: str) -> int:
+        return 0
+
+
+def found_in_a_store(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> list[rank_info.RankInfo]:
+    """Let ranks of these hosts, a thread each, find each other; return what each knows, by rank."""
     store = torch.distributed.HashStore()
-    first = rank_info._from_store(store, 0, 2, "a test", str(world_size), 0)
-    monkeypatch.setattr(rank_info, "_contexts_made", rank_info.Counter())
-    if world_size == 1:
-        assert rank_info._from_store(store, 1, 2, "a test", str(world_size), 1).address == first.address
-    else:
-        monkeypatch.setattr(rank_info, "host_name", lambda: "another boot, another network")
-        with pytest.raises(RuntimeError, match=r"rank 1 is on another host than rank 0.*group=") as caught:
-            rank_info._from_store(store, 1, 2, "a test", str(world_size), 1)
-        print(caught.value)
+    of_thread = threading.local()
+    monkeypatch.setattr(rank_info, "host_name", lambda: of_thread.host)
+    monkeypatch.setattr(rank_info, "_contexts_made", _FirstContexts())
+
+    def find(rank: int) -> rank_info.RankInfo:
+        of_thread.host = hosts[rank]
+        return rank_info._from_store(store, rank, len(hosts), "a test", "all", rank)
+
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        return list(threads.map(find, range(len(hosts))))
 
 
-def test_a_rank_0_that_does_not_come_is_named_within_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_host_take_the_address_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_in_a_store(monkeypatch, ["here", "here"])
+    assert len({one.address for one in found}) == 1
+    assert [(one.rank, one.world_size, one.topology) for one in found] == [(0, 2, None), (1, 2, None)]
+    assert found[1].on_host() is found[1]
+
+
+def test_ranks_of_several_hosts_know_each_others_and_take_an_address_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_in_a_store(monkeypatch, ["here", "here", "there", "there"])
+    assert {one.topology for one in found} == {Topology(2, 2)}
+    assert found[0].address == found[1].address != found[2].address == found[3].address
+    local = found[3].on_host()
+    assert (local.rank, local.world_size, local.topology, local.store) == (1, 2, None, None)
+    assert local.local_rank == found[3].local_rank
+
+
+def test_ranks_of_several_hosts_that_have_a_token_make_one_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where hosts have different numbers of ranks."""
+    monkeypatch.setenv("IRIS_TOKEN", "a secret of all ranks")
+    monkeypatch.setenv("IRIS_HOST", "127.0.0.1")
+    found = found_in_a_store(monkeypatch, ["here", "here", "there"])
+    assert len({one.address for one in found}) == 1
+    assert found[0].address.startswith("tcp://127.0.0.1:")
+    assert {one.topology for one in found} == {None}
+
+    def meet(one: rank_info.RankInfo) -> str:
+        with contextlib.closing(ControlPlane.connect(one.rank, 3, one.address, timeout_s=60)) as control_plane:
+            return control_plane.broadcast("there", 0)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(meet, found)) == ["there"] * 3
+
+
+def test_hosts_of_different_numbers_of_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"same number of ranks.*host 0: ranks 0, 1; host 1: rank 2"):
+        found_in_a_store(monkeypatch, ["here", "here", "there"])
+
+
+def test_a_rank_that_does_not_come_is_named_within_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's store would wait for half an hour."""
     monkeypatch.setattr(unix_socket, "CONNECT_TIMEOUT_S", 0.2)
-    with pytest.raises(PeerError, match="rank 0 put no address into torchrun's store within 0 s"):
+    with pytest.raises(PeerError, match="rank 0: no address was put into torchrun's store within 0 s"):
         rank_info._from_store(torch.distributed.HashStore(), 1, 2, "torchrun", "a test of late ranks", 1)
 
 

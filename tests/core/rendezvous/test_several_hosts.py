@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from ranks import raised
 
 from iris_core.errors import PeerError
-from iris_core.rendezvous import rank_info, shared_memory, unix_socket
+from iris_core.rendezvous import shared_memory, unix_socket
 from iris_core.rendezvous.control_plane import ControlPlane
 from iris_core.rendezvous.process_group import make_process_group
 from iris_core.several_hosts import tcp_socket
@@ -129,24 +127,3 @@ def test_a_token_is_a_secret_of_some_length(token: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("IRIS_TOKEN", token)
     with pytest.raises(ValueError, match=rf"has {len(token)} characters.*openssl rand -hex 32"):
         tcp_socket.listen()
-
-
-@pytest.mark.parametrize("has_token", [True, False])
-def test_ranks_of_two_hosts_find_each_other(has_token: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not has_token:
-        monkeypatch.delenv("IRIS_TOKEN")
-    store = dist.HashStore()
-
-    def find(rank: int) -> rank_info.RankInfo:
-        monkeypatch.setattr(rank_info, "_contexts_made", Counter())  # as in a process of its own
-        monkeypatch.setattr(rank_info, "host_name", lambda: f"host {rank}")
-        return rank_info._from_store(store, rank, 2, "torchrun", "all", rank)
-
-    address = find(0).address
-    if not has_token:
-        with pytest.raises(RuntimeError, match=r"another host.*set IRIS_TOKEN"):
-            find(1)
-        return
-    assert find(1).address == address
-    assert address.startswith("tcp://127.0.0.1:")
-    assert together(address, 2, lambda one: one.broadcast("there", 0)) == ["there"] * 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from iris_kernels.all_gather_gemm import Problem
 from iris_kernels.common.hopper import host as hopper
+from iris_kernels.common.operators.operator import Operator
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 FUSED = [variant for variant in list_variants() if variant.has_kernels]
@@ -48,6 +50,69 @@ def test_a_prepared_call_queues_what_triton_would(variant: Variant) -> None:
         operator(*data)
         moved = log.take()
     assert moved == [on_stream(entry, 5) for entry in expected]
+
+
+@pytest.mark.parametrize("new_outputs", [True, False])
+@pytest.mark.parametrize("variant", FUSED, ids=name)
+def test_a_call_with_operands_elsewhere_is_made_of_one_that_was_prepared(variant: Variant, new_outputs: bool) -> None:
+    """Its variant is not asked for it: it queues the same, with the other addresses."""
+    case = case_of(variant)
+    with driven(case) as (ctx, log, _), asked_to_launch() as asked:
+        operator = build(case, ctx, new_outputs=new_outputs)
+        held, rooms, new = [], [], torch.empty_like
+        for _ in range(3):
+            data = operands(case)
+            with mock.patch.object(torch, "empty_like", side_effect=lambda like: rooms.append(new(like)) or rooms[-1]):
+                held += [operator(*data), *data]
+            assert asked.call_count == 1
+            queued = log.take()
+            with mock.patch.object(torch, "empty_like", side_effect=lambda like: rooms[-1]):
+                assert queued == through_triton(operator, log, *data)
+            asked.call_count = 1
+
+
+@pytest.mark.parametrize("why", ["on the heap", "overlapping", "other alignment", "other rows", "other strides"])
+def test_other_calls_are_prepared_by_the_variant(why: str) -> None:
+    case = case_of(get_variant("gemm_reduce_scatter", "warp_specialized:sm90"))
+    with driven(case) as (ctx, log, _), asked_to_launch() as asked:
+        operator = build(case, ctx)
+        a, b = operands(case)
+        m, k = a.shape
+        both = matrix((m + b.shape[1], k))
+        if why == "overlapping":  # an address may then be of either
+            operator(both[:m], both[1 : 1 + b.shape[1]].t())
+        else:
+            operator(both[:m], both[m:].t())
+        if why == "on the heap":
+            a = ctx.zeros((m, k), dtype=a.dtype)
+        elif why == "other alignment":
+            a = matrix((m, k), shift=1)
+        elif why == "other rows":
+            a = matrix((m - 8, k))
+        elif why == "other strides":
+            a = matrix((m, 2 * k))[:, :k]
+        log.take()
+        operator(a, b)
+        assert asked.call_count == 2
+        assert log.take() == through_triton(operator, log, a, b)
+
+
+def test_operands_in_the_output_are_refused_elsewhere_too() -> None:
+    case = case_of(get_variant("all_gather_gemm", "workgroup_specialized:sm90"))
+    with driven(case) as (ctx, _, _):
+        operator = build(case, ctx)
+        operator(*operands(case))
+        a, b = operands(case)
+        inside = operator.output.view(-1)[: b.numel()].view(b.t().shape).t()
+        with pytest.raises(ValueError, match="B lies in memory of this operator"):
+            operator(a, inside)
+
+
+@contextlib.contextmanager
+def asked_to_launch() -> Iterator[mock.Mock]:
+    """Within the block, count how often operators have their variant queue a call."""
+    with mock.patch.object(Operator, "_launch", autospec=True, side_effect=Operator._launch) as asked:
+        yield asked
 
 
 @pytest.mark.parametrize("variant", FUSED, ids=name)

@@ -6,6 +6,7 @@ import inspect
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -99,6 +100,24 @@ def test_operators_give_their_memory_back(ranks: Callable[[int], Ranks]) -> None
         assert "release_operators" in message
 
 
+def release_what_was_captured(rank: int, world_size: int) -> tuple[tuple[str, str], int, int]:
+    ctx, a, b = context(), torch.ones(8, 4), torch.ones(4, 8)
+    ctx.release_operators()
+    gemm_all_reduce(ctx, a, b)
+    with mock.patch.object(ctx.backend, "is_capturing", return_value=True):
+        gemm_all_reduce(ctx, a, b)
+    error, kept = raised(ctx.release_operators), len(ctx.operators)
+    ctx.release_operators(captured=True)
+    return error, kept, len(ctx.operators)
+
+
+def test_what_graphs_may_use_is_not_released(ranks: Callable[[int], Ranks]) -> None:
+    for (kind, message), kept, left in ranks(2).call(release_what_was_captured):
+        assert (kind, kept, left) == ("RuntimeError", 1, 0)
+        assert "captured CUDA graphs use the memory of gemm_all_reduce/" in message
+        assert "release_operators(captured=True)" in message
+
+
 N, K, MOST = 40, 24, 100
 
 
@@ -131,6 +150,29 @@ def test_any_number_of_rows_is_one_operator(ranks: Callable[[int], Ranks], famil
         assert wrong == [None] * 13
         assert made == 1
         assert 0 < used <= 1.3 * of_the_largest
+
+
+def count_meetings(rank: int, world_size: int, family: str, variant: str) -> list[list[str]]:
+    """Return what the ranks' hosts tell each other in calls of fewer rows than before."""
+    ctx, met = context(), []
+    function, names = CALLS[family]
+    for m in (MOST, 50, 33, 70):
+        problem = make_problem(family, m, N, K, world_size, DTYPE)
+        data = make_data(family, problem, rank, m, ctx.get_device())
+        sizes = {name: size for name, size in (("m", m), ("n", N), ("k", K)) if name in names}
+        with mock.patch.object(ctx.control_plane, "all_gather", side_effect=ctx.control_plane.all_gather) as gather:
+            output = function(ctx, data.a, data.b, variant=variant, **sizes)
+        met.append([call.args[1] for call in gather.call_args_list])
+        assert fault(output, data, DTYPE) is None
+    return met
+
+
+@pytest.mark.parametrize("variant", ["auto", "fused_sequential:portable"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_number_of_rows_takes_no_meeting(ranks: Callable[[int], Ranks], family: str, variant: str) -> None:
+    for first, *later in ranks(2).call(count_meetings, family, variant):
+        assert first
+        assert later == [[], [], []]
 
 
 def grow_without_room(rank: int, world_size: int) -> tuple[list[int], tuple[str, str], bool]:

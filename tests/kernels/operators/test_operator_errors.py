@@ -309,3 +309,31 @@ def call_all(rank: int, world_size: int) -> list[str | None]:
 def test_the_function_takes_every_variant_by_name(ranks: Callable[[int], Ranks]) -> None:
     for faults in ranks(2).call(call_all):
         assert set(faults) == {None}
+
+
+def call_into(rank: int, world_size: int) -> list[tuple[str, str]]:
+    """Have C stored into memory of the caller's, and into what does not fit; return what that raised."""
+    ctx = context()
+    problem = make_problem("all_gather_gemm", 8, 2 * world_size, 6, world_size, DTYPE)
+    data = make_data("all_gather_gemm", problem, rank, 0, ctx.get_device())
+    build = get_variant("all_gather_gemm", "bulk_synchronous:portable").build
+    fresh, kept = build(ctx, problem, new_outputs=True), build(ctx, problem)
+    out = torch.full((8, 2), float("nan"), dtype=DTYPE, device=ctx.get_device())
+    (output,) = fresh.call(data.a, data.b, out=out)
+    assert output.data_ptr() == out.data_ptr()
+    assert fault(out, data, DTYPE) is None
+    wrong = [out.float(), out[:4], out.t().contiguous().t()]
+    errors = [raised(fresh.call, data.a, data.b, out=one) for one in wrong]
+    errors.append(raised(kept.call, data.a, data.b, out=out))
+    ctx.barrier()
+    for operator in (fresh, kept):
+        operator.close()
+    return errors
+
+
+def test_what_c_cannot_be_stored_into_is_refused(ranks: Callable[[int], Ranks]) -> None:
+    for errors in ranks(2).call(call_into):
+        assert {kind for kind, _ in errors} == {"ValueError"}
+        *of_place, (_, own) = errors
+        assert all("this call takes a contiguous (8, 2) of torch.bfloat16" in said for _, said in of_place)
+        assert "its output is the operator's own" in own

@@ -84,7 +84,8 @@ def call_what_is_recorded(rank: int, world_size: int, family: str, variant: str)
     with torch.inference_mode(), mock.patch.object(torch_op, "multiply", note):
         outputs = [(step(one.a, one.b).clone(), one) for _ in range(CALLS // len(data)) for one in data]
     wrong = [fault(output, one, torch.bfloat16) for output, one in outputs]
-    ctx.release_operators()
+    torch._dynamo.reset()
+    ctx.release_operators(captured=True)
     return [one for one in wrong if one], of_the_host
 
 

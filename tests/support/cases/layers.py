@@ -80,9 +80,9 @@ def released(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def body(rank: int, world_size: int, *args: Any) -> Any:
-        context().release_operators()
+        context().release_operators(captured=True)
         found = fn(rank, world_size, *args)
-        context().release_operators()
+        context().release_operators(captured=True)
         return found
 
     return body

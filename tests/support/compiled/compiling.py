@@ -33,6 +33,7 @@ from iris_core.device.sync import WATCHDOG_WORDS
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensor_factories import TensorFactories
 from iris_kernels.common.hopper import host as hopper
+from iris_kernels.common.portable.row_norm import RmsNorm
 from overlap_taxonomy import Agent, get_variant
 
 MORE_LATER = 0 if triton.__version__.startswith("3.6.") else 8  # bytes that kernels may spill with Triton 3.7
@@ -105,6 +106,7 @@ class Case:
     out_dtype: torch.dtype | None = None
     scales: tuple[str, ...] = ()
     use_fast_accum: bool = False
+    norm: RmsNorm | None = None
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
@@ -115,6 +117,7 @@ class Case:
         parts += self.epilogue
         parts += [f"to-{str(self.out_dtype)[6:]}"] if self.out_dtype else []
         parts += [*self.scales, *["fast"] * self.use_fast_accum]
+        parts += [f"normed-{str(self.norm.dtype)[6:]}" if self.norm.dtype else "normed"] if self.norm else []
         return "-".join(parts)
 
     @property
@@ -328,7 +331,7 @@ def make_problem(case: Case) -> Any:
     """Return the problem that a case's operator is made for."""
     family = importlib.import_module(f"iris_kernels.{case.family}")
     sizes = case.size, case.size, case.size
-    more = {"scales": case.scales, "use_fast_accum": case.use_fast_accum}
+    more = {"scales": case.scales, "use_fast_accum": case.use_fast_accum, "norm": case.norm}
     return family.Problem(*sizes, case.world_size, case.dtype, case.epilogue, case.out_dtype, **more)
 
 

@@ -251,8 +251,17 @@ def _load_elements(pointers: Pointer, mask: torch.Tensor, other: float, cache_mo
     return torch.where(mask, pointers.memory[torch.where(mask, pointers.offsets, 0)], torch.tensor(other))
 
 
+def _tanh(code: str, constraints: str, operands: list[torch.Tensor], **_: Any) -> torch.Tensor:
+    assert code == "tanh.approx.f32 $0, $1;"
+    return torch.tanh(operands[0])
+
+
 # What stands for `triton.language` in the ops of epilogues, which compute with torch's tensors.
-_OPS_LANGUAGE = SimpleNamespace(
+OPS_LANGUAGE = SimpleNamespace(
+    inline_asm_elementwise=_tanh,
+    minimum=lambda values, most: values.clamp(max=most),
+    maximum=lambda values, least, propagate_nan: values.clamp(min=least),
+    PropagateNan=SimpleNamespace(ALL=None),
     load=_load_elements,
     where=torch.where,
     sigmoid=torch.sigmoid,
@@ -274,7 +283,7 @@ def emulated(machine: Machine, modules: list[Any], ops: Sequence[Any] = (), **fu
     """
     with contextlib.ExitStack() as stack:
         for module in ops:
-            stack.enter_context(mock.patch.object(module, "tl", _OPS_LANGUAGE))
+            stack.enter_context(mock.patch.object(module, "tl", OPS_LANGUAGE))
         stack.enter_context(
             mock.patch.object(JITFunction, "__call__", lambda self, *args, **kwargs: self.fn(*args, **kwargs))
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ import triton
 from checking import fault, make_data, poison
 from epilogues import MARKS, finished_data, own_columns, own_operands, own_rows, register_ops
 from families import FAMILIES, VARIANTS, make_problem, name
+from gluon_emulator import OPS_LANGUAGE
 from ranks import Ranks, context, raised
 from torch_compiling import FUNCTIONS, are_close, sizes_of
+from triton.runtime.jit import JITFunction
 
+from iris_kernels.common.device import epilogue as ops
 from iris_kernels.common.device.arguments import Tile
-from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, register_epilogue_op
+from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, epilogue_ops, register_epilogue_op
 from iris_kernels.common.launch.launching import place_of
 from overlap_taxonomy import Variant, get_variant
 
@@ -276,3 +280,38 @@ def test_a_kernels_cache_key_has_the_source_of_its_ops() -> None:
     before = Tile(32, 32, 32, 2, 0, 1, (op,)).cache_key
     op._unsafe_update_src(op.src.replace("return acc", "return acc + 1"))
     assert len(keys | {before, Tile(32, 32, 32, 2, 0, 1, (op,)).cache_key}) == 4
+
+
+APPROXIMATIONS = {"gelu": 2**-11.8, "gelu_tanh": 2**-12, "silu": 2**-12}
+
+
+@pytest.mark.parametrize("relative", [2**-11, -(2**-11), 0.0])
+@pytest.mark.parametrize("name", APPROXIMATIONS)
+def test_approximations_are_off_by_less_than_16_bits_are_rounded_by(name: str, relative: float) -> None:
+    """With the largest error that PTX says its tanh may have, and without any."""
+
+    def tanh(code: str, constraints: str, operands: list[torch.Tensor], **_: object) -> torch.Tensor:
+        return torch.tanh(operands[0].double()).mul(1 + relative).clamp(-1, 1).float()
+
+    (op,) = epilogue_ops([name])
+    x = torch.cat([torch.linspace(-30, 30, 240_001), torch.tensor([-1e30, 1e30, 0.0, float("nan")])])
+    with (
+        mock.patch.object(ops, "tl", OPS_LANGUAGE),
+        mock.patch.object(OPS_LANGUAGE, "inline_asm_elementwise", tanh),
+        mock.patch.object(JITFunction, "__call__", lambda self, *args: self.fn(*args)),
+    ):
+        found = op.apply_fast(x, None, None, ())
+    assert found[-1].isnan()
+    off = (found.double() - op.reference(x.double())).abs()[:-1]
+    most = APPROXIMATIONS[name] if relative else 2**-14.6
+    assert (off <= (most + 2**-23) * x[:-1].abs()).all()  # and the roundings of fp32
+    assert off.max() > 0
+
+
+def test_approximations_are_for_16_bits_on_nvidia_gpus() -> None:
+    for op in epilogue_ops(["gelu", "gelu_tanh", "silu", "swiglu"]):
+        assert op.applied("sm_90", torch.bfloat16) == op.applied("sm_80", torch.float16) == op.apply_fast
+        for arch, dtype in (("sm_90", torch.float32), ("gfx942", torch.bfloat16), ("cpu", torch.bfloat16)):
+            assert op.applied(arch, dtype) == op.apply
+    (relu,) = epilogue_ops(["relu"])
+    assert relu.applied("sm_90", torch.bfloat16) == relu.apply

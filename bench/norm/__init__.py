@@ -1,0 +1,1 @@
+"""``iris-bench norm``: GEMM, collective, residual and RMSNorm, in one kernel and in several."""

@@ -1,0 +1,193 @@
+"""An operator over several hosts: what a family's function calls where a context's ranks live on several."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Generic, NoReturn, TypeVar
+
+import torch
+
+from iris_core.hierarchical import HierarchicalContext
+from iris_core.utils.torch_modes import plain_tensors
+
+from ..config import GemmConfig, is_fp8
+from ..problem import Problem
+from .call import HierarchicalCall, Hierarchy
+from .choosing import schedules_for
+
+P = TypeVar("P", bound=Problem)
+
+
+class HierarchicalOperator(Generic[P]):
+    """Call it as an `Operator`; it returns new memory in each call.
+
+    Making one is collective, and makes the operators inside each host that its calls take.
+
+    Args:
+        ctx: over several hosts.
+        family: of the operator.
+        hierarchy: how the family is done.
+        problem: of all ranks; its m is the most that calls may have.
+        variant: of the operators inside a host.
+        config: of these; None for the plan of each.
+        options: the family's own.
+
+    Attributes:
+        keeps_outputs: never: each call returns new memory.
+        is_closed: whether it was closed; a call then raises RuntimeError.
+        was_captured: whether a stream was captured of a call.
+        chosen_by: the variant that was asked for, where that one chose this.
+
+    Raises:
+        ValueError: the ranks ask for different things, or for what the variant cannot do.
+        HeapExhausted: a host's heap has no room for the operators inside it.
+    """
+
+    keeps_outputs = False
+    is_closed = False
+    was_captured = False
+    chosen_by = ""
+
+    def __init__(
+        self,
+        ctx: HierarchicalContext,
+        family: str,
+        hierarchy: Hierarchy,
+        problem: P,
+        variant: str,
+        config: GemmConfig | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.ctx, self.family, self.variant, self.problem = ctx, family, variant, problem
+        self.rank = ctx.get_rank()
+        self._hierarchy, self._config = hierarchy, config
+        self._options = {**hierarchy.options, **(options or {})}
+        with ctx.collective_section(f"make {self}"):
+            if problem.world_size != ctx.get_num_ranks():
+                raise ValueError(
+                    f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
+                )
+            if is_fp8(problem.dtype) or problem.norm:
+                what = "norm of rows" if problem.norm else f"{problem.dtype} operands"
+                raise ValueError(f"over hosts {self} takes no {what}: use bf16, fp16 or fp32, and norm in torch")
+            if unknown := self._options.keys() - hierarchy.options.keys():
+                raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
+        asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
+        ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(config)})
+        self._sizes: dict[int, tuple[P, int]] = {}  # the problem and the chunks of a number of rows
+        self._digest = zlib.crc32(f"{self} { {name: size for name, size in asked.items() if name != 'm'} }".encode())
+        self.reserve(problem.m)
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None, **operands: torch.Tensor
+    ) -> torch.Tensor:
+        """Queue one call on the current stream, and return this rank's output; on a CPU the host waits for it.
+
+        Args:
+            a, b, m, operands: as of `Operator.__call__`.
+
+        Raises:
+            ValueError: an operand does not fit the problem.
+            RuntimeError: the operator was closed.
+            TimeoutError, PeerError: an earlier call waited in vain for a peer, or another host died or is late.
+        """
+        return self.call(a, b, m=m, **operands)[0]
+
+    def call(
+        self, a: torch.Tensor, b: torch.Tensor, *, m: int | None = None, **operands: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """As a call of the operator, and return all that it gives: the output, then the gathered A if it is kept."""
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self.call)(a, b, m=m, **operands)
+        if self.is_closed:
+            raise RuntimeError(f"{self} was closed; make another")
+        problem = self._problem_of(a, m)
+        self._check(problem, {"A": a, "B": b, **operands})
+        if self.ctx.backend.is_capturing():
+            self.ctx.check()
+            self.was_captured = True
+        else:
+            self.ctx.note_call(self, self._digest, problem.m)
+        if self.ctx.debug_mode:
+            self.ctx.agree("the operators the ranks call", f"{self} for {problem}")
+        with torch.no_grad():
+            return self._hierarchy.run(self._call_of(problem.m, operands), a, b)
+
+    def reserve(self, m: int) -> None:
+        """Make the operator one of more rows, `m`; collective.
+
+        Raises:
+            ValueError: the variant cannot do so many.
+            HeapExhausted: a host's heap has no room.
+        """
+        problem, call = self.problem.with_rows(m), self._call_of(m, {})
+        with self.ctx.collective_section(f"make the operators inside each host of {self}"), plain_tensors():
+            for inside in self._hierarchy.inside(problem, self.ctx.topology, call.chunks):
+                call.operator(inside)
+            if self._hierarchy.gathers_inside and self.ctx.topology.ranks_per_host > 1:
+                self.ctx.local.ccl.prepare()
+        self.problem = problem
+
+    def outputs(self) -> NoReturn:
+        """Raise: each call returns new memory."""
+        raise AttributeError(f"{self} has no outputs of its own: each call returns new memory")
+
+    def as_matrix(self, output: torch.Tensor) -> torch.Tensor:
+        """Return an output as the matrix the family defines: it is one."""
+        return output
+
+    def compile_kernels(self, a: torch.Tensor, b: torch.Tensor, **others: torch.Tensor) -> None:
+        """Compile nothing: the operators inside a host compile with their first calls."""
+
+    def describe_config(self) -> str:
+        """Return what the last call ran with, for a table."""
+        call = self._call_of(self.problem.m, {})
+        inside = self._hierarchy.inside(self.problem, self.ctx.topology, call.chunks)[0]
+        operator = call.operator(inside)
+        return f"chunks={call.chunks} inside: {operator.variant} {operator.describe_config()}".rstrip()
+
+    def close(self) -> None:
+        """Close it; the operators inside a host are the host's context's, and stay for other calls."""
+        self.is_closed = True
+
+    def __str__(self) -> str:
+        return f"{self.family}/{self.variant} over {self.ctx.topology.num_hosts} hosts"
+
+    def _call_of(self, m: int, operands: Mapping[str, torch.Tensor]) -> HierarchicalCall[P]:
+        if m not in self._sizes:
+            problem = self.problem.with_rows(m)
+            schedules = schedules_for(self.ctx, self.family, self._hierarchy, problem, self.variant)
+            self._sizes[m] = problem, schedules.chunks[schedules.index(m)]
+        problem, chunks = self._sizes[m]
+        asked = self._hierarchy.family, self.variant, self._config, self._options
+        return HierarchicalCall(self.ctx, problem, *asked, chunks, operands)
+
+    def _problem_of(self, a: torch.Tensor, m: int | None) -> P:
+        """Return the problem of a call with this A.
+
+        Raises:
+            ValueError: its rows cannot be told, or are more than the operator was made for.
+        """
+        found = self.problem.m_of(a.shape[0], self.rank) if m is None and a.ndim == 2 else m
+        if found is None or not 1 <= found <= self.problem.m:
+            raise ValueError(
+                f"{self}: A is {tuple(a.shape)} on rank {self.rank}, with m={m}; the operator was made for 1 to "
+                f"{self.problem.m} rows of all ranks, of which this one has {self.problem.a_shape(self.rank)[0]}; with "
+                "fewer rows, give m, those of all ranks"
+            )
+        return self.problem.with_rows(found)
+
+    def _check(self, problem: P, operands: Mapping[str, torch.Tensor]) -> None:
+        shapes = {"A": problem.a_shape(self.rank), "B": problem.b_shape(self.rank)} | problem.operand_shapes(self.rank)
+        if shapes.keys() != operands.keys():
+            raise ValueError(f"{self} takes {', '.join(shapes)}; given are {', '.join(operands)}")
+        device = self.ctx.get_device()
+        for name, shape in shapes.items():
+            given = operands[name]
+            if (tuple(given.shape), given.dtype, given.device) != (shape, problem.dtype, device):
+                raise ValueError(
+                    f"{self}: {name} is {tuple(given.shape)} of {given.dtype} on {given.device}; rank {self.rank} "
+                    f"gives {shape} of {problem.dtype} on {device}"
+                )

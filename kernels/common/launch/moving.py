@@ -1,0 +1,162 @@
+"""Launches made again for operands that lie elsewhere: where operands' addresses are in what a call queues.
+
+What a variant queues depends in three ways on where its operands lie: their addresses stand in arguments; it asks
+whether they start on 16 bytes; and whether they lie on the heap, in the operator's own memory. So of two calls that are
+alike in all else, whose operands start alike on 16 bytes and lie off the heap, one queues what the other does, with
+other addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from iris_core.backends.base import Step
+
+Operands = Sequence[torch.Tensor]  # of a call, the memory of its output among them
+_PLAIN = (int, bool, float)
+Make = Callable[[Operands], Step]  # returns what queues a step of a call with these
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A place in an operand: in which, and how many bytes behind its start."""
+
+    operand: int
+    offset: int
+
+    def address(self, operands: Operands) -> int:
+        """Return where that is."""
+        return operands[self.operand].data_ptr() + self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """Stands for a tensor in a descriptor."""
+
+    address: Any
+
+    def data_ptr(self) -> Any:
+        return self.address
+
+
+class Spans:
+    """Which addresses are operands', while a call is prepared.
+
+    Args:
+        operands: the call's.
+    """
+
+    def __init__(self, operands: Operands) -> None:
+        self.operands = operands
+        self._spans = [_span(one) for one in operands]
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether an address is in one of them at most."""
+        spans = sorted(span for span in self._spans if span[0] < span[1])
+        return all(one[1] <= other[0] for one, other in pairwise(spans))
+
+    def within(self, tensor: Any) -> Within | None:
+        """Return where in an operand a tensor starts; None if it does in none."""
+        address = tensor.data_ptr()
+        for index, (first, end) in enumerate(self._spans):
+            if first <= address < end:
+                return Within(index, address - first)
+        return None
+
+    def find(self, argument: Any) -> Any:
+        """Return a kernel's argument with an address, or a place in an operand, for each tensor in it."""
+        if argument is None or type(argument) in _PLAIN:  # most are
+            return argument
+        if isinstance(argument, tuple):
+            return tuple([self.find(one) for one in argument])
+        if hasattr(argument, "data_ptr"):
+            return self.within(argument) or argument.data_ptr()
+        return _based(argument, self.find(argument.base)) if hasattr(argument, "block_shape") else argument
+
+
+def movable(
+    spans: Spans, arguments: list[Any], are_constants: list[bool], launching: Callable[..., Step]
+) -> tuple[Step, Make | None]:
+    """Return a launch, and what makes it for other operands; None if it does not depend on them.
+
+    Args:
+        spans: the operands'.
+        arguments: the kernel's.
+        are_constants: which of them are compile-time values.
+        launching: prepares a launch with arguments.
+    """
+    now = arguments.copy()
+    moved = []
+    for index, argument in enumerate(arguments):
+        if not are_constants[index]:
+            now[index] = place = spans.find(argument)
+            if _depends(place):
+                moved.append((index, place))
+
+    def make(operands: Operands) -> Step:
+        for index, place in moved:
+            now[index] = _at(place, operands)
+        return launching(now, are_numbers=True)
+
+    return make(spans.operands), make if moved else None
+
+
+def movable_copy(spans: Spans, src: torch.Tensor, copying: Callable[[torch.Tensor], Step]) -> Make | None:
+    """Return what makes a copy of a part of an operand for other operands; None if `src` is no part of one.
+
+    Args:
+        spans: the operands'.
+        src: a matrix.
+        copying: prepares a copy of one to where this one goes.
+    """
+    place = spans.within(src)
+    if place is None:
+        return None
+    shape, strides, behind = src.shape, src.stride(), place.offset // src.element_size()
+
+    def make(operands: Operands) -> Step:
+        operand = operands[place.operand]
+        return copying(operand.as_strided(shape, strides, operand.storage_offset() + behind))
+
+    return make
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    if not tensor.numel():
+        return first, first
+    last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
+    return first, first + (last + 1) * tensor.element_size()
+
+
+def _depends(argument: Any) -> bool:
+    if argument is None or type(argument) in _PLAIN:
+        return False
+    if type(argument) is tuple:
+        return any(map(_depends, argument))
+    return type(argument) is Within or (hasattr(argument, "block_shape") and _depends(argument.base.address))
+
+
+def _at(argument: Any, operands: Operands) -> Any:
+    if argument is None or type(argument) in _PLAIN:
+        return argument
+    if type(argument) is Within:
+        return argument.address(operands)
+    if type(argument) is tuple:
+        return tuple([_at(one, operands) for one in argument])
+    if hasattr(argument, "block_shape"):
+        return _based(argument, _at(argument.base.address, operands))
+    return argument
+
+
+def _based(descriptor: Any, address: Any) -> Any:
+    """Return a descriptor of what lies at an address; its checks were made of another, and it keeps no memory."""
+    based = object.__new__(type(descriptor))
+    vars(based).update(vars(descriptor), base=_Address(address))
+    return based

@@ -1,0 +1,50 @@
+"""What is chosen over hosts: one table on all ranks, of the link as it is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from families import make_problem
+from ranks import TIMEOUT_S
+
+from iris_core import RankPool, iris
+from iris_core.hierarchical import HierarchicalContext
+from iris_core.hierarchical.context import NCCL_SMS
+from iris_kernels.common.hierarchical import choosing
+from iris_kernels.common.hierarchical.building import choose_over_hosts, hierarchy_of
+from overlap_taxonomy import HOST_LINKS, MACHINES
+
+FAMILY = "all_gather_gemm"
+
+
+def choose(rank: int, world_size: int) -> dict[str, Any]:
+    """Choose by rank 0's constants alone, and measure the link."""
+    with iris(1 << 22) as ctx:
+        assert isinstance(ctx, HierarchicalContext)
+        untimed = choose_over_hosts(ctx, FAMILY, make_problem(FAMILY, 64, 64, 64, world_size, torch.bfloat16), "auto")
+        choosing._of.clear()
+        machine = replace(MACHINES["h100x2"], world_size=1)
+        known = choosing._Known(machine, replace(HOST_LINKS["ndr"], gbps=1e-3 if rank else 200.0))
+        sms = mock.patch.object(ctx.local, "get_cu_count", return_value=machine.num_sms - NCCL_SMS)
+        with mock.patch.object(choosing, "_known_of", return_value=known), sms:
+            products = {m: make_problem(FAMILY, m, 8192, 8192, world_size, torch.bfloat16) for m in (8192, 1)}
+            chosen = {m: choose_over_hosts(ctx, FAMILY, problem, "auto").variant for m, problem in products.items()}
+            by_name = choosing.schedules_for(ctx, FAMILY, hierarchy_of(FAMILY), products[8192], "copy_engine:sm90")
+        with mock.patch.object(choosing, "_MEASURED_BYTES", 1 << 20):
+            link = choosing.measured_link(ctx)
+        return {"untimed": untimed, "chosen": chosen, "chunks": by_name.chunks, "link": link}
+
+
+def test_rank_0_chooses_for_all_by_the_link_that_was_measured() -> None:
+    with RankPool(2, "cpu", environment={"IRIS_TIMEOUT_S": TIMEOUT_S}, hosts=2) as pool:
+        first, second = pool.call(choose)
+    assert first == second
+    assert first["untimed"].variant == "auto"
+    assert first["chosen"] == {8192: "auto", 1: "library"}
+    assert set(first["chunks"]) <= {1, 2, 4, 8}
+    assert first["link"].gbps > 0
+    assert first["link"].collective_gbps > 0
+    assert first["link"].us > 0

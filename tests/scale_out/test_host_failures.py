@@ -1,0 +1,69 @@
+"""A simulated host that is killed, stopped or fails: the ranks of the other say so, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from limits import wait_until
+from ranks import free_port
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "failing_host.py"
+LIMIT_S = 4.0  # of a wait in a kernel; between hosts twice as long
+HOSTS = 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "failing"), [("killed", 1), ("killed", 0), ("stopped", 1), ("raises", 1)], ids=lambda given: str(given)
+)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_host_that_fails_is_named_on_the_other_within_the_limit(
+    tmp_path: Path, device: str, how: str, failing: int
+) -> None:
+    """Where host 0 is killed, torch's store goes with it, as torchrun's does."""
+    size = 2 if device == "cpu" else 1
+    if device == "cuda" and torch.cuda.device_count() < HOSTS:
+        pytest.skip(f"needs {HOSTS} GPUs; there are {torch.cuda.device_count()}")
+    arguments = [device, HOSTS * size, how, failing, tmp_path, free_port(), LIMIT_S]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    parent = subprocess.Popen(
+        [sys.executable, PROGRAM, *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | hidden,
+        stdin=subprocess.PIPE,
+        stderr=(log := (tmp_path / "log").open("w")),
+    )
+    survivors = range((1 - failing) * size, (2 - failing) * size)
+    said_by = {rank: tmp_path / f"said{rank}" for rank in survivors}
+    pids: set[int] = set()
+    try:
+        wait_until(lambda: parent.poll() is not None or all(file.exists() for file in said_by.values()))
+        pids = {int(file.read_text()) for file in tmp_path.glob("pid*")}
+        for rank, file in said_by.items():
+            assert file.exists(), (tmp_path / "log").read_text()
+            said = json.loads(file.read_text())
+            assert said["kind"] == "PeerError", said
+            assert f"host {failing}" in said["message"], said
+            assert said["again"][0] == "PeerError", said
+            assert said["took_s"] < 3 * 2 * LIMIT_S, (rank, said)
+            wait_until(lambda rank=rank: _has_ended(int((tmp_path / f"pid{rank}").read_text())))
+        assert len(pids) == HOSTS * size
+        assert not [name for name in os.listdir("/dev/shm") if "iris" in name]
+    finally:
+        for pid in pids:  # that are stopped
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        parent.communicate()
+        log.close()
+
+
+def _has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

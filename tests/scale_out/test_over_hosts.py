@@ -1,0 +1,155 @@
+"""All families over simulated hosts: right with ragged sizes, in many calls, with a host that comes late."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from checking import fault, make_data
+from families import make_problem
+from ranks import TIMEOUT_S
+
+from iris_core import RankPool, iris
+from iris_core.hierarchical import HierarchicalContext
+from iris_kernels.all_gather_gemm import all_gather_gemm
+from iris_kernels.gemm_all_reduce import gemm_all_reduce
+from iris_kernels.gemm_all_scatter import gemm_all_scatter
+from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter
+from overlap_taxonomy import get_variant
+
+CALLS = int(os.environ.get("IRIS_SCALE_OUT_CALLS", "6"))  # of each operator
+DELAY_S = 0.02  # of a host before a call, at most
+MOST_ROWS = 70
+SIZES = [(132, 48), (37, 41), (3, 7)]  # (n, k): more than a chunk of columns, ragged, and fewer than ranks
+FAMILIES = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce", "gemm_all_scatter")
+WORLDS = {"2x1": (2, 1), "2x2": (2, 2), "3x2": (3, 2)}  # hosts, and ranks on each
+GPU_WORLDS = {"2x1 on GPUs": (2, 1)}
+
+_contexts: list[HierarchicalContext] = []
+
+
+def context() -> HierarchicalContext:
+    """Return this rank's context, made at the first call; collective."""
+    if not _contexts:
+        made = iris((1 << 30) if torch.cuda.is_available() else (1 << 24))
+        assert isinstance(made, HierarchicalContext)
+        _contexts.append(made)
+    return _contexts[0]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*WORLDS, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_WORLDS)],
+)
+def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    """Ranks of simulated hosts."""
+    on_gpus = request.param in GPU_WORLDS
+    hosts, size = (WORLDS | GPU_WORLDS)[request.param]
+    if on_gpus and torch.cuda.device_count() < hosts * size:
+        pytest.skip(f"needs {hosts * size} GPUs; there are {torch.cuda.device_count()}")
+    device, environment = "cuda" if on_gpus else "cpu", {"IRIS_TIMEOUT_S": TIMEOUT_S}
+    with RankPool(hosts * size, device, environment=environment, hosts=hosts) as made:
+        yield made
+
+
+def many_calls(rank: int, world_size: int, family: str, variant: str, calls: int) -> list[str]:
+    """Call an operator a size, with fresh data and another number of rows each time; return what was wrong."""
+    ctx, dtype, faults = context(), torch.bfloat16, []
+    same, own = random.Random(family), random.Random(ctx.rail.host)  # the same on all ranks, on all of a host
+    for n, k in SIZES:
+        operator = get_variant(family, variant).build(ctx, make_problem(family, MOST_ROWS, n, k, world_size, dtype))
+        for call in range(calls):
+            problem = make_problem(family, same.choice([1, 7, 33, 64, MOST_ROWS]), n, k, world_size, dtype)
+            data = make_data(family, problem, rank, call, ctx.get_device(), layout=("nk", "kn", "strided")[call % 3])
+            data = replace(data, bound=2 * data.bound)  # what a host sums is rounded once more
+            time.sleep(own.uniform(0, DELAY_S))
+            output = operator.as_matrix(operator(data.a, data.b, m=problem.m))
+            if wrong := fault(output, data, dtype):
+                faults.append(f"rank {rank}, {problem}, call {call}: {wrong}")
+        operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("variant", ["auto", "library"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_calls_with_delays_are_right(pool: RankPool, family: str, variant: str) -> None:
+    assert [said for of_rank in pool.call(many_calls, family, variant, CALLS) for said in of_rank] == []
+
+
+def finished_calls(rank: int, world_size: int) -> list[str]:
+    """Call the families' functions with all that an epilogue has; return which gave something else than torch."""
+    ctx, m, n, k = context(), 21, 2 * 3 * world_size, 24
+    device = ctx.get_device()
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    a, b, residual, bias, scale = draw(m, k), draw(k, n), draw(m, n), draw(n), draw(n)
+    whole = (a @ b) * scale + bias + residual
+    rows, columns, inner = (slice(*_bounds(size, world_size, rank)) for size in (m, n, k))
+    own = {"scale": scale[columns], "bias": bias[columns], "residual": residual[:, columns]}
+    every = {"scale": scale, "bias": bias, "activation": "gelu"}
+    gelu, silu = torch.nn.functional.gelu, torch.nn.functional.silu
+    gated = silu(whole[:, columns][:, ::2]) * whole[:, columns][:, 1::2]
+    given: dict[str, tuple[Any, torch.Tensor]] = {
+        "all-gather": (all_gather_gemm(ctx, a[rows], b[:, columns], **own, m=m, n=n), whole[:, columns]),
+        "gated": (all_gather_gemm(ctx, a[rows], b[:, columns], **own, activation="swiglu", m=m, n=n), gated),
+        "gathered": (all_gather_gemm(ctx, a[rows], b[:, columns], m=m, n=n, return_gathered=True)[1], a),
+        "all-scatter": (gemm_all_scatter(ctx, a, b[:, columns], **own, n=n), whole),
+        "reduce-scatter": (
+            gemm_reduce_scatter(ctx, a[:, inner], b[inner], **every, residual=residual[rows], k=k),
+            gelu(whole)[rows],
+        ),
+        "all-reduce": (gemm_all_reduce(ctx, a[:, inner], b[inner], **every, residual=residual, k=k), gelu(whole)),
+    }
+    tolerance = {"atol": 1e-4, "rtol": 1e-4}
+    return [name for name, (output, expected) in given.items() if not torch.allclose(output, expected, **tolerance)]
+
+
+def _bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
+    step = -(-size // world_size)
+    return min(rank * step, size), min((rank + 1) * step, size)
+
+
+def test_functions_finish_what_crosses_hosts(pool: RankPool) -> None:
+    assert [said for of_rank in pool.call(finished_calls) for said in of_rank] == []
+
+
+def compiled_calls(rank: int, world_size: int) -> list[str]:
+    """Call a function in a graph, and by the library over all ranks; return which gave something else than torch."""
+    ctx, m, n, k = context(), 12, 8 * world_size, 16
+    device = ctx.get_device()
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, generator=generator).to(device) for shape in ((m, k), (k, n)))
+    rows, columns = (slice(*_bounds(size, world_size, rank)) for size in (m, n))
+
+    def call(a: torch.Tensor, b: torch.Tensor, variant: str) -> torch.Tensor:
+        return all_gather_gemm(ctx, a, b, m=m, n=n, variant=variant).relu()
+
+    in_graph = torch.compile(call, backend="aot_eager", fullgraph=True)
+    given = {"in a graph": in_graph(a[rows], b[:, columns], "auto"), "library": call(a[rows], b[:, columns], "library")}
+    expected = (a @ b).relu()[:, columns]
+    return [name for name, output in given.items() if not torch.allclose(output, expected, atol=1e-4, rtol=1e-4)]
+
+
+def test_functions_are_the_same_in_graphs_and_by_the_library(pool: RankPool) -> None:
+    assert [said for of_rank in pool.call(compiled_calls) for said in of_rank] == []
+
+
+def close(rank: int, world_size: int) -> int:
+    """Close the context; return how many groups of torch's are left."""
+    _contexts.pop().close()
+    return len(torch.distributed.distributed_c10d._world.pg_map)
+
+
+def test_nothing_is_left_of_a_context_that_was_closed(pool: RankPool) -> None:
+    context_of_each = pool.call(many_calls, FAMILIES[0], "auto", 1)
+    assert context_of_each == [[]] * pool.world_size
+    assert pool.call(close) == [0] * pool.world_size
