@@ -22,7 +22,7 @@ class HierarchicalRecovery(Recovery):
 
     def __init__(self, control_plane: ControlPlane, local: Context) -> None:
         self._control_plane, self._local = control_plane, local
-        self.is_closed = False
+        self.is_closed = self.is_asleep = False
 
     @property
     def has_failed(self) -> bool:
