@@ -39,7 +39,7 @@ define ENOUGH_GPUS
 endef
 
 .PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder report predictions \
-	memcheck scale-out-test codegen-diff compare mutants lint fmt clean
+	memcheck scale-out-test codegen-diff compare mutants docs dist lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -136,6 +136,13 @@ compare: $(READY) $(READY_DEV) ## Compare the kernels' speed with a commit's on 
 
 mutants: $(READY_DEV) ## Leave out one signal, wait or fence at a time; list what no test notices [ARGS="--only PATTERN --list"]
 	PYTHONPATH=tests $(PY) -m mutation $(ARGS)
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(READY_DEV) ## Build the documentation site into build/site, without network; a broken link fails
+	$(PY) -m mkdocs build $(ARGS)
+
+dist: $(READY_DEV) ## Build wheel and sdist into dist/, check them, and run the first program from the wheel
+	$(PY) tests/distribution.py $(ARGS)
 
 lint: $(READY_DEV) ## Check style, format and types
 	$(PY) -m ruff check .

@@ -415,7 +415,7 @@ class Context(TensorFactories):
         Raises:
             RuntimeError: memory of another allocator is on the heap, a `provider`'s or what `as_symmetric` shares;
                 names it. The context is then awake.
-            What `barrier` raises; likewise.
+            TimeoutError, PeerError: as `barrier`; likewise.
         """
         self.recovery.sleep()
 
@@ -444,10 +444,7 @@ class Context(TensorFactories):
     def collective_allocation(self, what: str) -> AbstractContextManager[None]:
         """Run a collective block that allocates; if it raises on one rank it raises on all, and allocates on none.
 
-        The flags that it gave the watchdog to watch are forgotten too.
-
-        Raises:
-            As `collective_section`; and what `check` raises.
+        The flags that it gave the watchdog to watch are forgotten too. Raises what `collective_section` and `check` do.
         """
         return self.recovery.collective_allocation(what)
 
@@ -460,7 +457,13 @@ class Context(TensorFactories):
         self.recovery.agree(what, value)
 
     def note_call(self, what: object, digest: int, rows: int) -> None:
-        """As `check`, and note a call that all ranks must make alike, waiting for none; see `Recovery.note_call`."""
+        """As `check`, and note a call that all ranks must make alike, waiting for none; see `Recovery.note_call`.
+
+        Args:
+            what: is called; its text stands in errors.
+            digest: a number that is the same on all ranks if the call is.
+            rows: of the whole product, compared too.
+        """
         self.recovery.note_call(what, digest, rows)
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
@@ -585,8 +588,8 @@ class Context(TensorFactories):
         iris_core.iris() as ctx:``, no rank is waited for: the peers' next calls raise that this rank has left.
 
         Raises:
-            What `barrier` raises, if a rank fails at this, and TimeoutError, if a CUDA graph holds collectives of the
-            process group that was made here; the heap is released all the same.
+            TimeoutError: a CUDA graph holds collectives of the process group that was made here. For this, and for what
+                `barrier` raises if a rank fails meanwhile, the heap is released all the same.
         """
         error = sys.exc_info()[1]
         self._close(is_failing=error is not None and error is not self._handled)

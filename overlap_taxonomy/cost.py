@@ -22,11 +22,14 @@ WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what t
 
 @dataclass(frozen=True)
 class Work:
-    """A problem as the model sees it: sizes of the whole, and the bytes of an element of the operands, and of C.
-
-    `out_bytes` is also that of partial sums; 0 for the operands'. Operands of one byte are fp8.
+    """A problem as the model sees it. Operands of one byte an element are fp8.
 
     Args:
+        family: the kernel family, e.g. ``"gemm_all_scatter"``.
+        m, n, k: sizes of the whole product, over all ranks.
+        world_size: number of ranks.
+        element_bytes: of an element of A and B.
+        out_bytes: of an element of C and of partial sums; 0 for those of the operands'.
         normed_share: of C's rows, those that the rank with the most norms.
 
     Raises:

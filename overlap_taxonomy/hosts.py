@@ -56,7 +56,12 @@ class Step:
 
 
 def schedule_us(link: HostLink, steps: Sequence[Step]) -> float:
-    """Return the time of a schedule, in µs."""
+    """Return the time of a schedule, in µs.
+
+    Args:
+        link: between hosts.
+        steps: what is computed, and what crosses the link before and after it, in order.
+    """
     work_us = link_us = 0.0
     for step in steps:
         if step.arrives_bytes:
@@ -73,6 +78,10 @@ def as_warm_as(machine: Machine, us: float) -> Machine:
     """Return the machine whose calls, of any length, find the clock as calls of this length leave it.
 
     The products of a schedule follow one another: a short one is not faster for being short.
+
+    Args:
+        machine: as calls of other lengths find it.
+        us: how long a call of that length takes, in µs.
     """
     share = clock(machine, us)
     return replace(machine, boost_tflops=machine.boost_tflops * share, hot_share=1.0)

@@ -55,7 +55,10 @@ class Parts:
 
 
 def explain_us(machine: Machine, variant: str, work: Work) -> Parts | None:
-    """Return what a predicted time is made of, by predictions for machines that lack something; as `predict_us`."""
+    """Return what a predicted time is made of, by predictions for a machine that lacks something.
+
+    `machine`, `variant` and `work` are those of `predict_us`.
+    """
     us = predict_us(machine, variant, work)
     if us is None:
         return None
@@ -78,7 +81,10 @@ def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
 
 
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
-    """Return whether a call of one of our variants begins with a copy of A and B, whose rows are not on 16 bytes."""
+    """Return whether a call begins with a copy of A and B, whose rows are not on 16 bytes.
+
+    `machine`, `variant` and `work` are those of `predict_us`.
+    """
     one = find_variant(work.family, variant)
     return one is not None and _copies_operands(machine, one, work)
 

@@ -50,7 +50,7 @@ def register(variant: Variant) -> Variant:
 
 
 def register_partition(family: str, partition: Partition) -> None:
-    """Say how a family partitions its product; without this, every rank has all of A, and B is cut by columns."""
+    """Say by which `partition` a `family` cuts its product; else every rank has all of A, and B is cut by columns."""
     _partitions[family] = partition
 
 
@@ -114,7 +114,11 @@ def list_variants(family: str | None = None) -> list[Variant]:
 
 
 def find_variant(family: str, name: str) -> Variant | None:
-    """Return the variant with this full name, or None."""
+    """Return the variant of `family` with this full `name`, or None.
+
+    >>> find_variant("gemm_all_scatter", "copy_engine:portable").pattern
+    'copy_engine'
+    """
     _discover()
     return _variants.get((family, name))
 
@@ -161,9 +165,13 @@ def known_names(*families: str) -> str:
 
 
 def current_name(family: str, name: str) -> str:
-    """Return the full name of a variant that was written down under a name of any version; an unknown one stays.
+    """Return the full name of a variant of `family` that was written down under a `name` of any version.
 
-    A pattern by itself stood for one implementation: of a tile a program, and the portable one where there is one.
+    A pattern by itself stood for one implementation: of a tile a program, and the portable one where there is one. An
+    unknown name stays as it is.
+
+    >>> current_name("gemm_all_scatter", "copy_engine")
+    'copy_engine:portable'
     """
     _discover()
     if (family, name) in _variants:

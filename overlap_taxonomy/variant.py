@@ -18,7 +18,7 @@ def full_name(pattern: str, mainloop: Mainloop, schedule: Schedule) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to make: a variant's full name, its configuration, None for its plan, and a word on why."""
+    """What to make: a `variant` by its full name, its `config`, None for its plan's, and a word on `why`."""
 
     variant: str
     config: Any

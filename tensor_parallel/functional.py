@@ -85,7 +85,8 @@ def row_parallel_linear(
         the normed output, and the output, which is the next residual.
 
     Raises:
-        As `column_parallel_linear`.
+        ValueError: as of `column_parallel_linear`.
+        HeapExhausted: the same.
     """
     features = weight.shape[1] * ctx.get_num_ranks() if in_features is None else in_features
     return RowSharding(ctx, features, weight.shape[0], **options)(

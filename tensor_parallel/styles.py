@@ -95,7 +95,14 @@ class FusedStyle(ParallelStyle):
 
     @abstractmethod
     def heap_elements(self, linear: nn.Linear, tokens: int, world_size: int, *, gradients: bool) -> int:
-        """Return how many elements of a rank's heap operators of one variant take at most, for so many tokens."""
+        """Return how many elements of a rank's heap operators of one variant take at most.
+
+        Args:
+            linear: the whole layer.
+            tokens: the most tokens of a call, of all ranks.
+            world_size: number of ranks.
+            gradients: whether those of the backward pass are counted, too.
+        """
 
     def on(self, ctx: Context) -> Self:
         """Return the same style with a context, where it has none."""

@@ -1,6 +1,6 @@
 """A first fused kernel: shards of rows go round a ring of ranks, and each is normalised as it passes.
 
-docs/first_fused_kernel.md goes through it step by step.
+docs/tutorials/first_fused_kernel.md goes through it step by step.
 
 | flag | written by | awaited by |
 |---|---|---|

@@ -14,7 +14,12 @@ NUM_RANKS = "num_ranks"  # the axis whose values are numbers of ranks
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A function that was registered, and its axes, the slowest first."""
+    """A function that was registered, and its axes.
+
+    Args:
+        fn: the function, of a `State` and a `Context`.
+        axes: the values of each axis, by its name; the slowest axis first.
+    """
 
     fn: Callable[[State, Context], None]
     axes: dict[str, list[Any]]
@@ -100,7 +105,10 @@ def register(fn: Function) -> Function:
 
 
 def axis(name: str, values: Iterable[Any]) -> Callable[[Function], Function]:
-    """Give a benchmark an axis; the outermost is the slowest. "num_ranks" is how many ranks there are."""
+    """Give a benchmark the axis `name` with these `values`; the outermost is the slowest.
+
+    "num_ranks" is how many ranks there are.
+    """
 
     def add(fn: Function) -> Function:
         fn.bench_axes = {name: list(values), **getattr(fn, "bench_axes", {})}  # type: ignore[attr-defined]
@@ -110,10 +118,18 @@ def axis(name: str, values: Iterable[Any]) -> Callable[[Function], Function]:
 
 
 def power_of_two(start_exp: int, end_exp: int) -> list[int]:
-    """Return 2**start_exp, …, 2**end_exp."""
+    """Return 2**start_exp, …, 2**end_exp.
+
+    >>> power_of_two(3, 6)
+    [8, 16, 32, 64]
+    """
     return [1 << exponent for exponent in range(start_exp, end_exp + 1)]
 
 
 def linear_range(start: int, end: int, step: int) -> list[int]:
-    """Return start, start + step, …, up to end."""
+    """Return start, start + step, …, up to end.
+
+    >>> linear_range(100, 250, 50)
+    [100, 150, 200, 250]
+    """
     return list(range(start, end + 1, step))

@@ -3,9 +3,9 @@
 | Triton | its launcher | takes the kernel's arguments |
 |---|---|---|
 | 3.6 | a module compiled for the kernel's signature | one by one, behind the rest |
-| 3.7 | a function of the driver's | as one tuple, behind what says of which types they are |
+| 3.7, 3.8 | a function of the driver's | as one tuple, behind what says of which types they are |
 
-With 3.7 this was called with a driver that is not there, and not run.
+With 3.7 and 3.8 this was called with a driver that is not there, and not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 
 from ..backends.base import Step
 
-KNOWN = ("3.6", "3.7")
+KNOWN = ("3.6", "3.7", "3.8")
 _NO_SCRATCH = (None, None)
 _NO_HOOKS = (None, None, None)  # launch metadata, and a hook before and one behind: `Calls.are_prepared`
 _FORMAT = "iiiKKppOOOOOO"  # of what the launcher of 3.6 takes before the kernel's arguments
@@ -57,8 +57,8 @@ class LoadedKernel:
         if version not in KNOWN or found is None or needs_scratch:
             raise RuntimeError(
                 f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments "
-                f"than those of Triton {' and '.join(KNOWN)}, or the kernel asks for scratch memory; "
-                "install triton>=3.6,<3.8"
+                f"than those of Triton {', '.join(KNOWN)}, or the kernel asks for scratch memory; "
+                "install triton>=3.6,<3.9"
             )
         self._enter, self._behind_stream = found
 
@@ -101,7 +101,7 @@ def _compiled_launcher(compiled: Any) -> _Found | None:
 
 
 def _drivers_launcher(compiled: Any) -> _Found | None:
-    """Return what launches a kernel in Triton 3.7."""
+    """Return what launches a kernel from Triton 3.7 on."""
     from triton.backends.nvidia import driver
     from triton.runtime import driver as runtime
 

@@ -57,6 +57,9 @@ def aggregate(cls: Any) -> Any:
         numbers there. Triton binds methods only as it compiles, and drops those that were decorated for the
         interpreter.
     """
+    if cls.__bases__ != (object,):  # ours only share methods; from Triton 3.8 on they would have to be aggregates
+        methods = dict(inspect.getmembers(cls, lambda member: isinstance(member, KernelInterface)))
+        cls = type(cls.__name__, (), methods | vars(cls))
     made = tl.core._aggregate(cls)
     for name, member in inspect.getmembers(cls):
         if isinstance(member, KernelInterface):

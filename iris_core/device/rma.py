@@ -2,9 +2,14 @@
 
 Every operation is one address translation and one Triton operation. Names, meaning and the order of arguments are
 those of the Iris documentation ("Device API"): a kernel ports by changing the import. A pointer is given as it is on
-the rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is ``Context.get_heap_bases()``.
+the rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is ``Context.get_heap_bases()``. Where a
+function does not say otherwise, `from_rank` runs it and `to_rank` has the memory. Ranks are integers, or scalars.
 
-`mask`, `other`, `volatile`, `cache_modifier`, `sem` and `scope` are those of `tl.load`, `tl.store` and the atomics.
+`mask`, `other`, `volatile`, `cache_modifier`, `sem` and `scope` are those of `tl.load`, `tl.store` and the atomics;
+`load_cache_modifier` and `store_cache_modifier` are those of a copy's two halves. `val` and `value` are scalars, or
+blocks of the pointer's shape, and are cast to its dtype. Atomics are "acq_rel" over "sys", the strongest edge, where
+nothing is said.
+
 `hint` is for wide accesses where the compiler cannot see that they are possible: a number, or a tuple with one for each
 dimension, for `tl.max_contiguous` and `tl.multiple_of` of the translated pointer. So many elements are contiguous, and
 the address of the first is a multiple of the number, in bytes. A wrong hint gives wrong data; in the interpreter it is
@@ -125,13 +130,12 @@ def copy(
     store_cache_modifier=None,
     hint=None,
 ):
-    """Copy from `from_rank`'s heap to `to_rank`'s heap; `cur_rank`, which runs this, may be either or neither."""
+    """Copy from `from_rank`'s heap at `src_ptr` to `to_rank`'s heap at `dst_ptr`.
+
+    The rank that runs this, `cur_rank`, may be either or neither.
+    """
     value = load(src_ptr, cur_rank, from_rank, heap_bases, mask, other, load_cache_modifier, hint=hint)
     store(dst_ptr, value, cur_rank, to_rank, heap_bases, mask, hint, store_cache_modifier)
-
-
-# Atomics on `to_rank`'s heap from rank `from_rank`; each returns the old value. `sem` and `scope` default to the
-# strongest edge, acquire-release over the whole system.
 
 
 @triton.constexpr_function

@@ -1,6 +1,9 @@
 """Device-side synchronisation: `signal`, `wait`, `barrier`. Each says which ordering edge it makes.
 
 `signal_each` and `wait_each` do for a block of flags at once, a thread a flag, what takes a trip a flag one by one.
+`flag_ptr` and `flag_ptrs` point to flags on the heap: a waiter to its own, a signaller through `translate` to a peer's.
+`scope` is "sys", or "gpu" where no other GPU is meant; `heap_bases` and `watchdog_ptr` are ``Context.get_heap_bases()``
+and ``Context.get_watchdog()``.
 
 A flag is an int64 word that only grows, or is zeroed while nobody can write it; a waiter compares with ≥, never ==,
 since a fast peer may already have written the next number. Where a load can acquire (NVIDIA), a poll is such a load, so
@@ -144,8 +147,11 @@ def _seen(flag_ptrs, scope: tl.constexpr, mask):
 
 @triton.jit
 def _load_anew(pointers, mask=None):
-    """Load words that others write meanwhile; .cv: of volatile, Triton 3.6 makes a load from the caches for AMD."""
-    return tl.load(pointers, mask=mask, volatile=True, cache_modifier=".cv")
+    """Load words that others write meanwhile.
+
+    For AMD Triton makes of volatile alone a load from the caches; for NVIDIA, from 3.8 on, it takes none but that.
+    """
+    return tl.load(pointers, mask=mask, volatile=True, cache_modifier="" if loads_acquire() else ".cv")
 
 
 @triton.jit

@@ -16,6 +16,8 @@ from .cache import convert_float
 
 _COMPARISONS = [f"create_fcmp{order}{name}" for order in "OU" for name in ("LT", "GT", "LE", "GE", "EQ", "NE")]
 _ARITHMETIC = ["create_fadd", "create_fsub", "create_fmul", "create_fdiv", "create_frem", "create_fma", "create_clampf"]
+# From Triton 3.8 on; before, -x is 0 - x.
+_NEGATION = [name for name in ["create_fneg"] if hasattr(InterpreterBuilder, name)]
 _EXTREMES = ["create_minimumf", "create_minnumf", "create_maximumf", "create_maxnumf"]
 
 
@@ -86,7 +88,7 @@ def sum_values(self: ReduceOps, operand: tl.tensor) -> tl.tensor:
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: _in_fp32(name) for name in _COMPARISONS + _ARITHMETIC + _EXTREMES},
+    **{name: _in_fp32(name) for name in _COMPARISONS + _ARITHMETIC + _NEGATION + _EXTREMES},
     "create_dot": _create_dot,
     "cast_impl": _cast_impl,
     "get_bf16": get_bf16,

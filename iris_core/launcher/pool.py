@@ -86,8 +86,8 @@ class RankPool:
 
         Raises:
             ValueError: `fn` or `args` cannot be pickled.
-            Whatever the first failing rank raised, with its traceback as the cause; all ranks are ended then.
             PeerError: a rank's process died.
+            Exception: what the first failing rank raised, with its traceback as the cause; all ranks are ended then.
         """
         with self._one_call:
             if not self._processes:
@@ -247,8 +247,8 @@ def launch(
         ValueError: an unknown device, a world size below one, more ranks than GPUs, hosts that do not divide the ranks,
             or what cannot be pickled.
         PeerError: a rank's process died; says which and how, also where a peer that missed it raised first.
-        Whatever the first failing rank raised, or the one whose fault that was; the other ranks are ended. What would
-        end a process, as SystemExit, is a RuntimeError here.
+        Exception: what the first failing rank raised, or the one whose fault that was; the other ranks are ended. What
+            would end a process, as SystemExit, is a RuntimeError here.
     """
     with RankPool(world_size, device, hosts=hosts) as pool:
         return pool.call(fn, *args)

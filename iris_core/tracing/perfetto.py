@@ -46,7 +46,7 @@ def perfetto_events(
 
 
 def write_perfetto(path: Path, events: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Write events to a file, for ui.perfetto.dev."""
+    """Write events to the file `path`, for ui.perfetto.dev; `about` is what the file says of itself."""
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}))
 
 

@@ -18,7 +18,10 @@ def as_value(number):
 
 @triton.jit
 def tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
-    """Return a tile's rows (BLOCK_SIZE_M), its columns (BLOCK_SIZE_N), and the mask of what lies in an M × N matrix."""
+    """Return a tile's rows (BLOCK_SIZE_M), its columns (BLOCK_SIZE_N), and the mask of what lies in an M × N matrix.
+
+    The tile is the one in row `pid_m` and column `pid_n` of tiles.
+    """
     rm = pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
     rn = pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
     return rm, rn, (rm < M)[:, None] & (rn < N)[None, :]
@@ -26,14 +29,21 @@ def tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl
 
 @triton.jit
 def tile_ptr(ptr, M, N, stride_m, stride_n, pid_m, pid_n, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
-    """Return the pointers to a tile of the M × N matrix at `ptr`, and the mask of what lies in it."""
+    """Return the pointers to a tile of the M × N matrix at `ptr`, and the mask of what lies in it.
+
+    The tile is the one in row `pid_m` and column `pid_n` of tiles, BLOCK_SIZE_M × BLOCK_SIZE_N. `stride_m` and
+    `stride_n` are in elements.
+    """
     rm, rn, mask = tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N)
     return ptr + offsets_of(rm, rn, stride_m, stride_n), mask
 
 
 @triton.jit
 def offset_ptr(ptr, stride_m, stride_n, offset_m, offset_n):
-    """Return the pointer to an element, given its row and its column."""
+    """Return the pointer to the element in row `offset_m`, column `offset_n` of the matrix at `ptr`.
+
+    Strides, `stride_m` and `stride_n`, are in elements.
+    """
     return ptr + tl.cast(offset_m, tl.int64) * stride_m + tl.cast(offset_n, tl.int64) * stride_n
 
 
@@ -174,5 +184,5 @@ class TensorView:
 
 @triton.jit
 def make_tensor_view(ptr, M, N, stride_m, stride_n):
-    """Return a `TensorView` of the M × N matrix at `ptr`; sizes and strides may be constants."""
+    """Return a `TensorView` of the M × N matrix at `ptr`; sizes, `stride_m` and `stride_n` may be constants."""
     return TensorView(ptr, M, N, stride_m, stride_n)

@@ -25,6 +25,8 @@ class Problem(ABC):
     """A GEMM over all ranks: C (m, n) = A (m, k) @ B (k, n), sizes of the whole.
 
     Args:
+        m, n, k: rows of C, columns of C, and the length of the sums, each over all ranks.
+        world_size: number of ranks.
         dtype: A's.
         epilogue: names of ops that are applied to C in fp32, in order, before it is rounded (device/epilogue.py).
         out_dtype: to which C is rounded then; None for the operands', or for bf16 where these are fp8.
@@ -212,6 +214,9 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     """Return where a rank's shard of a dimension starts and stops, as `torch.chunk` and DTensor's Shard cut it.
 
     All shards have ``ceil(size / world_size)`` elements, but for the last ones, which may have fewer or none.
+
+    >>> [shard_bounds(9, 4, rank) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 9), (9, 9)]
     """
     least = min if isinstance(size, int) else torch.sym_min  # of any size in a graph of `torch.compile`
     chunk = -(-size // world_size)

@@ -133,7 +133,10 @@ class ColumnParallelLinear(ParallelLinear):
     shared: Any = None  # with which other layers it gathers x: `shared.share_gathers`
 
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
-        """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
+        """Return the layer's output of x, of `tokens` of all ranks where ranks hold different numbers.
+
+        Errors are those of `column_parallel_linear`.
+        """
         if self.shared is not None:
             return self.shared(self, x, tokens)
         return self.sharding(x, *self._parts(), tokens=tokens)
@@ -163,7 +166,14 @@ class RowParallelLinear(ParallelLinear):
         norm_weight: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> Any:
-        """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
+        """Return the layer's output of x, with a norm also its normed rows; errors are those of `row_parallel_linear`.
+
+        Args:
+            x: this rank's features of all tokens.
+            residual: what is added to the output, of its shape and dtype; None for nothing.
+            norm_weight: of an RMSNorm of the output's rows (features,); None for no norm.
+            eps: the norm's.
+        """
         weight = None if norm_weight is None else local(norm_weight)
         return self.sharding(x, *self._parts(), residual=residual, norm_weight=weight, eps=eps)
 

@@ -59,7 +59,7 @@ def test_the_tutorials_race_is_found(monkeypatch: pytest.MonkeyPatch, buffers: i
     if buffers == 2:
         assert report.ok, report
     else:
-        page = (EXAMPLES.parent / "docs/first_fused_kernel.md").read_text()
+        page = (EXAMPLES.parent / "docs/tutorials/first_fused_kernel.md").read_text()
         (shown,) = re.findall(r"```\n(race at .*?)```", page, re.DOTALL)
         assert re.sub(r"(\.py):\d+", r"\1", shown) in re.sub(r"(\.py):\d+", r"\1", f"{report}\n")
 

@@ -186,7 +186,7 @@ def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
     assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
 
 
-MOST_LINES = 4026  # of code: without docstrings, comments and empty lines
+MOST_LINES = 4029  # of code: without docstrings, comments and empty lines
 
 
 def lines_of_code(file: Path) -> int:

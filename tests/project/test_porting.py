@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed._symmetric_memory as symm_mem
 from triton.runtime.jit import KernelInterface
 
@@ -92,7 +93,9 @@ def test_every_device_function_is_in_a_table_or_here_alone() -> None:
 
 
 def test_torchs_names_are_torchs() -> None:
-    for there, _, _ in TABLES["From torch's symmetric memory"]:
+    for there, _, differs in TABLES["From torch's symmetric memory"]:
+        if torch.__version__.startswith("2.11.") and "torch 2.11 does not have it" in differs:
+            continue
         for name in names_in(there):
             owner, _, attribute = name.rpartition(".")
             if owner in ("symm_mem", "handle"):

@@ -1,0 +1,54 @@
+"""What a release says of itself in several places is the same in all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="needs the extra docs, which brings PyYAML")
+
+ROOT = Path(__file__).parents[2]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+FORMS = sorted((ROOT / ".github").rglob("*.y*ml"))
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_version() -> None:
+    (version,) = re.findall(r'^version = "(.+)"', PROJECT, re.MULTILINE)
+    assert read("CITATION.cff")["version"] == version
+    assert f"{version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_pythons() -> None:
+    classified = re.findall(r"Programming Language :: Python :: (3\.\d+)", PROJECT)
+    assert read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"] == classified
+    assert f'requires-python = ">={classified[0]}"' in PROJECT
+
+
+def test_make_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    jobs = read(".github/workflows/ci.yml")["jobs"]
+    run = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert {"make lint", "make test", "make docs", "make dist"} <= set(run)
+    assert {command.split()[1] for command in run} <= targets
+
+
+def test_images() -> None:
+    """The Compose file's Dockerfiles are there, and run a program that is."""
+    for service in read("compose.yaml")["services"].values():
+        text = (ROOT / service["build"]["dockerfile"]).read_text()
+        assert (ROOT / re.findall(r'CMD \["python", "(.+)"\]', text)[0]).exists()
+
+
+@pytest.mark.parametrize("file", FORMS, ids=lambda file: file.name)
+def test_commands_and_files_of_forms_exist(file: Path) -> None:
+    text = file.read_text()
+    yaml.safe_load(text)
+    for page in re.findall(r"\b(?:docs|examples)/[\w/]+\.(?:md|py)", text):
+        assert (ROOT / page).exists()
