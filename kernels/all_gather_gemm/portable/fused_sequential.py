@@ -34,16 +34,13 @@ from .shards import MULTIPLIES
 
 
 @triton.jit
-def at_owner(own_ptr, own_scale_ptr, gate, work, peers, epoch):
+def at_owner(own_ptr, gate, work, peers, epoch):
     """Wait until the owner of a tile's rows of A is ready, and return where its shard is: a gate of compute_tiles."""
     if work.owner != peers.rank:
         began = trace_time(peers)
         wait_ready_of(peers, work.owner, epoch)
         trace_span(peers, WAIT, work.index, began)
-    scale_ptr = own_scale_ptr
-    if own_scale_ptr is not None:
-        scale_ptr = translate(own_scale_ptr, peers.rank, work.owner, peers.heap_bases)
-    return translate(own_ptr, peers.rank, work.owner, peers.heap_bases), scale_ptr
+    return translate(own_ptr, peers.rank, work.owner, peers.heap_bases)
 
 
 @triton.jit(launch_metadata=MULTIPLIES)

@@ -6,7 +6,7 @@ the loop over tiles takes the rest as three jit functions, each with a bundle of
 | function | called as | does |
 |---|---|---|
 | SCHEDULER | ``(index, tiled, rank, WORLD_SIZE, TILE)`` | returns an index's work tile (../device/tile_scheduler.py) |
-| GATE | ``(a, a_scale_ptr, gate, work, peers, epoch)`` | waits for a tile's rows of A; returns where A and scales are |
+| GATE | ``(a, gate, work, peers, epoch)`` | waits for a tile's rows of A, or their scales; returns where they are |
 | FINISH | ``(acc, target, work, peers, epoch, began, WORLD_SIZE, TILE)`` | stores a tile's sum, and signals it |
 
 `began` is when the sum was complete, for the trace.
@@ -20,14 +20,15 @@ import triton.language as tl
 from iris_core import signal
 
 from ..device.handshake import wait_ready
+from ..device.scaling import NO_SCALES
 from ..device.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .gemm import matmul_steps, shard_of, store_tile
 
 
 @triton.jit
-def no_gate(a, a_scale_ptr, gate, work, peers, epoch):
+def no_gate(a, gate, work, peers, epoch):
     """All of A is there, at `a`."""
-    return a, a_scale_ptr
+    return a
 
 
 @triton.jit
@@ -62,7 +63,9 @@ def compute_tiles(
     # this loop would be pipelined in its place, its loads moved above its waits (Triton 3.6).
     for index in tl.range(first, stop, step, num_stages=1):
         work = SCHEDULER(index, tiled, peers.rank, WORLD_SIZE, TILE)
-        here, scale_ptr = GATE(a, gemm.a_scale_ptr, gate, work, peers, epoch)
+        here, scale_ptr = GATE(a, gate, work, peers, epoch), gemm.a_scale_ptr
+        if TILE.SCALES != NO_SCALES:  # not in the same call: a jit function cannot return None (Triton 3.6)
+            scale_ptr = GATE(scale_ptr, gate, work, peers, epoch)
         began = trace_time(peers)
         acc = matmul_steps(here, scale_ptr, b, gemm, work, work.row, work.col, work.a_row, 0, gemm.k, TILE)
         began = trace_span(peers, MULTIPLY, work.index, began)
