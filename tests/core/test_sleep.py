@@ -35,12 +35,14 @@ def call(operators: list[Any], rank: int, seed: int, device: torch.device) -> li
     return wrong
 
 
-def mapped_kb() -> int:
-    """Return how much memory this process has behind its heaps' addresses, without a GPU."""
-    mappings = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
-    found = [re.search(r"\nRss: +(\d+)", one) for one in mappings if "iris_heap" in one.split("\n")[0]]
+def mapped_kb(window: torch.Tensor) -> int:
+    """Return how much memory this process has behind the addresses of all ranks' heaps, without a GPU."""
+    mappings = re.findall(
+        r"^([0-9a-f]+)-[0-9a-f]+ .*iris_heap.*\n(?:.*\n)*?Rss: +(\d+)", Path("/proc/self/smaps").read_text(), re.M
+    )
+    found = [int(kb) for start, kb in mappings if 0 <= int(start, 16) - window.data_ptr() < window.numel()]
     assert found
-    return sum(int(one[1]) for one in found if one)
+    return sum(found)
 
 
 def sleep_and_wake(rank: int, world_size: int) -> list[Any]:
@@ -59,9 +61,9 @@ def sleep_and_wake(rank: int, world_size: int) -> list[Any]:
         ctx.device_barrier()
         wrong = call(operators, rank, 0, device)
         addresses, words = (ctx.heap.base, own.data_ptr(), grown.data_ptr()), ctx.watchdog.words.tolist()
-        before = mapped_kb()
+        before = mapped_kb(ctx.heap.window)
         ctx.sleep()
-        left = mapped_kb()
+        left = mapped_kb(ctx.heap.window)
         data = make_data(operators[0].family, operators[0].problem, rank, 0, device)
         uses: list[Any] = [
             (operators[0], data.a, data.b),
