@@ -147,7 +147,6 @@ def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> N
 def _call_and_compare(ctx: Context, case: Case, problem: Any, options: dict[str, Any], calls: int, seed: int) -> None:
     family, rank = FAMILIES[case.variant.family], ctx.get_rank()
     operator = case.variant.build(ctx, problem, case.config(), **options)
-    read = family.read_by_epilogue(problem, rank, Draw(seed, problem, 0, ctx.get_device()))
     outputs = []
     for call in range(calls):
         for output in operator.outputs() if problem.norm else [operator.output]:
@@ -162,7 +161,8 @@ def _call_and_compare(ctx: Context, case: Case, problem: Any, options: dict[str,
         verdict = expectation.judge(output)
         assert verdict.correct, f"{operator}, call {call + 1}, rank {rank}: {verdict.reason}"
         if problem.norm:
-            normed = torch.nn.functional.rms_norm(output.double(), (problem.n,), read["norm_weight"].double(), _EPS)
+            weight = family.read(problem, rank, draw)["norm_weight"].double()
+            normed = torch.nn.functional.rms_norm(output.double(), (problem.n,), weight, _EPS)
             assert torch.allclose(auxiliary.pop().double(), normed, rtol=1e-2, atol=1e-6), (
                 f"{operator}, call {call + 1}, rank {rank}: normed rows are wrong"
             )
