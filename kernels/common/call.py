@@ -29,6 +29,7 @@ from .workspace import Buffer
 P = TypeVar("P", bound=Problem)
 Kept = TypeVar("Kept")
 
+OUTPUT = "output"  # the name of C among a call's memory
 _NORM_WARPS = 8  # of a kernel that only norms rows
 
 
@@ -162,13 +163,13 @@ class Call(Generic[P]):
         """
         new = {}
         for name, like in self.kept("like outputs", self._like_outputs).items():  # no comprehension: a frame, a call
-            new[name] = torch.empty_like(like) if out is None or name != "C" else out
+            new[name] = torch.empty_like(like) if out is None or name != OUTPUT else out
         if out is not None:
             self._check_out(out)
         return new
 
     def _check_out(self, out: torch.Tensor) -> None:
-        room = self.new.get("C")
+        room = self.new.get(OUTPUT)
         if room is None or (out.shape, out.dtype) != (room.shape, room.dtype) or not out.is_contiguous():
             takes = f"a contiguous {room.shape} of {room.dtype}" if room else "none: its output is the operator's own"
             raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")

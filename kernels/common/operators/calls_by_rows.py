@@ -11,7 +11,7 @@ import torch
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from ..call import Call, Channel, Device
+from ..call import OUTPUT, Call, Channel, Device
 from ..device.handshake import call_of_state, describe_state, state_words
 from ..implementation import Implementation
 from ..problem import Problem, doublings
@@ -20,7 +20,6 @@ from .plans import Plans
 
 P = TypeVar("P", bound=Problem)
 
-OUTPUT = "output"
 _STATE = "state"
 _MOST_CALLS = 256  # numbers of rows whose plans an operator keeps
 
