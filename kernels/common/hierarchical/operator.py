@@ -36,6 +36,7 @@ class HierarchicalOperator(Generic[P]):
 
     Attributes:
         keeps_outputs: never: each call returns new memory.
+        keeps_gathered: whether they return the gathered A, too.
         is_closed: whether it was closed; a call then raises RuntimeError.
         was_captured: whether a stream was captured of a call.
         chosen_by: the variant that was asked for, where that one chose this.
@@ -64,6 +65,7 @@ class HierarchicalOperator(Generic[P]):
         self.rank = ctx.get_rank()
         self._hierarchy, self._config = hierarchy, config
         self._options = {**hierarchy.options, **(options or {})}
+        self.keeps_gathered = bool(self._options.get("keep_gathered"))
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
