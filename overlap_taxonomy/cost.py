@@ -200,6 +200,9 @@ def _tiles(
     """Return the tiles that a GEMM on so many SMs can have; `slows_down` is of the library's."""
     is_portable, is_library = kind in ("portable", "pointers"), kind == "library"
     tflops = peak_tflops(machine, element_bytes)  # while the GPU is cool
+    if element_bytes == 1:
+        of_ours = machine.fp8_portable_rate if is_portable else machine.fp8_sm90_rate
+        tflops *= machine.fp8_library_rate if is_library else of_ours
     if is_portable:
         tflops *= machine.portable_rate
     # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
@@ -281,7 +284,8 @@ def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, wi
     split_us = min(us(*tile) for tile in tiles if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
     if element_bytes > 2:
         return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
-    multiply_us = 2e-6 * m * n * k / peak_tflops(machine, element_bytes)
+    promoted = machine.fp8_portable_rate if element_bytes == 1 else 1.0
+    multiply_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * promoted)
     return max(split_us, multiply_us / clock(machine, multiply_us))
 
 

@@ -101,6 +101,8 @@ class Machine:
         narrow_slowdown: how much slower our kernels multiply through pointers where A's rows are not on 16 bytes.
         narrow_tile_us: `portable_tile_us` where the output's are not.
         library_narrow_slowdown: how much slower the library's multiply where A's rows are not.
+        fp8_library_rate, fp8_sm90_rate, fp8_portable_rate: of twice bf16's rate, that of fp8 by the library, and by the
+            main loops here, which promote sums to fp32 every 128 of k.
         launch_us: from one kernel to the next on a stream.
         handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
         early_launch_us: the same where the kernel after is launched early, as with stream-K.
@@ -172,6 +174,9 @@ class Machine:
     stream_k: StreamK
     sm90: Sm90
     l2_bytes: int = 40 << 20
+    fp8_library_rate: float = 0.95
+    fp8_sm90_rate: float = 0.82
+    fp8_portable_rate: float = 0.65
 
     def has(self, device_name: str) -> bool:
         """Return whether its GPUs are of that name: a GH200, an H200 NVL or a part of an H200 is no H200."""

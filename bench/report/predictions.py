@@ -12,7 +12,7 @@ from ..records import frames
 from ..records.record import LIBRARY
 from .evidence import Machine, of_ours
 
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_ELEMENT_BYTES = {"bf16": (2, 2), "fp16": (2, 2), "fp32": (4, 4), "fp8": (1, 2)}  # of the operands, and of C
 
 
 def predicted(machine: Machine) -> pd.DataFrame:
@@ -26,7 +26,8 @@ def predicted(machine: Machine) -> pd.DataFrame:
     if constants is None:
         return rows.iloc[:0].assign(predicted_us=[])
     works = [
-        Work(row.family, row.m, row.n, row.k, row.world_size, _ELEMENT_BYTES[row.dtype]) for row in frames.rows_of(rows)
+        Work(row.family, row.m, row.n, row.k, row.world_size, *_ELEMENT_BYTES[row.dtype])
+        for row in frames.rows_of(rows)
     ]
     found = [predict_us(constants, variant, work) for variant, work in zip(rows.variant, works, strict=True)]
     rows = rows.assign(predicted_us=np.array(found, dtype=float))

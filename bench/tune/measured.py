@@ -20,7 +20,7 @@ from ..records.record import LIBRARY, OPERAND_DTYPES, Record
 CLOCKS_DIFFER = 1.25
 # Calls of a burst from which on its beginning and end do not show: times of longer bursts are compared with each other.
 LONG_BURST = 5
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_ELEMENT_BYTES = {"bf16": (2, 2), "fp16": (2, 2), "fp32": (4, 4), "fp8": (1, 2)}  # of the operands, and of C
 
 
 def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
@@ -100,4 +100,4 @@ def _is_outdated(row: Any) -> bool:
 
 
 def _work_of(row: Any) -> Work:
-    return Work(row.family, row.m, row.n, row.k, row.world_size, _ELEMENT_BYTES[row.dtype])
+    return Work(row.family, row.m, row.n, row.k, row.world_size, *_ELEMENT_BYTES[row.dtype])

@@ -218,13 +218,13 @@ def replay_after_sleep(rank: int, world_size: int, family: str, variant: str) ->
         with torch.cuda.graph(graph):
             operator(a, b)
             output = operator.as_matrix(operator(a, b))
-        wrong = []
-        before = torch.cuda.mem_get_info(device)[0]
+        wrong, freed = [], 0
         for number in range(12):
             one = data[number % len(data)]
             if number % 4 == 3:
-                ctx.sleep()
-                freed = torch.cuda.mem_get_info(device)[0] - before
+                before = torch.cuda.mem_get_info(device)[0]
+                ctx.sleep()  # several times: other processes take memory of the GPU meanwhile
+                freed = max(freed, torch.cuda.mem_get_info(device)[0] - before)
                 ctx.wake()
             a.copy_(one.a)
             b.copy_(one.b)

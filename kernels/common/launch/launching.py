@@ -303,7 +303,10 @@ class _RecordedStream(Stream):
 
 def place_of(operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Iterable[torch.Tensor] = ()) -> Place:
     """Return all that matters of a call's operands but what is in them, its rows, and where its new outputs are."""
-    place: Place = (rows, tuple([one.data_ptr() for one in outputs]))
+    addresses: tuple[int, ...] = ()
+    for one in outputs:  # no comprehension: a frame, a call
+        addresses += (one.data_ptr(),)
+    place: Place = (rows, addresses)
     for one in operands.values():
         place += (one.data_ptr(), one.stride(), one.shape, one.dtype, one.get_device())
     return place

@@ -202,10 +202,12 @@ def _find_or_make(
 ) -> Operator[Any]:
     """Return the operator of a number of rows that was not asked for before; the ranks meet where it must be made.
 
-    They also do at the first of `asked`. Later ones are the same on all ranks, so what is raised is, too.
+    They also do at the first of `asked`, and in debug mode. Later ones are the same on all ranks, so what is raised is,
+    too.
     """
     product = (family, variant, problem.with_rows(1), config, *options.items())
-    with contextlib.nullcontext() if product in asked else ctx.collective_section(f"find {family}/{variant}"):
+    is_known = product in asked and not ctx.debug_mode
+    with contextlib.nullcontext() if is_known else ctx.collective_section(f"find {family}/{variant}"):
         found = get_variant(family, variant)
         if found.choose and (reason := found.unsupported_reason(problem, config)):
             raise ValueError(f"{family}/{variant} cannot do this: {reason}")
