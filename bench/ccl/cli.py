@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,7 +22,7 @@ from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_
 from ..measure import environment
 from ..measure import job as measure
 from ..records import report
-from ..records.csv_rows import append_records
+from ..records.csv_rows import Output
 from ..records.looks import check_path
 from . import rank
 from .plot import plot_ccl, speedups
@@ -69,7 +69,7 @@ def ccl(
     except ValueError as error:
         refuse(error, speak=is_first)
     run: dict[str, Any] = {"world_size": world_size, "device": device, "burst": plan.burst, "seed": plan.seed}
-    output = _Output(out if is_first else None)
+    output = Output[CclRecord](out if is_first else None, done=[], replace=True)
     try:
         ended_early = _run(plan, start_ranks(launcher, world_size, device), output, run | environment.versions())
     except KeyboardInterrupt:
@@ -88,20 +88,7 @@ def ccl(
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
-@dataclass
-class _Output:
-    """The file that rows are added to, and those of this run; what was there is replaced when there are some."""
-
-    path: Path | None
-    records: list[CclRecord] = field(default_factory=list)
-
-    def add(self, records: list[CclRecord]) -> None:
-        if self.path:
-            append_records(self.path, records, replace=not self.records)
-        self.records += records
-
-
-def _run(plan: rank.Plan, ranks: Ranks, output: _Output, columns: dict[str, Any]) -> Exception | None:
+def _run(plan: rank.Plan, ranks: Ranks, output: Output[CclRecord], columns: dict[str, Any]) -> Exception | None:
     """Measure size by size; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first

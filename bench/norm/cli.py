@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from ..measure import job as measure
 from ..measure.families import FAMILIES
 from ..measure.shapes import parse_shapes
 from ..records import report
-from ..records.csv_rows import append_records
+from ..records.csv_rows import Output
 from . import rank
 from .record import NormRecord, Outcome
 
@@ -74,7 +74,7 @@ def norm(
     except ValueError as error:
         refuse(error, speak=is_first)
     columns: dict[str, Any] = {"world_size": world_size, "device": device, "burst": _BURST[device], "seed": seed}
-    output = _Output(out if is_first else None)
+    output = Output[NormRecord](out if is_first else None, done=[], replace=True)
     try:
         ranks = start_ranks(launcher, world_size, device)
         ended_early = _run(plans, ranks, output, columns | environment.versions())
@@ -90,20 +90,7 @@ def norm(
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
-@dataclass
-class _Output:
-    """The file that rows are added to, and those of this run; what was there is replaced when there are some."""
-
-    path: Path | None
-    records: list[NormRecord] = field(default_factory=list)
-
-    def add(self, records: list[NormRecord]) -> None:
-        if self.path:
-            append_records(self.path, records, replace=not self.records)
-        self.records += records
-
-
-def _run(plans: list[rank.Plan], ranks: Ranks, output: _Output, columns: dict[str, Any]) -> Exception | None:
+def _run(plans: list[rank.Plan], ranks: Ranks, output: Output[NormRecord], columns: dict[str, Any]) -> Exception | None:
     """Measure problem by problem; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first

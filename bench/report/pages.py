@@ -67,6 +67,8 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "link-sizes": tables.link_sizes,
         "ccl": tables.collectives,
         "epilogue": tables.epilogue,
+        "fp8": tables.fp8,
+        "norms": tables.norms,
         "scale-out": scale_out,
         "files": provenance.files,
         **{f"files-of-{folder}": partial(provenance.files, folder) for folder in LEFT_OUT if folder != "local"},

@@ -6,13 +6,12 @@ import numpy as np
 import pandas as pd
 
 from iris_kernels.common.choice.auto import NAME as AUTO
-from overlap_taxonomy import Work, machine_for, predict_us
+from overlap_taxonomy import machine_for, predict_us
 
 from ..records import frames
 from ..records.record import LIBRARY
+from ..tune.measured import work_of
 from .evidence import Machine, of_ours
-
-_ELEMENT_BYTES = {"bf16": (2, 2), "fp16": (2, 2), "fp32": (4, 4), "fp8": (1, 2)}  # of the operands, and of C
 
 
 def predicted(machine: Machine) -> pd.DataFrame:
@@ -25,11 +24,7 @@ def predicted(machine: Machine) -> pd.DataFrame:
     rows = rows[of_ours(rows) | rows.variant.isin((LIBRARY, AUTO))]
     if constants is None:
         return rows.iloc[:0].assign(predicted_us=[])
-    works = [
-        Work(row.family, row.m, row.n, row.k, row.world_size, *_ELEMENT_BYTES[row.dtype])
-        for row in frames.rows_of(rows)
-    ]
-    found = [predict_us(constants, variant, work) for variant, work in zip(rows.variant, works, strict=True)]
+    found = [predict_us(constants, row.variant, work_of(row)) for row in frames.rows_of(rows)]
     rows = rows.assign(predicted_us=np.array(found, dtype=float))
     return rows[rows.predicted_us.notna() | (rows.variant == AUTO)]
 

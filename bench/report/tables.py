@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pandas as pd
 
+from iris_kernels.common.choice.auto import NAME as AUTO
 from overlap_taxonomy import Agent, list_variants
 
 from ..ccl.record import CclRecord
@@ -19,8 +20,9 @@ from ..layers.subjects import ALONE, SUBJECTS
 from ..links.rank import KINDS
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
+from ..norm.record import NormRecord
 from ..records import frames
-from ..records.record import Record
+from ..records.record import LIBRARY, YARDSTICKS, Record
 from .evidence import (
     FAMILIES,
     OTHERS,
@@ -34,6 +36,7 @@ from .evidence import (
     read_all,
     short_name,
     small,
+    sweeps,
 )
 from .markdown import SHORT, mean_and_lowest, sizes, table, times, us, with_speedup
 
@@ -256,6 +259,41 @@ def epilogue() -> str:
         lines.append([f"{m}, {n}, {k}", SHORT[family], f"`{variant}`", us(before), us(after), more])
     ops = next(ops for ops in rows.epilogue if ops)
     return table(["M, N, K", "family", "variant", "without", f"with `{ops}`", "more"], lines)
+
+
+def fp8() -> str:
+    """Return fp8 products, µs, by the kind of their scales: the fastest variant beside the library and torch's own."""
+    rows = sweeps()
+    rows = rows[(rows.dtype == "fp8") & is_timed(rows)]
+    keys = ["scales", "m", "n", "k", "family"]
+    lines = []
+    for _, at in rows.groupby(keys):
+        first = next(iter(frames.rows_of(at)))
+        spent = at.groupby("variant").time_us.min()
+        ours = spent.drop([name for name in (LIBRARY, AUTO, *YARDSTICKS, *OTHERS) if name in spent])
+        library, best = spent.get(LIBRARY, math.nan), ours.min()
+        cells = [f"{first.m}, {first.n}, {first.k}", SHORT[first.family], first.scales]
+        cells += [us(library), us(spent.get("async_tp", math.nan))]
+        cells += [with_speedup(best, library), f"`{ours.idxmin()}`"]
+        lines.append(cells)
+    header = ["M, N, K", "family", "scales", "`library`", "`async_tp`", "best here", "which"]
+    return table(header, lines)
+
+
+def norms() -> str:
+    """Return GEMM + collective + residual + RMSNorm, µs: fused, as `auto` chooses, beside one more kernel."""
+    files = [pd.DataFrame(rows) for rows in read_all(NormRecord).values()]
+    rows = pd.concat([rows for rows in files if len(rows)])
+    rows = rows[(rows.device == "cuda") & (rows.status == "ok") & rows.variant.isin(["", AUTO])]
+    lines = []
+    for _, at in rows.groupby(["m", "n", "k", "family", "mode"]):
+        first = next(iter(frames.rows_of(at)))
+        library, unfused, fused = (at[at.way == way].time_us.min() for way in ("library", "unfused", "fused"))
+        cells = [f"{first.m}, {first.n}, {first.k}", SHORT[first.family], first.mode]
+        cells += [us(library), with_speedup(unfused, library)]
+        lines.append([*cells, with_speedup(fused, library), times(unfused / fused)])
+    header = ["M, N, K", "family", "mode", "cuBLAS, NCCL, a kernel", "`auto`, a kernel", "fused", "over the one before"]
+    return table(header, lines)
 
 
 def host(machine: Machine) -> str:

@@ -27,7 +27,7 @@ def measurements(records: Iterable[Record], machine: Machine) -> list[Measuremen
     """Return the times that were measured on a machine; ValueError for times of bursts too short to compare."""
     rows = frames.rows_of(frames.latest(_timed(records)))
     here = [row for row in rows if machine.has(row.device_name) and row.world_size == machine.world_size]
-    return [Measurement(row.variant, _work_of(row), row.time_us) for row in here]
+    return [Measurement(row.variant, work_of(row), row.time_us) for row in here]
 
 
 def tables(records: Iterable[Record], *, with_auto: bool = False) -> dict[str, Table]:
@@ -95,9 +95,10 @@ def _is_outdated(row: Any) -> bool:
     Its configuration is rank 0's: today it speaks of pointers for a rank without operands alone.
     """
     machine = machine_for(row.device_name, row.world_size)
-    copies = machine and copies_operands(machine, row.variant, _work_of(row))
+    copies = machine and copies_operands(machine, row.variant, work_of(row))
     return bool(copies) and " pointers" in row.config
 
 
-def _work_of(row: Any) -> Work:
+def work_of(row: Any) -> Work:
+    """Return the problem of a row as the cost model sees it."""
     return Work(row.family, row.m, row.n, row.k, row.world_size, *_ELEMENT_BYTES[row.dtype])

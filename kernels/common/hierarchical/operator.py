@@ -93,7 +93,7 @@ class HierarchicalOperator(Generic[P]):
         Raises:
             ValueError: an operand does not fit the problem.
             RuntimeError: the operator was closed.
-            TimeoutError, PeerError: an earlier call waited in vain for a peer, or another host died or is late.
+            TimeoutError, PeerError: an earlier wait for a peer timed out, or another host died or is late.
         """
         return self.call(a, b, m=m, **operands)[0]
 
