@@ -59,7 +59,8 @@ class HierarchicalContext(Context):
         self.control_plane.agree("what the ranks ask of their context", [heap_size, self.timeout_s, self.reserve_sms])
         with self.control_plane.collective_section("open a context on each host"):
             on_gpu = asked_device(device) != "cpu" and torch.cuda.is_available() and not interpretation.is_enabled()
-            reserved = self.reserve_sms or (NCCL_SMS if on_gpu else 0)
+            has_peers = self.topology.ranks_per_host > 1  # for which its kernels wait, and so must NCCL's not
+            reserved = self.reserve_sms or (NCCL_SMS if on_gpu and has_peers else 0)
             asked = heap_size, device, self.timeout_s, reserved, provider
             self.local = Context(self._host, self._rank_info.on_host(), *asked)
             opened.callback(self._close_local)
@@ -85,7 +86,8 @@ class HierarchicalContext(Context):
             return group
 
         self.local._process_group = made(self.topology.ranks_of(self.topology.host_of(own)))
-        rail = made(self.topology.rail_of(own), **({} if device is None else _nccl_options(self.reserve_sms)))
+        options = {} if device is None else {"pg_options": _nccl_options(self.reserve_sms)}
+        rail = made(self.topology.rail_of(own), **options)
         self.rail = Rail(self.topology, own, rail.group, self._exchange.report)
 
     def _abort_groups(self) -> None:
@@ -172,8 +174,9 @@ class HierarchicalContext(Context):
     collectives = property(_of_a_host)
 
 
-def _nccl_options(sms: int) -> dict[str, Any]:
-    """Return options of a group whose kernels take so many SMs at most, and come before others that wait."""
+def _nccl_options(sms: int) -> dist.ProcessGroupNCCL.Options:
+    """Return options of a group whose kernels come before others that wait, on so many SMs at most; 0 for no limit."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options.config.max_ctas = sms
-    return {"pg_options": options}
+    if sms:
+        options.config.max_ctas = sms
+    return options
