@@ -525,10 +525,12 @@ class Context(TensorFactories):
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
-            given, store = self._rank_info.group, self._rank_info.store
             with self.recovery.raising_root_cause():
-                self._process_group = self._host.process_group(self.control_plane, device, given, store)
+                self._process_group = self._make_process_group(device)
         return self._process_group.group
+
+    def _make_process_group(self, device: torch.device | None) -> ProcessGroup:
+        return self._host.process_group(self.control_plane, device, self._rank_info.group)
 
     def release_operators(self, *, captured: bool = False) -> None:
         """Close the operators that calls with operands alone have made, and give their memory back; collective.

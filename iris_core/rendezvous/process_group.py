@@ -35,6 +35,8 @@ def make_process_group(
     device: torch.device | None,
     given: dist.ProcessGroup | None = None,
     store: dist.Store | None = None,
+    *,
+    limit_s: float | None = None,
 ) -> ProcessGroup:
     """Return a process group of these ranks; collective.
 
@@ -46,6 +48,7 @@ def make_process_group(
         device: the GPU of this rank, for NCCL or RCCL; None for gloo.
         given: the one that they are of, which may be of another backend.
         store: that ranks on several hosts share; None where all are on one.
+        limit_s: how long one that is made here waits, if not as long as the ranks do on the host; 0 for torch's own.
 
     Raises:
         RuntimeError: torch's group of a rank is one that was made here and has not ended; on every rank. Or there is
@@ -53,7 +56,7 @@ def make_process_group(
         PeerError: a rank did not come.
     """
     backend = _backend(device)
-    limit_s = control_plane.timeout_s
+    limit_s = control_plane.timeout_s if limit_s is None else limit_s
     known = given if given is not None else dist.group.WORLD
     with control_plane.collective_section("look for a process group"):
         if known in _ending:

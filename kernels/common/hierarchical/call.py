@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,7 @@ from ..device.epilogue import epilogue_ops, finish_with_torch
 from ..operators.functional import operator_of
 from ..operators.operator import Operator
 from ..problem import Problem
+from .blas_sms import blas_on_sms
 
 P = TypeVar("P", bound=Problem)
 PARTS = 1024  # problems inside a host that a family keeps
@@ -114,12 +116,14 @@ class HierarchicalCall(Generic[P]):
         operands: Mapping[str, torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         c = None if out is None else out.view(problem.m, -1)
-        if problem.epilogue or problem.out_dtype != a.dtype:
-            product = torch.mm(a, b).to(problem.out_dtype)
-            finished = finish_with_torch(product, problem.epilogue, dict(operands))
-            c = finished if c is None else c.copy_(finished)
+        is_product = not problem.epilogue and problem.out_dtype == a.dtype
+        with blas_on_sms(self.ctx.local.get_cu_count()) if a.is_cuda else contextlib.nullcontext():
+            product = torch.mm(a, b, out=c if is_product else None)
+        if is_product:
+            c = product
         else:
-            c = torch.mm(a, b, out=c)
+            finished = finish_with_torch(product.to(problem.out_dtype), problem.epilogue, dict(operands))
+            c = finished if c is None else c.copy_(finished)
         return (c, a) if self.options.get("keep_gathered") else (c,)
 
     def operands_of(
