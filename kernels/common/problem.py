@@ -238,6 +238,21 @@ def plan_rows(m: int, most: int) -> int:
     return min(-(-m // step) * step, most)
 
 
+def tile_rows(m: int, most: int) -> int:
+    """Return the rows whose tiles m rows take, `most` at most: tiles have 16, 32, or a multiple of 64 rows."""
+    return min(max(16, 1 << (m - 1).bit_length()) if m <= 64 else -(-m // 64) * 64, most)
+
+
+def all_tile_rows(most: int) -> list[int]:
+    """Return the `tile_rows` of all numbers that `plan_rows` gives, of up to `most` rows."""
+    found, m = {tile_rows(m, most) for m in (1, 17, 33)}, min(65, most)
+    while m <= most:
+        rows = plan_rows(m, most)
+        found.add(tile_rows(rows, most))
+        m = rows + 1
+    return sorted(found)
+
+
 def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return a type wide enough to judge `dtype`; not wider on a GPU, where fp64 may be slow."""
     return torch.float64 if device.type == "cpu" or dtype == torch.float32 else torch.float32
