@@ -39,7 +39,6 @@ class SymmetricHeap:
         bases = [self.window.data_ptr() + rank * self.stride for rank in range(self.world_size)]
         self.bases = torch.tensor(bases, dtype=torch.uint64, device=backend.device)
 
-    @plain_tensors()
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a contiguous buffer with whatever is in it; every rank must make the same call.
 
@@ -66,9 +65,10 @@ class SymmetricHeap:
         else:
             storage, start = window[start : start + size], 0
         storage.allocation = self.allocator.at(offset)
-        buffer = torch.empty(0, dtype=dtype, device=self.window.device)
         strides = torch.empty(tuple(shape), device="meta").stride()
-        return buffer.set_(storage, start // dtype.itemsize, tuple(shape), strides)
+        with plain_tensors():
+            buffer = torch.empty(0, dtype=dtype, device=self.window.device)
+            return buffer.set_(storage, start // dtype.itemsize, tuple(shape), strides)
 
     def free(self, buffer: torch.Tensor) -> int:
         """Give a buffer back; every rank must make the same call. Returns how many bytes that are.
@@ -96,19 +96,19 @@ class SymmetricHeap:
         Raises:
             ValueError: it is not on the heap.
         """
-        if not self.contains(tensor):
+        offset = address_of(tensor) - self.base
+        if not 0 <= offset < self.stride:
             raise ValueError(
                 f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} is not on rank {self.rank}'s symmetric "
                 "heap; allocate it with the context (ctx.zeros, ctx.empty, ...)"
             )
-        return address_of(tensor) - self.base
+        return offset
 
     def describe(self, address: int) -> str | None:
         """Say what lies at an address, and on whose heap; None if it is on none."""
         rank, within = divmod(address - self.window.data_ptr(), self.stride)
         return f"{self.allocator.describe(within)}, on rank {rank}'s heap" if 0 <= rank < self.world_size else None
 
-    @plain_tensors()
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one tensor, shape ``(world_size, *tensor.shape)``.
 
@@ -117,12 +117,10 @@ class SymmetricHeap:
         Raises:
             ValueError: the tensor is not on the heap.
         """
-        itemsize = tensor.element_size()
-        return self.window.view(tensor.dtype).as_strided(
-            (self.world_size, *tensor.shape),
-            (self.stride // itemsize, *tensor.stride()),
-            self.offset(tensor) // itemsize,
-        )
+        itemsize, offset = tensor.element_size(), self.offset(tensor)
+        shape, strides = (self.world_size, *tensor.shape), (self.stride // itemsize, *tensor.stride())
+        with plain_tensors():
+            return self.window.view(tensor.dtype).as_strided(shape, strides, offset // itemsize)
 
 
 def address_of(tensor: torch.Tensor) -> int:

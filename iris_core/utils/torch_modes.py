@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 
-@contextlib.contextmanager
-def plain_tensors() -> Iterator[None]:
+def plain_tensors() -> AbstractContextManager[Any]:
     """Within the block, torch makes tensors that may be written later, in whatever mode the caller is now.
 
     One made under ``torch.inference_mode`` could not be written outside it.
     """
-    leave = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-    with leave, torch.no_grad():
+    return _outside_inference_mode() if torch.is_inference_mode_enabled() else torch.no_grad()
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
         yield

@@ -129,6 +129,8 @@ class Problem(ABC):
 
         This is for the rank's rows of C and its columns of B; what the norm reads is called "norm_weight".
         """
+        if not (self.scales or self.epilogue or self.norm):
+            return {}
         shapes = scale_shapes(self.scales, self.a_shape(rank), self.b_shape(rank))
         ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
         shapes |= {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}

@@ -56,9 +56,8 @@ def kind_of_tensor(tensor: torch.Tensor) -> Any:
 
 
 def kind_of_descriptor(descriptor: Any) -> Any:
-    """Return what of a tensor descriptor, Triton's or Gluon's."""
-    shape, layout = tuple(descriptor.block_shape), getattr(descriptor, "layout", None)
-    return type(descriptor), shape, descriptor.base.dtype, layout
+    """Return what of a tensor descriptor, Triton's or Gluon's, whose layout follows from the rest."""
+    return type(descriptor), tuple(descriptor.block_shape), descriptor.base.dtype
 
 
 def load(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> LoadedKernel:
@@ -70,7 +69,7 @@ class Kernels:
     """Kernels by what they were compiled for.
 
     Args:
-        make: compiles one for a launch, as `load` does.
+        make: compiles one for a launch, as `load` does; what it returns is true.
     """
 
     def __init__(self, make: Callable[..., Any] = load) -> None:
@@ -92,7 +91,8 @@ class Kernels:
             kinds: of its arguments; of compile-time ones, themselves.
         """
         place = (kernel, *options.values(), *kinds.others), tuple(kinds.integers)
-        if place not in self._found:
+        found = self._found.get(place)  # once: a place takes microseconds to hash
+        if found is None:
             alike, integers = place
             made = self._made.setdefault(alike, [])
             taking = [one for compiled_for, one in made if _takes(compiled_for, integers)]
@@ -100,8 +100,8 @@ class Kernels:
                 compiled_for = _common(made[-1][0], integers) if made else integers
                 taking = [self._make(kernel, num_programs, _with_integers(kernel, arguments, compiled_for), options)]
                 made.append((compiled_for, taking[0]))
-            self._found[place] = taking[0]
-        return self._found[place]
+            found = self._found[place] = taking[0]
+        return found
 
     def clear(self) -> None:
         """Forget them all."""

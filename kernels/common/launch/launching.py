@@ -132,32 +132,35 @@ class Calls:
         is_movable = operands is not None and spans.are_apart
         self._rows, self.spans = rows, spans if is_movable else Spans(())
         self._layout = tuple([tuple(map(kind_of_integer, strides)) for strides in place[3::5]])
-        with self._recorded() as call:
-            yield call
-        self._calls[place] = call
+        self._record()
+        assert self._call is not None
+        try:
+            yield self._call
+            self._calls[place] = self._call
+        finally:
+            self._record_no_longer()
         if is_movable:
-            self._alike[_without_addresses(place)] = call
+            self._alike[_without_addresses(place)] = self._calls[place]
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Within the block, `launch` asks Triton for the kernel, the rest does nothing, and nothing is kept."""
         kept, self._sequences, self._kernels = (self._sequences, self._kernels), {}, Kernels(_compile)
         self._only_compiles, self.spans = True, Spans(())
+        self._record()
         try:
-            with self._recorded():
-                yield
+            yield
         finally:
+            self._record_no_longer()
             self._only_compiles = False
             self._sequences, self._kernels = kept
 
-    @contextlib.contextmanager
-    def _recorded(self) -> Iterator[PreparedCall]:
+    def _record(self) -> None:
         self.recording = Sequence(self._graphs, _STEPS_OF_A_GRAPH)
-        self._call = call = PreparedCall(self.recording)
-        try:
-            yield call
-        finally:
-            self._call = self.recording = self.stream = self.spans = None
+        self._call = PreparedCall(self.recording)
+
+    def _record_no_longer(self) -> None:
+        self._call = self.recording = self.stream = self.spans = None
 
     @contextlib.contextmanager
     def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
@@ -316,6 +319,7 @@ def _without_addresses(place: Place) -> Place:
     return (place[0], *starts, *place[3::5], *place[4::5], *place[5::5], *place[6::5])
 
 
-def _compile(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
-    """Have Triton compile a kernel for a launch, in time."""
+def _compile(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Have Triton compile a kernel for a launch, at once or in time, and return the jit function."""
     kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
+    return kernel

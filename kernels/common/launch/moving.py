@@ -17,10 +17,9 @@ import torch
 
 from iris_core.backends.base import Step
 
-from .kernels import Kinds, kind_of_descriptor, kind_of_integer, kind_of_tensor
+from .kernels import ALIGNMENT_BYTES, Kinds, kind_of_descriptor, kind_of_integer, kind_of_tensor
 
 Operands = Sequence[torch.Tensor]  # of a call, the memory of its output among them
-_PLAIN = (int, bool, float)
 Make = Callable[[Operands], Step]  # returns what queues a step of a call with these
 
 
@@ -36,11 +35,13 @@ class Within:
         return operands[self.operand].data_ptr() + self.offset
 
 
-@dataclass(frozen=True, slots=True)
 class _Address:
     """Stands for a tensor in a descriptor."""
 
-    address: Any
+    __slots__ = ("address",)
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
 
     def data_ptr(self) -> Any:
         return self.address
@@ -82,7 +83,10 @@ class Spans:
         for argument in arguments:  # some forty a launch, most of them integers
             kind = type(argument)
             if kind is int:
-                integers.append(kind_of_integer(argument))
+                if -(1 << 31) <= argument < 1 << 31:  # as `kind_of_integer`, without a frame for each
+                    integers.append(1 if argument == 1 else 0 if argument % ALIGNMENT_BYTES else ALIGNMENT_BYTES)
+                else:
+                    integers.append(kind_of_integer(argument))
                 others.append(kind)
             elif isinstance(argument, tuple):
                 others.append(len(argument))
@@ -166,6 +170,8 @@ def movable_copy(spans: Spans, src: torch.Tensor, copying: Callable[[torch.Tenso
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
     if not tensor.numel():
         return first, first
     last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
@@ -173,11 +179,12 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _at(argument: Any, operands: Operands) -> Any:
-    if argument is None or type(argument) in _PLAIN:
+    kind = type(argument)
+    if kind is int or argument is None:  # most are
         return argument
-    if type(argument) is Within:
+    if kind is Within:
         return argument.address(operands)
-    if type(argument) is tuple:
+    if kind is tuple:
         return tuple([_at(one, operands) for one in argument])
     if hasattr(argument, "block_shape"):
         return _based(argument, _at(argument.base.address, operands))

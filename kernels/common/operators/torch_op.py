@@ -319,9 +319,9 @@ def operator_for(
         As `operator_of`.
     """
     ctx = context_named(product.context)
-    problem = _problem_of(family, product, ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
+    problem = _problem_of_row(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
-    return operator_of(ctx, family, problem, product.variant, **options)
+    return operator_of(ctx, family, problem.with_rows(product.m), product.variant, **options)
 
 
 def _problem_of(
@@ -352,6 +352,9 @@ def _problem_of(
         product.norm,
     )
     return problem
+
+
+_problem_of_row = functools.lru_cache(_MOST_FOUND)(_problem_of)  # for a number of rows that is no SymInt
 
 
 def _as_operators_take(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

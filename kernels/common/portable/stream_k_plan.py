@@ -6,6 +6,7 @@ weights, however few tiles there are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ..config import MOST_SPLITS
 from .stream_k import LARGE, NONE, UNEVEN
 
 GROUP_M = 8  # rows of tiles whose columns follow each other
+_MOST_KEPT = 4096  # of what calls of some tiles ask for again
 _COSTS = H200X4.stream_k  # by which tilings are chosen, on every GPU
 
 
@@ -142,6 +144,7 @@ def fastest_tiling(
     return min(tilings(), key=lambda tiling: tiling_us(tiling, m, n, k, **how(tiling)))
 
 
+@functools.lru_cache(_MOST_KEPT)
 def tiling_us(
     tiling: StreamKTiling,
     m: int,
@@ -186,6 +189,7 @@ def tiling_us(
     )
 
 
+@functools.lru_cache(_MOST_KEPT)
 def plan_of_tiling(
     tiling: StreamKTiling,
     m: int,
