@@ -210,7 +210,9 @@ class StubContext(TensorFactories):
         self.profiler_range = None
         self.backend = mock.Mock(
             device=torch.device("cpu"),
-            open_window=self._open_window,
+            open_window=lambda control_plane, size: size,
+            map=lambda control_plane, find, place: (0, 0),
+            window=lambda: self._window(heap_size),
             is_capturing=lambda: False,
             streams_need_a_unit=not TARGETS[case.target].is_nvidia,
             storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
@@ -222,10 +224,10 @@ class StubContext(TensorFactories):
         self.debug_mode = False
         self.ranks_on_device = 1
 
-    def _open_window(self, control_plane: Any, size: int) -> tuple[torch.Tensor, int]:
-        smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window
-        memory = mmap.mmap(-1, max(size * control_plane.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
-        return torch.frombuffer(memory, dtype=torch.uint8), size
+    def _window(self, size: int) -> torch.Tensor:
+        smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.reserved_bytes
+        memory = mmap.mmap(-1, max(size * self._case.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return self.heap.allocate(shape, dtype)
