@@ -7,7 +7,7 @@ An operator's calls differ in where A and B lie, and in how many rows there are:
 |---|---|
 | lie where they lay in an earlier call, with as many rows | queues the steps of that call |
 | lie elsewhere, and are in all else like those of an earlier call | makes its steps again, with other addresses |
-| have other rows, and Triton would take kernels of earlier calls | has the variant make steps for these |
+| have other rows, and kernels of earlier calls take them (kernels.py) | has the variant make steps for these |
 | otherwise | first asks Triton for the kernels, which specialises them as for any launch |
 
 A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then

@@ -294,7 +294,8 @@ def multiply(
         if len(_found) >= _MOST_FOUND:
             _found.clear()
         _found[asked] = operator
-    return owned(operator, operator.call(a, whole_b, m=product.m, **_as_operators_take(operands)))
+    read = _as_operators_take(operands) if scales else operands
+    return owned(operator, operator.call(a, whole_b, m=product.m, **read))
 
 
 def operator_for(
