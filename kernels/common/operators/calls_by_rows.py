@@ -101,7 +101,8 @@ class CallsByRows(Generic[P]):
         implementation, most = self._implementation, self.problem.m
         self.last = self._unbound(most)
         self._forget()
-        # Fewer rows have other plans, which may ask for more of something.
+        # Fewer rows have other plans, which may ask for more of something, and take up to some milliseconds to make: no
+        # call is to wait for either.
         for m in reversed(all_tile_rows(most)):
             self._workspace.grow(self._asked(self._unbound(m)), keep=self.was_captured)
         if implementation.open:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from ..call import Device
 from ..config import GemmConfig, fp8_formats, is_fp8
 from ..implementation import Implementation
-from ..problem import Problem, all_tile_rows, plan_rows, tile_rows
+from ..problem import Problem, plan_rows, tile_rows
 
 P = TypeVar("P", bound=Problem)
 _MOST_PLANNED = 1 << 14  # plans that a process keeps, some 70 for an operator of 8192 rows
@@ -57,9 +57,6 @@ class Plans(Generic[P]):
         self._given, self._config_of = given, config_of
         self._problem = problem
         self._configs: dict[int, GemmConfig | None] = {}
-        if given is None:  # a plan takes up to some milliseconds: no call is to wait for its own
-            for rows in all_tile_rows(problem.m):
-                self._planned(rows)
         self.whole = self.of(problem.m)
 
     def of(self, m: int) -> GemmConfig | None:
