@@ -17,7 +17,7 @@ import numpy as np
 from ..common.hopper.plan import (
     BLOCK_M,
     COSTS,
-    Sums,
+    Promotion,
     Tiling,
     possible_tilings,
     rates_of,
@@ -79,7 +79,7 @@ class Gathering:
         world_size: shards.
         itemsize: bytes of an element.
         num_programs: that multiply.
-        sums: where sums over k are added up; elements of fp8 are counted as half as many of two bytes.
+        promotion: which sums are promoted; elements of fp8 are counted as half as many of two bytes.
     """
 
     rows: int
@@ -88,11 +88,13 @@ class Gathering:
     world_size: int
     itemsize: int
     num_programs: int
-    sums: Sums = Sums.IN_ACCUMULATOR
+    promotion: Promotion = Promotion.NONE
 
     def fastest(self, widest: int = 256) -> GatherPlan:
         """Return the plan that is predicted to end first, of tiles of so many columns at most."""
-        tilings = possible_tilings(self.k, num_programs=self.num_programs, splits=SPLITS, widest=widest, sums=self.sums)
+        tilings = possible_tilings(
+            self.k, num_programs=self.num_programs, splits=SPLITS, widest=widest, promotion=self.promotion
+        )
         counts = [count for count in ROW_CHUNKS if count == 1 or self._shard_bytes >= count * LEAST_CHUNK_BYTES]
         plans = [
             GatherPlan(tiling, row_chunks, self._group(row_chunks), k_chunks)
@@ -113,7 +115,7 @@ class Gathering:
     def predicted_us(self, plan: GatherPlan) -> float:
         """Return how long the call is predicted to take, in µs."""
         tiling = plan.tiling
-        rates = COSTS.rates_beside_copies if tiling.sums is Sums.IN_ACCUMULATOR else rates_of(tiling.sums)
+        rates = COSTS.rates_beside_copies if tiling.promotion is Promotion.NONE else rates_of(tiling.promotion)
         tflops = COSTS.sm_tflops * rates[tiling.block_n]
         tile_us = 2e-6 * BLOCK_M * tiling.block_n * self.k / tflops
         arrivals = self.arrivals_us(plan)

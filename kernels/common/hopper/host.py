@@ -29,7 +29,7 @@ from .plan import (
     PINGPONG_COLUMNS,
     ROW_BYTES,
     SUBTILE_ROWS,
-    Sums,
+    Promotion,
     Tiling,
     fastest_tiling,
     num_subtiles,
@@ -84,7 +84,7 @@ def config_reason(problem: Problem, config: GemmConfig) -> str | None:
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
         return f"two warp groups multiply tiles of 128 rows: {has}"
-    widths = rates_of(sums_of(problem))
+    widths = rates_of(promotion_of(problem))
     if config.block_n not in widths or config.block_k != step_k(problem.dtype):
         tile, k = f"{config.block_m}x{config.block_n}x{config.block_k}", step_k(problem.dtype)
         return f"the tile is {tile}; it takes {' or '.join(f'128x{columns}x{k}' for columns in widths)}"
@@ -218,7 +218,7 @@ def plan(
         splits=splits,
         pingpong=pingpong and not problem.is_promoted,
         widest=widest(problem),
-        sums=sums_of(problem),
+        promotion=promotion_of(problem),
     )
     return config_of(problem, tiling, device)
 
@@ -234,11 +234,11 @@ def widest(problem: Problem) -> int:
     return 128 if is_large else max(COSTS.rates)
 
 
-def sums_of(problem: Problem) -> Sums:
-    """Return where sums over k are added up."""
+def promotion_of(problem: Problem) -> Promotion:
+    """Return which sums are promoted."""
     if "block" in problem.scales:
-        return Sums.OF_BLOCKS
-    return Sums.PROMOTED if problem.is_promoted else Sums.IN_ACCUMULATOR
+        return Promotion.BLOCK_SUMS
+    return Promotion.WHOLE_SUMS if problem.is_promoted else Promotion.NONE
 
 
 def config_of(problem: Problem, tiling: Tiling, device: Device) -> GemmConfig:

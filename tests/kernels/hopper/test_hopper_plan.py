@@ -23,7 +23,7 @@ from iris_kernels.common.config import GemmConfig, parse_config
 from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (
     STEP_K,
-    Sums,
+    Promotion,
     Tiling,
     fastest_tiling,
     is_possible,
@@ -349,12 +349,14 @@ def test_long_products_of_fp8_get_the_tiles_that_are_fastest(
         assert (config.block_n, config.splits) == (block_n, 1)
 
 
-@pytest.mark.parametrize(("sums", "block_n"), [(Sums.IN_ACCUMULATOR, 256), (Sums.PROMOTED, 64), (Sums.OF_BLOCKS, 128)])
-def test_widths_are_chosen_by_the_rates_of_the_sums(sums: Sums, block_n: int) -> None:
+@pytest.mark.parametrize(
+    ("promotion", "block_n"), [(Promotion.NONE, 256), (Promotion.WHOLE_SUMS, 64), (Promotion.BLOCK_SUMS, 128)]
+)
+def test_widths_are_chosen_by_the_rates_of_the_sums(promotion: Promotion, block_n: int) -> None:
     changed = replace(plan.COSTS, promoted_rates={128: 0.1, 64: 1.0}, block_rates={256: 0.1, 128: 1.0, 64: 0.1})
     with mock.patch.object(plan, "COSTS", changed):
-        tiling = fastest_tiling(8192, 8192, 8192, num_programs=132, peers=0, splits=(1,), sums=sums)
-    assert tiling == Tiling(block_n, 1, sums=sums)
+        tiling = fastest_tiling(8192, 8192, 8192, num_programs=132, peers=0, splits=(1,), promotion=promotion)
+    assert tiling == Tiling(block_n, 1, promotion=promotion)
 
 
 def test_promoted_sums_have_the_tiles_that_their_loops_have() -> None:
@@ -368,6 +370,8 @@ def test_promoted_sums_have_the_tiles_that_their_loops_have() -> None:
     for scales in (ROWS, BLOCKS):
         assert "neither multiplied with pingpong nor split: pingpong False, splits 2" in reason(scales, splits=2)
         assert "pingpong True" in reason(scales, pingpong=True)
-    for sums in (Sums.PROMOTED, Sums.OF_BLOCKS):
-        tilings = possible_tilings(4096, num_programs=132, splits=(1, 2), sums=sums)
-        assert {(tiling.block_n, tiling.splits) for tiling in tilings} == {(width, 1) for width in plan.rates_of(sums)}
+    for promotion in (Promotion.WHOLE_SUMS, Promotion.BLOCK_SUMS):
+        tilings = possible_tilings(4096, num_programs=132, splits=(1, 2), promotion=promotion)
+        assert {(tiling.block_n, tiling.splits) for tiling in tilings} == {
+            (width, 1) for width in plan.rates_of(promotion)
+        }
