@@ -20,6 +20,7 @@ from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
 from .launch.launching import Calls, SideStream
 from .portable.gemm import POINTERS
 from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
+from .portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
 from .portable.row_norm import NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
 from .scaled_mm import multiply_scaled
@@ -227,8 +228,23 @@ class Call(Generic[P]):
         self.channel.calls.launch(kernel, num_programs, arguments, options)
 
     def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
-        """Copy the operand of a name, before anything else that the call queues."""
-        self.channel.calls.copy(destination, name, operand)
+        """Copy the operand of a name, before anything else that the call queues, unless it lies there."""
+        if (destination.data_ptr(), destination.stride()) != (operand.data_ptr(), operand.stride()):
+            self.channel.calls.copy(destination, name, operand)
+
+    def quantise(self, a: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Queue a kernel that quantises this rank's A to `rows`, and return these; `scales` are its scale from then on.
+
+        Args:
+            a: the operand, of a wider dtype.
+            rows: of A's shape, fp8, contiguous each.
+            scales: (rows, 1), fp32, contiguous.
+        """
+        self.operands = {**self.operands, "a_scale": scales}
+        if len(a):
+            arguments = quantise_arguments(a, rows, scales)
+            self.channel.calls.launch(quantise_rows, len(a), arguments, {"num_warps": QUANTISE_WARPS})
+        return rows
 
     def stream(self, name: str) -> SideStream:
         """Return the queue of work of this name beside the current stream."""

@@ -397,7 +397,7 @@ class Operator(Generic[P]):
         if (gathered := self._implementation.gathered) and overlap(operand, all_rows := gathered(call)):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
-            return name != "A" or not own.numel() or not lies_within(operand, own)
+            return name != "A" or problem.is_quantised or not own.numel() or not lies_within(operand, own)
         outputs = (OUTPUT, *call.problem.normed_shapes(self.rank))
         return any(overlap(operand, call.memory[output]) for output in outputs if output in call.memory)
 

@@ -25,10 +25,9 @@ from ..device.epilogue import finish_tile
 from ..device.tile_scheduler import num_tiles, tile_at
 from ..device.trace import SUM, WAIT, trace_span, trace_time
 from .gemm import rounded
+from .quantise import columns_at_once, row_scale
 
 _FLAGS_AT_ONCE = tl.constexpr(256)  # of a row of tiles, of all ranks: few products have more
-_LEAST_LARGEST = tl.constexpr(2.0**-100)  # of a row, for its scale: one of zeros has none
-_ELEMENTS_OF_A_THREAD = 32  # of a row, in registers: with 8 warps 8192 columns
 _ARCHS = {  # of GPUs that round to a dtype
     torch.float8_e4m3fn: ("cpu", "sm_89", "sm_90", "sm_10", "sm_12", "gfx95"),
     torch.float8_e4m3fnuz: ("cpu", "gfx942"),
@@ -88,8 +87,8 @@ class NormShape(NamedTuple):
 
 def shape_of_norm(norm: RmsNorm, n: int, num_warps: int) -> NormShape:
     """Return what to compile for rows of n columns."""
-    columns = min(triton.next_power_of_2(n), 32 * num_warps * _ELEMENTS_OF_A_THREAD)
-    return NormShape(columns, float(norm.eps), torch.finfo(norm.dtype).max if norm.dtype else 0.0)
+    largest = torch.finfo(norm.dtype).max if norm.dtype else 0.0
+    return NormShape(columns_at_once(n, num_warps), float(norm.eps), largest)
 
 
 @triton.jit
@@ -119,7 +118,7 @@ def norm_row(
             largest = tl.maximum(largest, tl.abs(value * _weight(norm, start, NORM)))
     factor = 1.0 / tl.sqrt(tl.sum(squares, axis=1) / norm.n + NORM.EPS)
     if NORM.LARGEST > 0.0:
-        scale = tl.maximum(tl.max(largest, axis=1) * factor, _LEAST_LARGEST) / NORM.LARGEST
+        scale = row_scale(tl.max(largest, axis=1) * factor, NORM.LARGEST)
         tl.store(norm.scales_ptr + row + tl.arange(0, 1), scale)
         factor = factor / scale
     _store_normed(weighted * factor[:, None], row, 0, norm, NORM)
