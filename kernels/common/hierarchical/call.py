@@ -90,7 +90,7 @@ class HierarchicalCall(Generic[P]):
             operands: what the epilogue reads.
         """
         operator = self.operator(problem)
-        is_direct = out is not None and not operator.keeps_outputs and _is_plain(out)
+        is_direct = out is not None and _is_plain(out) and operator.takes_out(out, problem.m)
         c, *others = operator.call(a, b, m=problem.m, out=out if is_direct else None, **operands or {})
         c = operator.as_matrix(c)
         if out is not None and not is_direct:
