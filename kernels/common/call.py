@@ -22,7 +22,7 @@ from .launch.launching import Calls, SideStream
 from .portable.gemm import POINTERS
 from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
 from .portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
-from .portable.row_norm import NormedRows, norm_rows, shape_of_norm
+from .portable.row_norm import NORM_WARPS, NOTHING, NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
 from .scaled_mm import multiply_scaled
 from .scales import SCALE_BLOCK, scale_strides
@@ -32,7 +32,6 @@ P = TypeVar("P", bound=Problem)
 Kept = TypeVar("Kept")
 
 OUTPUT = "output"  # the name of C among a call's memory
-_NORM_WARPS = 8  # of a kernel that only norms rows
 
 
 @dataclass(frozen=True)
@@ -366,11 +365,11 @@ class Call(Generic[P]):
         """
         rows, width = c.shape
         if rows:
-            epilogue = self.epilogue() if finishes else Epilogue((), ())
+            epilogue = self.epilogue() if finishes else NOTHING
             tile = Tile(1, 1, 1, 1, POINTERS.value, 1, self.ops if finishes else ())
             out = Block(c, rows, width, c.stride(0), epilogue)
-            arguments = {"out": out, **self.norm(_NORM_WARPS), "TILE": tile}
-            self.channel.calls.launch(norm_rows, rows, arguments, {"num_warps": _NORM_WARPS})
+            arguments = {"out": out, **self.norm(NORM_WARPS), "TILE": tile}
+            self.channel.calls.launch(norm_rows, rows, arguments, {"num_warps": NORM_WARPS})
 
     def width(self, columns: int) -> int:
         """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.nn.functional as functional
 
 from iris_core.hierarchical import HierarchicalContext, Rail, Transfer
 from iris_core.rendezvous.topology import Topology
@@ -16,7 +15,9 @@ from ..config import GemmConfig
 from ..device.epilogue import epilogue_ops
 from ..operators.functional import operator_of
 from ..operators.operator import Operator
+from ..portable.row_norm import normed_rows
 from ..problem import Problem
+from ..scales import SCALE_BLOCK, scale_shapes
 
 P = TypeVar("P", bound=Problem)
 PARTS = 1024  # problems inside a host that a family keeps
@@ -32,7 +33,7 @@ class HierarchicalCall(Generic[P]):
         problem: of all ranks, with the call's rows.
         family, variant, config, options: of the operators inside a host.
         chunks: into how many what goes to a host, or comes from one, is cut.
-        operands: what the epilogue reads, by name.
+        operands: what is read beside A and B, by name: scales, what the epilogue and a norm read.
     """
 
     ctx: HierarchicalContext
@@ -87,7 +88,7 @@ class HierarchicalCall(Generic[P]):
             problem: theirs.
             a, b: this rank's.
             out: where C is to be, of any strides; None for new memory.
-            operands: what the epilogue reads.
+            operands: what is read beside A and B, by name.
         """
         operator = self.operator(problem)
         is_direct = out is not None and _is_plain(out) and operator.takes_out(out, problem.m)
@@ -112,6 +113,16 @@ class HierarchicalCall(Generic[P]):
                 whole = padded(self.operands[op.operand], *op.operand_shape(rows, columns))
                 found[op.operand] = whole if op.per == "column" else take(whole)
         return found
+
+    def scales(self, a_shape: tuple[int, int], b_shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+        """Return the scales of A and B, by name, as those of operands that are padded to these shapes."""
+        shapes = scale_shapes(self.problem.scales, a_shape, b_shape)
+        return {name: padded(self.operands[name], *shape) for name, shape in shapes.items()}
+
+    def normed(self, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queue what norms the rows of a finished C, and return it: normed rows, and scales if they are fp8."""
+        norm = self.problem.norm
+        return () if norm is None else normed_rows(c, self.operands["norm_weight"], norm)
 
 
 @dataclass(frozen=True)
@@ -160,11 +171,30 @@ class Hierarchy:
 
 
 def padded(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Return a tensor of this shape that begins with `tensor`, and has zeros beyond: itself where it is as large."""
+    """Return a tensor of this shape that begins with `tensor`, and has zeros beyond: itself where it is as large.
+
+    A matrix by columns stays one.
+    """
     if tuple(tensor.shape) == shape:
         return tensor
-    missing = [(0, size - given) for given, size in zip(tensor.shape, shape, strict=True)]
-    return functional.pad(tensor, [pad for pair in reversed(missing) for pad in pair])
+    if tensor.ndim == 2 and tensor.stride(0) == 1 != tensor.stride(1):
+        return padded(tensor.t(), *shape[::-1]).t()
+    whole = tensor.new_zeros(shape)
+    whole[tuple(slice(size) for size in tensor.shape)] = tensor
+    return whole
+
+
+def rows_of(scale: torch.Tensor, kind: str, rows: slice) -> torch.Tensor:
+    """Return the scale of some rows of A; `kind`: of what there is a scale each."""
+    return scale if kind == "tensor" else scale[rows]
+
+
+def columns_of(scale: torch.Tensor, kind: str, columns: slice) -> torch.Tensor:
+    """Return the scale of some columns of B, which begin with a block where there is a scale of each."""
+    if kind == "tensor":
+        return scale
+    size = SCALE_BLOCK if kind == "block" else 1
+    return scale[:, columns.start // size : -(-columns.stop // size)]
 
 
 def cut(size: int, chunks: int, multiple: int = 1) -> list[slice]:
@@ -183,4 +213,14 @@ def _is_plain(out: torch.Tensor) -> bool:
     return out.ndim == 2 and out.is_contiguous() and out.data_ptr() % 16 == 0
 
 
-__all__ = ["HierarchicalCall", "Hierarchy", "HostStep", "Transfer", "cut", "length", "padded"]
+__all__ = [
+    "HierarchicalCall",
+    "Hierarchy",
+    "HostStep",
+    "Transfer",
+    "columns_of",
+    "cut",
+    "length",
+    "padded",
+    "rows_of",
+]

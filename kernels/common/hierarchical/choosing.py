@@ -127,7 +127,7 @@ def _made(
     rows += [most] * (rows[-1] < most)
     chunks, is_library = [], []
     for m in rows:
-        asked = replace(problem, m=m, epilogue=())
+        asked = replace(problem, m=m, epilogue=(), norm=None)  # which take as long either way
         number, us = best_chunks(beside, known.link, hierarchy, asked, ctx.topology, names)
         library_us = predict_flat_us(known.machine, known.link, family, asked, ctx.topology, hierarchy.baseline)
         chunks.append(number)
