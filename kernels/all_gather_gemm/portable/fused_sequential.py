@@ -34,12 +34,13 @@ from .shards import MULTIPLIES
 
 
 @triton.jit
-def at_owner(own_ptr, gate, work, peers, epoch):
+def at_owner(own_ptr, gate, work, peers, epoch, WAITS: tl.constexpr):
     """Wait until the owner of a tile's rows of A is ready, and return where its shard is: a gate of compute_tiles."""
-    if work.owner != peers.rank:
-        began = trace_time(peers)
-        wait_ready_of(peers, work.owner, epoch)
-        trace_span(peers, WAIT, work.index, began)
+    if WAITS:
+        if work.owner != peers.rank:
+            began = trace_time(peers)
+            wait_ready_of(peers, work.owner, epoch)
+            trace_span(peers, WAIT, work.index, began)
     return translate(own_ptr, peers.rank, work.owner, peers.heap_bases)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compiling import Case, compile_case
+from compiling import NVIDIA_ACQUIRE, Case, compile_case
 from families import stem
 
 from overlap_taxonomy import Mainloop, list_variants
@@ -82,3 +82,12 @@ def test_a_shard_is_quantised_ahead_of_the_kernels_of_fp8(variant: str, target: 
     assert [one.name for one in kernels] == [one.name for one in expected]
     if target == "sm_90":  # on AMD GPUs buffer instructions reach memory of the operator that is small enough
         assert [one.code for one in kernels] == [one.code for one in expected]
+
+
+@pytest.mark.parametrize("variant", ["fused_sequential:portable", "producer_consumer:portable"])
+def test_scales_are_awaited_with_their_rows(variant: str) -> None:
+    """An fp8 tile waits as often as one of bf16: once."""
+    fp8 = Case(variant, "sm_90", 1, E4M3, family="all_gather_gemm", scales=ROWS, size=4096)
+    plain = replace(fp8, dtype=torch.bfloat16, scales=())
+    waits = [[kernel.count(NVIDIA_ACQUIRE.format("sys")) for kernel in compile_case(case)] for case in (fp8, plain)]
+    assert waits[0] == waits[1]
