@@ -167,26 +167,20 @@ class Call(Generic[P]):
             new[name] = torch.empty_like(like) if out is None or name != OUTPUT else out
         if out is not None:
             if not self.takes_out(out):
-                raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {self._takes()}")
+                room = self.new.get(OUTPUT)
+                takes = (
+                    f"a contiguous {room.shape} of {room.dtype}" if room else "none: its output is the operator's own"
+                )
+                raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")
             new[OUTPUT] = out.view(self.new[OUTPUT].shape)
         return new
 
     def takes_out(self, out: torch.Tensor) -> bool:
-        """Return whether kernels can store C here: it is as large as C's room, and a matrix, or of the room's shape."""
+        """Return whether this is memory for C as its rows lie there, which kernels may cut by shards."""
         room = self.new.get(OUTPUT)
         if room is None or out.dtype != room.dtype or not out.is_contiguous():
             return False
-        is_c = tuple(out.shape) in (self.problem.c_shape(self.rank), tuple(room.shape))
-        return is_c and out.numel() == math.prod(room.shape)
-
-    def _takes(self) -> str:
-        """Return which memory for C, in words."""
-        room = self.new.get(OUTPUT)
-        if room is None:
-            return "none: its output is the operator's own"
-        shapes = dict.fromkeys([tuple(room.shape), self.problem.c_shape(self.rank)])
-        fitting = [str(shape) for shape in shapes if math.prod(shape) == math.prod(room.shape)]
-        return f"a contiguous {' or '.join(fitting)} of {room.dtype}"
+        return out.shape[-1:] == room.shape[-1:] and out.numel() == math.prod(room.shape)
 
     def _like_outputs(self) -> dict[str, torch.Tensor]:
         """Return tensors without memory, of which torch makes others in half the time that it takes by a shape."""
