@@ -98,9 +98,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return what is imported once it is asked for: the launcher, and what Iris has here and `iris_core.x` defines."""
     if name in ("RankError", "RankPool", "launch"):
-        from .launcher import pool as where
-    elif name in ("TensorView", "Tile", "TileView", "make_tensor_view"):
-        from . import x as where
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(where, name)
+        from .launcher import pool
+
+        return getattr(pool, name)
+    if name in ("TensorView", "Tile", "TileView", "make_tensor_view"):
+        from . import x
+
+        return getattr(x, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
