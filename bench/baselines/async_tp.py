@@ -23,6 +23,8 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
         return f"torch's fused operators need M ({problem.m}) to be a multiple of the ranks ({problem.world_size})"
     if "block" in problem.scales:
         return "torch's fused operators take scales of the tensor or of rows, none of blocks"
+    if problem.is_quantised:
+        return "torch's fused operators take A quantised, and quantise nothing"
     if is_fp8(problem.dtype) and not problem.scales:
         return "torch's fused operators take fp8 with scales"
     return None

@@ -18,7 +18,7 @@ from ..measure.families import FAMILIES
 from ..measure.inputs import Draw
 from ..measure.shapes import Shape, parse_shapes
 from ..measure.sweep import select_families, select_variants
-from ..records.record import OPERAND_DTYPES
+from ..records.record import OPERAND_DTYPES, SCALES
 from . import CALLS
 
 _HEAP_BYTES = 1 << 20  # beside what the problem takes
@@ -130,7 +130,7 @@ def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Re
 def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> None:
     """Call an operator several times on fresh data over poisoned outputs, with nothing between the calls.
 
-    One that can give auxiliary outputs, or norm rows, is made twice, without and with that.
+    One that can give auxiliary outputs, norm rows, or quantise A, is made again with that.
 
     Raises:
         AssertionError: an output is wrong.
@@ -141,6 +141,10 @@ def exercise(rank: int, world_size: int, case: Case, calls: int, seed: int) -> N
         _call_and_compare(ctx, case, problem, options, calls, seed)
     if problem.allows_norm:
         _call_and_compare(ctx, case, replace(problem, norm=RmsNorm(_EPS)), {}, calls, seed)
+    if problem.allows_quantizing and not problem.scales:
+        fp8 = {"dtype": torch.float8_e4m3fn, "b_dtype": torch.float8_e4m3fn, "scales": SCALES["row"]}
+        for options in ({}, more) if more else ({},):
+            _call_and_compare(ctx, case, replace(problem, **fp8, a_dtype=problem.dtype), options, calls, seed)
     ctx.close()
 
 
@@ -167,7 +171,7 @@ def _call_and_compare(ctx: Context, case: Case, problem: Any, options: dict[str,
                 f"{operator}, call {call + 1}, rank {rank}: normed rows are wrong"
             )
         for one, expected in zip(auxiliary, family.auxiliary(problem, draw) if options else (), strict=True):
-            wrong = int((one != expected).sum())
+            wrong = int((one.float() != expected.float()).sum())
             assert not wrong, (
                 f"{operator}, call {call + 1}, rank {rank}: {wrong} elements of an auxiliary output are wrong"
             )

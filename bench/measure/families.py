@@ -67,13 +67,14 @@ class Family(ABC):
         dtype: torch.dtype,
         epilogue: tuple[str, ...] = (),
         scales: tuple[str, ...] = (),
+        b_dtype: torch.dtype | None = None,
         use_fast_accum: bool = False,
     ) -> Any:
         """Return the problem of these sizes; ValueError where they make none. fp8 has scales of rows by default."""
         module: Any = module_of(self.name)
         how: dict[str, Any] = {}
         if is_fp8(dtype):
-            how = {"scales": scales or ("row", "column"), "use_fast_accum": use_fast_accum}
+            how = {"scales": scales or ("row", "column"), "b_dtype": b_dtype, "use_fast_accum": use_fast_accum}
         problem = module.Problem(m, n, k, world_size, dtype, epilogue, **how)
         if problem.narrowing > 1:
             raise ValueError(f"{epilogue[-1]} makes C narrower than A @ B; that is not measured")
@@ -81,7 +82,8 @@ class Family(ABC):
 
     def operands(self, problem: Any, rank: int, draw: Draw) -> Operands:
         """Return a rank's A and B. B is the transpose of a contiguous matrix, as the weight of an ``nn.Linear`` is."""
-        return self._quantised_a(problem, rank, draw)[0], self._quantised_b(problem, rank, draw)[0]
+        a = self._a(problem, rank, draw) if problem.is_quantised else self._quantised_a(problem, rank, draw)[0]
+        return a, self._quantised_b(problem, rank, draw)[0]
 
     def read_by_epilogue(self, problem: Any, rank: int, draw: Draw) -> dict[str, torch.Tensor]:
         """Return what a rank's epilogue reads, by name; where all ranks have all columns, the same on all."""
@@ -98,7 +100,8 @@ class Family(ABC):
             "a_scale": self._quantised_a(problem, rank, draw)[1],
             "b_scale": self._quantised_b(problem, rank, draw)[1],
         }
-        scales = {name: scale for name, scale in made.items() if scale is not None}
+        taken = problem.operand_shapes(rank)  # an A that the call quantises has none
+        scales = {name: scale for name, scale in made.items() if scale is not None and name in taken}
         return {**scales, **self.read_by_epilogue(problem, rank, draw)}
 
     def _quantised_a(self, problem: Any, rank: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -171,8 +174,8 @@ class Family(ABC):
 
 
 def _drawn(problem: Any) -> torch.dtype:
-    """Return the dtype in which operands are drawn: fp8 is quantised from fp32."""
-    return torch.float32 if problem.scales else problem.dtype
+    """Return the dtype in which operands are drawn: fp8 is quantised from fp32, or from what a call quantises."""
+    return torch.float32 if problem.scales and not problem.is_quantised else problem.a_dtype
 
 
 class _GemmAllScatter(Family):

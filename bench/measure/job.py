@@ -196,7 +196,7 @@ class _Run:
         prepared, error = attempt(self.ctx, self._prepare, draw)
         if prepared is not None and call == 0:
             operands, read, _ = prepared
-            for _ in compile_ahead(self.ctx, [(operator, *operands) for _, operator in self._right()], read):
+            for _ in compile_ahead(self.ctx, [(operator, operands, read) for _, operator in self._right()]):
                 pass
         for name, operator in self._right():
             outcome = self.outcomes[name]

@@ -11,10 +11,8 @@ import torch
 
 from iris_core import Context
 from iris_kernels.common.calibration import timing
-from iris_kernels.common.device.arguments import Block, Tile
 from iris_kernels.common.device.epilogue import epilogue_arguments, epilogue_ops
-from iris_kernels.common.portable.gemm import POINTERS
-from iris_kernels.common.portable.row_norm import NormedRows, RmsNorm, norm_rows, shape_of_norm
+from iris_kernels.common.portable.row_norm import RmsNorm, normed_rows
 from overlap_taxonomy import get_variant
 
 from ..baselines.kraken import installation_reason, machine_reason
@@ -203,24 +201,15 @@ class _Run:
         return torch.cuda.get_device_properties(self.ctx.get_device()).L2_cache_size
 
 
-def add_and_norm(
-    c: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, norm: RmsNorm, num_warps: int = 8
-) -> Outputs:
+def add_and_norm(c: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, norm: RmsNorm) -> Outputs:
     """Add a residual to a C in place, and norm it, in one kernel: what is behind a collective where nothing is fused.
 
     Returns:
         C, the normed rows, and with a dtype of the norm's own their scales.
     """
-    epilogue = ("residual",)
-    rows, columns = c.shape
-    normed = torch.empty((rows, columns), dtype=norm.dtype or c.dtype, device=c.device)
-    scales = torch.empty((rows, 1), dtype=torch.float32, device=c.device) if norm.dtype else None
-    if rows:
-        out = Block(c, rows, columns, c.stride(0), epilogue_arguments(epilogue, {"residual": residual}))
-        stored = NormedRows(weight, weight.stride(0), columns, normed, scales)
-        tile = Tile(1, 1, 1, 1, POINTERS.value, 1, tuple(op.apply for op in epilogue_ops(epilogue)))
-        norm_rows[(rows,)](out, stored, shape_of_norm(norm, columns, num_warps), tile, num_warps=num_warps)
-    return (c, normed) if scales is None else (c, normed, scales)
+    added = epilogue_arguments(("residual",), {"residual": residual})
+    ops = tuple(op.apply for op in epilogue_ops(("residual",)))
+    return (c, *normed_rows(c, weight, norm, added, ops))
 
 
 def _in_graphs(call: Call, sets: list[timing.Operands]) -> Call:

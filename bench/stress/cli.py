@@ -33,7 +33,9 @@ _REPORTS = 10
 def stress(
     family: Names = "all",
     variant: OurNames = "all",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32; of several, the first is called most.")] = "bf16,fp16",
+    dtype: Annotated[
+        str, typer.Option(help="bf16, fp16, fp32, fp8 of formats and scales at random; the first is called most.")
+    ] = "bf16,fp16,fp8",
     world_size: WorldSize = None,
     device: Device = "auto",
     seconds: Annotated[

@@ -6,21 +6,24 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from typing_extensions import Self
 
+from iris_kernels.common.config import FP8_DTYPES, fp8_formats, is_fp8
 from overlap_taxonomy import get_variant
 
 from ..measure.families import FAMILIES
 from ..measure.sweep import select_families, select_variants
-from ..records.record import DTYPES
+from ..records.record import OPERAND_DTYPES, SCALES
 
 SETS = 4  # of operands a problem; a call never takes those of the operator's call before
 WARM_UP_SET = 0  # of the first call of each operator, which is not drawn
 _FLAGS_BYTES = 1 << 20  # of an operator: its flags, and rounding of its buffers
 _CONTEXT_BYTES = 4 << 20
+_ANY_FP8 = FP8_DTYPES[:2]  # kernels do others of as many bytes likewise
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,43 @@ _GPU_SIZES = (
     Size(896, 512, 1024, 2),
     Size(2048, 2048, 512, 1),
 )
-_GPU_MORE_DTYPES = (Size(256, 512, 256, 2), Size(512, 768, 512, 1))
+_GPU_MORE_DTYPES = (Size(37, 71, 42, 1), Size(256, 512, 256, 2), Size(512, 768, 512, 1))
 _CPU_SIZES = (Size(1, 3, 7, 2), Size(5, 9, 4, 2), Size(37, 41, 33, 1))
-_CPU_MORE_DTYPES = (Size(5, 9, 4, 1),)
+_CPU_MORE_DTYPES = (Size(5, 9, 300, 1),)  # of fp8 several blocks of k, also where ranks share it
 # Rows off 16 bytes, and on them; neither fills its tiles.
 _ONCE_SIZES = (Size(37, 71, 42, 1), Size(72, 160, 96, 1))
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """fp8 operands: A's and B's formats, and of what they have a scale each (`iris_kernels.common.scales`)."""
+
+    a: torch.dtype
+    b: torch.dtype
+    scales: tuple[str, ...]
+
+    def __str__(self) -> str:
+        formats = "·".join(str(dtype).removeprefix("torch.float8_") for dtype in (self.a, self.b))
+        return f"{formats} {'/'.join(self.scales)}"
+
+
+_SCALES = (*SCALES.values(), ("tensor", "column"), ("row", "tensor"))
+
+
+@dataclass(frozen=True)
 class Subject:
-    """An operator to call; `dtype` as the command line names it."""
+    """An operator to call; `dtype` as the command line names it, and of fp8, once it is drawn, what that stands for."""
 
     family: str
     variant: str
     size: Size
     dtype: str
     world_size: int
+    scaled: Scaled | None = None
 
     def __str__(self) -> str:
-        return f"{self.family}/{self.variant} {self.size} {self.dtype}"
+        drawn = f" {self.scaled}" if self.scaled else ""
+        return f"{self.family}/{self.variant} {self.size} {self.dtype}{drawn}"
 
     @property
     def variant_key(self) -> tuple[str, str]:
@@ -74,14 +95,34 @@ class Subject:
         return self.family, self.variant
 
     @property
-    def data_key(self) -> tuple[str, Size, str]:
+    def data_key(self) -> tuple[str, Size, str, Scaled | None]:
         """What the subjects that take the same operands have in common."""
-        return self.family, self.size, self.dtype
+        return self.family, self.size, self.dtype, self.scaled
 
     def problem(self) -> Any:
         """Return the family's problem."""
-        size, dtype = self.size, getattr(torch, DTYPES[self.dtype])
-        return FAMILIES[self.family].problem(m=size.m, n=size.n, k=size.k, world_size=self.world_size, dtype=dtype)
+        size, how = self.size, {"dtype": getattr(torch, OPERAND_DTYPES[self.dtype])}
+        if self.scaled:
+            how = {"dtype": self.scaled.a, "b_dtype": self.scaled.b, "scales": self.scaled.scales}
+        return FAMILIES[self.family].problem(m=size.m, n=size.n, k=size.k, world_size=self.world_size, **how)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether its operands are fp8, whose formats and scales are drawn."""
+        return is_fp8(getattr(torch, OPERAND_DTYPES[self.dtype]))
+
+    def drawn_from(self, formats: Sequence[torch.dtype]) -> list[Self]:
+        """Return what it can be drawn to be and its variant's kernels can do: of fp8 all formats and scales."""
+        scaled = [Scaled(*one) for one in itertools.product(formats, formats, _SCALES)] if self.is_fp8 else [None]
+        return [one for one in (replace(self, scaled=drawn) for drawn in scaled) if one._is_fused_and_supported()]
+
+    def _is_fused_and_supported(self) -> bool:
+        variant = get_variant(self.family, self.variant)
+        try:
+            problem = self.problem()
+        except ValueError:  # the family has none of this dtype
+            return False
+        return variant.has_kernels and variant.unsupported_reason(problem, None) is None
 
 
 @dataclass(frozen=True)
@@ -100,6 +141,18 @@ class Plan:
     seed: int
     heap_bytes: int
 
+    def drawn(self, seed: int, arch: str) -> Self:
+        """Return the plan of another seed, which says what fp8 stands for on a device, an operator at a time.
+
+        Raises:
+            ValueError: there is fp8 in the plan, and the device has none.
+        """
+        draw, formats = random.Random(seed), fp8_formats(arch)
+        if not formats and any(subject.is_fp8 for subject in self.subjects):
+            raise ValueError(f"{arch} does not multiply fp8; bf16, fp16 and fp32 work: --dtype bf16,fp16")
+        subjects = tuple(draw.choice(subject.drawn_from(formats)) for subject in self.subjects)
+        return replace(self, subjects=subjects, seed=seed)
+
 
 def make_plan(
     *, families: str, variants: str, dtypes: str, device: str, world_size: int, seed: int, once: bool = False
@@ -117,8 +170,8 @@ def make_plan(
     """
     names = list(dict.fromkeys(name.strip() for name in dtypes.split(",")))
     for name in names:
-        if name not in DTYPES:
-            raise ValueError(f"unknown dtype {name!r}; known dtypes: {', '.join(DTYPES)}")
+        if name not in OPERAND_DTYPES:
+            raise ValueError(f"unknown dtype {name!r}; known dtypes: {', '.join(OPERAND_DTYPES)}")
     sizes, more = _pool(device, once)
     subjects = []
     for family, found in select_variants(select_families(families), variants).items():
@@ -126,7 +179,7 @@ def make_plan(
             for dtype in names:
                 for size in sizes if dtype == names[0] else more:
                     subject = Subject(family, variant, size, dtype, world_size)
-                    if _is_fused_and_supported(subject):
+                    if subject.drawn_from(_ANY_FP8):
                         subjects.append(subject)
     if not subjects:
         raise ValueError(
@@ -216,10 +269,7 @@ def _pool(device: str, once: bool) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
     return (_CPU_SIZES, _CPU_MORE_DTYPES) if device == "cpu" else (_GPU_SIZES, _GPU_MORE_DTYPES)
 
 
-def _is_fused_and_supported(subject: Subject) -> bool:
-    variant = get_variant(subject.family, subject.variant)
-    return variant.has_kernels and variant.unsupported_reason(subject.problem(), None) is None
-
-
 def _heap_bytes(subject: Subject) -> int:
-    return FAMILIES[subject.family].heap_bytes(subject.problem()) + _FLAGS_BYTES
+    """Return what an operator takes of a rank's heap, at most, whatever is drawn."""
+    problems = [one.problem() for one in subject.drawn_from(_ANY_FP8)]
+    return max(map(FAMILIES[subject.family].heap_bytes, problems)) + _FLAGS_BYTES

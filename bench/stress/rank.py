@@ -27,9 +27,13 @@ from .plan import SETS, WARM_UP_SET, Call, Decisions, Plan, Subject
 
 @dataclass(frozen=True)
 class Data:
-    """One set of operands on this rank, and what a call must give, an output and auxiliary ones, each with a bound."""
+    """One set of operands on this rank, and what a call must give, an output and auxiliary ones, each with a bound.
+
+    What is read beside A and B, their scales, is in `read`, by name.
+    """
 
     operands: Operands
+    read: dict[str, torch.Tensor]
     expected: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
@@ -70,7 +74,9 @@ def open_rank(rank: int, world_size: int, plan: Plan) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32, for the reference
     ctx = iris_core.iris(plan.heap_bytes, plan.device)
     seed = ctx.control_plane.broadcast(plan.seed, 0)  # under a launcher every rank has drawn its own
-    _run = _Run(ctx, plan, seed)
+    with ctx.collective_section("draw the operators"):
+        plan = plan.drawn(seed, ctx.get_arch())
+    _run = _Run(ctx, plan)
     return {**environment.device_columns(ctx), "seed": seed}
 
 
@@ -112,10 +118,9 @@ def _running() -> _Run:
 
 
 class _Run:
-    def __init__(self, ctx: Context, plan: Plan, seed: int) -> None:
+    def __init__(self, ctx: Context, plan: Plan) -> None:
         self.ctx, self.plan = ctx, plan
-        self._seed = seed
-        self._decisions = Decisions(seed, plan.subjects, plan.world_size)
+        self._decisions = Decisions(plan.seed, plan.subjects, plan.world_size)
         self._ledger = Ledger(ctx.get_device())
         self._operators: list[Operator[Any]] = []
         self._data: dict[tuple[Any, ...], list[Data]] = {}
@@ -154,9 +159,10 @@ class _Run:
             operator.close()
         self.ctx.close()
 
-    def _first_calls(self) -> Iterator[tuple[Operator[Any], torch.Tensor, torch.Tensor]]:
+    def _first_calls(self) -> Iterator[tuple[Operator[Any], Operands, dict[str, torch.Tensor]]]:
         for subject, operator in zip(self.plan.subjects, self._operators, strict=True):
-            yield operator, *self._data[subject.data_key][WARM_UP_SET].operands
+            data = self._data[subject.data_key][WARM_UP_SET]
+            yield operator, data.operands, data.read
 
     def _call(self, call: Call) -> None:
         """Queue a call over a poisoned output, and the check of it. Nothing here waits for the device.
@@ -171,7 +177,7 @@ class _Run:
         if is_late:
             time.sleep(call.host_us * 1e-6)
             self._hold(call.before_us)
-        output, *auxiliary = operator.call(*data.operands)
+        output, *auxiliary = operator.call(*data.operands, **data.read)
         if is_late:
             self._hold(call.after_us)  # the peers' next calls must not touch the output until it is read
         self._number += 1
@@ -208,13 +214,14 @@ class _Run:
 
     def _draw(self, subject: Subject) -> Data:
         family, problem, rank = FAMILIES[subject.family], subject.problem(), self.ctx.get_rank()
-        draw = Draw(self._seed, problem, self._num_drawn, self.ctx.get_device())
+        draw = Draw(self.plan.seed, problem, self._num_drawn, self.ctx.get_device())
         self._num_drawn += 1
         shape = problem.c_shape(rank)
-        expectation = Expectation(family.blocks(problem, rank, draw), shape=shape, dtype=problem.dtype)
+        expectation = Expectation(family.blocks(problem, rank, draw), shape=shape, dtype=problem.out_dtype)
         output = expectation.elements()
         exact = [one.to(output[0].dtype) for one in family.auxiliary(problem, draw)]
-        return Data(family.operands(problem, rank, draw), (output, *((one, torch.zeros_like(one)) for one in exact)))
+        expected = (output, *((one, torch.zeros_like(one)) for one in exact))
+        return Data(family.operands(problem, rank, draw), family.read(problem, rank, draw), expected)
 
     def _progress(self) -> Progress:
         """Wait for the device, and add up what all ranks have found."""

@@ -78,7 +78,9 @@ class Rail:
             sent, received: contiguous, each as large as the peer says.
         """
         kinds = ((dist.isend, sent, to), (dist.irecv, received, source))
-        operations = [dist.P2POp(op, tensor, group=self.group, group_peer=host) for op, tensor, host in kinds]
+        operations = [  # of bytes, as not all of torch's backends have fp8
+            dist.P2POp(op, tensor.view(torch.uint8), group=self.group, group_peer=host) for op, tensor, host in kinds
+        ]
 
         def fail(error: RuntimeError) -> NoReturn:
             self._fail({to, source}, error)

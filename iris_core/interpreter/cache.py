@@ -34,6 +34,7 @@ _FP8 = {
     "fp8e5": torch.float8_e5m2,
     "fp8e5b16": torch.float8_e5m2fnuz,
 }
+_WIDER = {"fp16": (torch.float16, np.uint16), "fp32": (torch.float32, np.uint32)}
 
 _blocks: dict[tuple[str, tuple[int, ...]], tuple[tl.tuple, int, str]] = {}
 _np_dtypes: dict[str, np.dtype] = {}
@@ -103,7 +104,7 @@ def convert_float(given: np.ndarray, source: tl.dtype, target: tl.dtype, roundin
 
     Where that does not round, as it does not when it makes bf16 of fp32, and right for subnormal numbers, too. To fp8
     torch rounds, to nearest even; the largest number stands for all past it, as on GPUs. The interpreter's function
-    would lose the carry of what it rounds up to a power of two.
+    would lose the carry of what it rounds up to a power of two, and of fp8 take a NaN for a number.
     """
     if (source.name, target.name, rounding_mode) == ("bf16", "fp32", None):
         return given.astype(np.uint32, order="C") << 16
@@ -114,6 +115,9 @@ def convert_float(given: np.ndarray, source: tl.dtype, target: tl.dtype, roundin
         largest = torch.finfo(dtype).max
         numbers = torch.from_numpy(given.view(np.float32).copy()).clamp(-largest, largest)
         return numbers.to(dtype).view(torch.uint8).numpy()
+    if source.name in _FP8 and target.name in _WIDER:
+        wider, bits = _WIDER[target.name]
+        return torch.from_numpy(given.copy()).view(_FP8[source.name]).to(wider).numpy().view(bits)
     return _convert_float(given, source, target, rounding_mode)
 
 

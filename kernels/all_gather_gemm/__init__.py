@@ -70,6 +70,7 @@ def all_gather_gemm(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
+    quantize: str | None = None,
     variant: str = "auto",
     config: GemmConfig | None = None,
     m: int | None = None,
@@ -102,6 +103,10 @@ def all_gather_gemm(
         out_dtype: C's; None for a's, or bf16 where that is fp8.
         use_fast_accum: leave sums of fp8 products in the tensor cores' accumulators of sm_90, as the argument of this
             name of ``torch._scaled_mm`` does; they are promoted to fp32 every 128 of k otherwise.
+        quantize: "row" to quantise a bf16, fp16 or fp32 a as it is gathered, for an fp8 b with a `b_scale` of its
+            tensor or columns. Each rank makes e4m3 of its rows (e4m3fnuz for a b of fnuz kinds), with a scale a row, by
+            which the row's largest element becomes the format's largest number; these travel, half the bytes of bf16.
+            A row that holds an inf or a NaN gives NaN. There is no gradient of a. None for a as it is.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.
         config: tunables of a variant that is named; None for the defaults.
@@ -111,7 +116,8 @@ def all_gather_gemm(
 
     Returns:
         C (m, this rank's columns), of `out_dtype`; with `return_gathered` also A (m, k), and its scales if it has
-        any, of rows (m, 1) or of blocks. Rows of C and of A may lie further apart than they are long.
+        any, of rows (m, 1) or of blocks; with `quantize` that is A in fp8, and the scales of its rows. Rows of C and
+        of A may lie further apart than they are long.
 
     Raises:
         ValueError: operands that do not fit each other or the other ranks', an unknown variant, or what the variant
@@ -133,6 +139,7 @@ def all_gather_gemm(
         activation=activation,
         out_dtype=out_dtype,
         use_fast_accum=use_fast_accum,
+        quantize=quantize,
         variant=variant,
         config=config,
         options={"keep_gathered": return_gathered},

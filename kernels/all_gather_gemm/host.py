@@ -93,17 +93,36 @@ def block_of(call: GatherCall) -> Block:
 
 
 def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queue the copies that come first: of A where it is kept, and of operands that descriptors cannot name.
+    """Queue what comes first: copies of A where it is kept, and of operands that descriptors cannot name.
+
+    An A to quantise is quantised to its place in the gathered A.
 
     Returns:
         The operands as kernels read them.
     """
     own, has_descriptors = gathered(call)[own_rows(call)], call.config.descriptors
+    a = quantised(call, a, gathered(call), gathered_scale(call), own_rows(call))
     if keeps_gathered(call):
         copy_scale(call)
         if not (has_descriptors and call.needs_copy("A", a)):
             call.copy(own, "A", a)
     return call.readable(a, b, room_of_a=own) if has_descriptors else (a, b)
+
+
+def quantised(
+    call: GatherCall, a: torch.Tensor, room: torch.Tensor, scales: torch.Tensor | None, rows: slice
+) -> torch.Tensor:
+    """Return this rank's A as it is multiplied: itself, or where the problem quantises it, `rows` of a room for that.
+
+    Args:
+        call, a: the call, and its A.
+        room, scales: where rows of fp8 and their scales go, which the call queues.
+        rows: which of these are the rank's.
+    """
+    if not call.problem.is_quantised:
+        return a
+    assert scales is not None
+    return call.quantise(a, room[rows], scales[rows])
 
 
 def copy_scale(call: GatherCall) -> None:

@@ -28,8 +28,9 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Gather, and multiply."""
+    """Gather, and multiply; what is quantised is by the kernel of the other variants."""
     shard, output = call.memory["shard"], call.memory["output"]
+    a = host.quantised(call, a, shard, call.memory.get("shard_scale"), slice(len(a)))
     if len(a) < len(shard) or not a.is_contiguous():
         shard[: len(a)].copy_(a)
         a = shard
@@ -39,7 +40,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     all_gather_single(gathered, a, group=group)
     if call.problem.scales:
         own, scale = call.memory["shard_scale"], call.operands["a_scale"]
-        own[: scale.shape[0] if call.problem.scales[0] != "tensor" else None].copy_(scale)
+        own[: scale.shape[0] if call.problem.scales[0] != "tensor" else None].copy_(scale)  # onto itself, if quantised
         all_gather_single(call.memory["gathered_scale"], own, group=group)
     # Shards but the last ones are full, so padding comes last.
     call.multiply_with_torch(host.gathered(call), b, output, a_scale=host.gathered_scale(call))

@@ -17,6 +17,7 @@ class AllGatherGemmProblem(Problem):
     """
 
     allows_narrowing = True
+    allows_quantizing = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

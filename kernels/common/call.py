@@ -21,7 +21,8 @@ from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
 from .launch.launching import Calls, SideStream
 from .portable.gemm import POINTERS
 from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
-from .portable.row_norm import NormedRows, norm_rows, shape_of_norm
+from .portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
+from .portable.row_norm import NORM_WARPS, NOTHING, NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
 from .scaled_mm import multiply_scaled
 from .scales import SCALE_BLOCK, scale_strides
@@ -31,7 +32,6 @@ P = TypeVar("P", bound=Problem)
 Kept = TypeVar("Kept")
 
 OUTPUT = "output"  # the name of C among a call's memory
-_NORM_WARPS = 8  # of a kernel that only norms rows
 
 
 @dataclass(frozen=True)
@@ -172,17 +172,21 @@ class Call(Generic[P]):
         for name, like in self.kept("like outputs", self._like_outputs).items():  # no comprehension: a frame, a call
             new[name] = torch.empty_like(like) if out is None or name != OUTPUT else out
         if out is not None:
-            new[OUTPUT] = self._as_output(out)
+            if not self.takes_out(out):
+                room = self.new.get(OUTPUT)
+                takes = (
+                    f"a contiguous {room.shape} of {room.dtype}" if room else "none: its output is the operator's own"
+                )
+                raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")
+            new[OUTPUT] = out.view(self.new[OUTPUT].shape)
         return new
 
-    def _as_output(self, out: torch.Tensor) -> torch.Tensor:
-        """Return memory for C as its rows lie there, which kernels may cut by shards."""
+    def takes_out(self, out: torch.Tensor) -> bool:
+        """Return whether this is memory for C as its rows lie there, which kernels may cut by shards."""
         room = self.new.get(OUTPUT)
-        if room and out.dtype == room.dtype and out.is_contiguous():
-            if out.shape[-1:] == room.shape[-1:] and out.numel() == math.prod(room.shape):
-                return out.view(room.shape)
-        takes = f"a contiguous {room.shape} of {room.dtype}" if room else "none: its output is the operator's own"
-        raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")
+        if room is None or out.dtype != room.dtype or not out.is_contiguous():
+            return False
+        return out.shape[-1:] == room.shape[-1:] and out.numel() == math.prod(room.shape)
 
     def _like_outputs(self) -> dict[str, torch.Tensor]:
         """Return tensors without memory, of which torch makes others in half the time that it takes by a shape."""
@@ -230,8 +234,23 @@ class Call(Generic[P]):
         self.channel.calls.launch(kernel, num_programs, arguments, options)
 
     def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
-        """Copy the operand of a name, before anything else that the call queues."""
-        self.channel.calls.copy(destination, name, operand)
+        """Copy the operand of a name, before anything else that the call queues, unless it lies there."""
+        if (destination.data_ptr(), destination.stride()) != (operand.data_ptr(), operand.stride()):
+            self.channel.calls.copy(destination, name, operand)
+
+    def quantise(self, a: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Queue a kernel that quantises this rank's A to `rows`, and return these; `scales` are its scale from then on.
+
+        Args:
+            a: the operand, of a wider dtype.
+            rows: of A's shape, fp8, contiguous each.
+            scales: (rows, 1), fp32, contiguous.
+        """
+        self.operands = {**self.operands, "a_scale": scales}
+        if len(a):
+            arguments = quantise_arguments(a, rows, scales)
+            self.channel.calls.launch(quantise_rows, len(a), arguments, {"num_warps": QUANTISE_WARPS})
+        return rows
 
     def stream(self, name: str) -> SideStream:
         """Return the queue of work of this name beside the current stream."""
@@ -341,11 +360,11 @@ class Call(Generic[P]):
         """
         rows, width = c.shape
         if rows:
-            epilogue = self.epilogue() if finishes else Epilogue((), ())
+            epilogue = self.epilogue() if finishes else NOTHING
             tile = Tile(1, 1, 1, 1, POINTERS.value, 1, self.ops if finishes else ())
             out = Block(c, rows, width, c.stride(0), epilogue)
-            arguments = {"out": out, **self.norm(_NORM_WARPS), "TILE": tile}
-            self.channel.calls.launch(norm_rows, rows, arguments, {"num_warps": _NORM_WARPS})
+            arguments = {"out": out, **self.norm(NORM_WARPS), "TILE": tile}
+            self.channel.calls.launch(norm_rows, rows, arguments, {"num_warps": NORM_WARPS})
 
     def width(self, columns: int) -> int:
         """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.

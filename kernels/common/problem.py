@@ -37,10 +37,13 @@ class Problem(ABC):
         use_fast_accum: leave sums of fp8 products in the tensor cores' own, narrower accumulators, and do not promote
             them to fp32 every 128 of k; means something on sm_90 alone.
         norm: what is made of rows of C, beside C; None for nothing.
+        a_dtype: that A is given in; None for `dtype`. From a wider one its rows are quantised to `dtype`, an fp8
+            format, as they are gathered, with a scale each.
 
     Raises:
         ValueError: a size below one, a dtype that is not supported, formats that are not multiplied together, scales
-            that do not go together, an op that there is not, or a norm where ranks do not have whole rows of C.
+            that do not go together, an op that there is not, a norm where ranks do not have whole rows of C, or an A
+            to quantise where it is not gathered.
     """
 
     m: int
@@ -55,13 +58,16 @@ class Problem(ABC):
     partial_dtype: torch.dtype | None = None
     use_fast_accum: bool = False
     norm: RmsNorm | None = None
+    a_dtype: torch.dtype = None  # type: ignore[assignment]
 
     allows_narrowing: ClassVar[bool] = False  # whether an epilogue may make C narrower than the product
     allows_norm: ClassVar[bool] = False  # whether ranks add up whole rows of C
+    allows_quantizing: ClassVar[bool] = False  # whether A travels, and may be quantised before
 
     def __post_init__(self) -> None:
-        default_out = torch.bfloat16 if is_fp8(self.dtype) else self.dtype
-        for name, default in (("out_dtype", default_out), ("b_dtype", self.dtype)):
+        given = self.a_dtype or self.dtype
+        default_out = torch.bfloat16 if is_fp8(given) else given
+        for name, default in (("out_dtype", default_out), ("b_dtype", self.dtype), ("a_dtype", self.dtype)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         for name in ("m", "n", "k", "world_size"):
@@ -72,6 +78,8 @@ class Problem(ABC):
                 raise ValueError(f"{name} {dtype} is not supported; supported: {', '.join(map(str, supported))}")
         check_formats(self.dtype, self.b_dtype)
         check_scales(self.scales, self.dtype)
+        if self.is_quantised:
+            self._check_quantised()
         if self.norm and not self.allows_norm:
             raise ValueError(
                 "a norm takes whole rows of sums over ranks, which GEMM + reduce-scatter and GEMM + all-reduce give; a "
@@ -82,6 +90,22 @@ class Problem(ABC):
                 f"{self.epilogue[-1]} makes C narrower than A @ B; all-gather + GEMM can do that, a "
                 f"{type(self).__name__} cannot"
             )
+
+    def _check_quantised(self) -> None:
+        if not self.allows_quantizing:
+            raise ValueError(
+                f"quantize is 'row', and a {type(self).__name__} gathers no A; all-gather + GEMM does, and quantises it"
+            )
+        if self.a_dtype not in DTYPES or not is_fp8(self.dtype) or self.scales[:1] != ("row",):
+            raise ValueError(
+                f"A is quantised by rows, from {', '.join(map(str, DTYPES))} to an fp8 format, with scales of rows; "
+                f"this is from {self.a_dtype} to {self.dtype}, with scales {self.scales}"
+            )
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether A is given in a wider dtype than it is gathered and multiplied in."""
+        return self.a_dtype != self.dtype
 
     @property
     def narrowing(self) -> int:
@@ -127,11 +151,14 @@ class Problem(ABC):
     def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes on a rank of all operands but A and B, by name: scales, what epilogue and norm read.
 
-        This is for the rank's rows of C and its columns of B; what the norm reads is called "norm_weight".
+        This is for the rank's rows of C and its columns of B; what the norm reads is called "norm_weight". An A that is
+        quantised is given without a scale.
         """
         if not (self.scales or self.epilogue or self.norm):
             return {}
         shapes = scale_shapes(self.scales, self.a_shape(rank), self.b_shape(rank))
+        if self.is_quantised:
+            del shapes["a_scale"]
         ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
         shapes |= {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
         return {**shapes, "norm_weight": (self.n,)} if self.norm else shapes
@@ -140,9 +167,9 @@ class Problem(ABC):
         """Return an operand's dtype; `name` is "A", "B" or one of `operand_shapes`."""
         if name in ("a_scale", "b_scale"):
             return torch.float32
-        if name == "B":
-            return self.b_dtype
-        return self.dtype if name == "A" or not is_fp8(self.dtype) else self.out_dtype
+        if name in ("A", "B"):
+            return self.a_dtype if name == "A" else self.b_dtype
+        return self.out_dtype if is_fp8(self.dtype) else self.dtype
 
     def normed_shapes(self, rank: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Return the shapes and dtypes on a rank of what the norm gives, by name: normed rows, of fp8 scales, too."""

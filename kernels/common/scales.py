@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 SCALE_BLOCK = 128  # of k, and of n
+LEAST_LARGEST = 2.0**-100  # magnitude of what shares a scale, for that: all of it may be zeros
 SCALE_KINDS = (("tensor", "row", "block"), ("tensor", "column", "block"))  # A's, B's
 
 _OPEN = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -38,7 +39,9 @@ def check_formats(a: torch.dtype, b: torch.dtype) -> None:
             return
     if a != b:
         partners = next((formats for formats in (_OPEN, _FNUZ) if a in formats), (a,))
-        raise ValueError(f"A is {a} and B is {b}; {a} is multiplied by {' or '.join(map(str, partners))}")
+        quantised = b in _OPEN + _FNUZ and a not in _OPEN + _FNUZ
+        more = ", or quantised: all_gather_gemm takes quantize='row'" if quantised else ""
+        raise ValueError(f"A is {a} and B is {b}; {a} is multiplied by {' or '.join(map(str, partners))}{more}")
 
 
 def check_scales(scales: tuple[str, ...], dtype: torch.dtype) -> None:
@@ -58,6 +61,37 @@ def check_scales(scales: tuple[str, ...], dtype: torch.dtype) -> None:
         raise ValueError(
             f"a_scale and b_scale are those of fp8 operands, and A is {dtype}; `scale` multiplies any product"
         )
+
+
+def check_quantize(quantize: str | None, a: torch.dtype, b: torch.dtype, *, has_scale: bool) -> None:
+    """Raise for a `quantize` that there is not, or for operands of which A is not quantised.
+
+    Args:
+        quantize: of what A gets a scale each as it is quantised, "row"; None for nothing.
+        a, b: the dtypes of A, as it is given, and of B.
+        has_scale: whether A's scale is given.
+
+    Raises:
+        ValueError: says what would work.
+    """
+    if quantize is None:
+        return
+    if quantize != "row":
+        raise ValueError(f"quantize is {quantize!r}; it takes 'row', for a scale of each row of A, or None")
+    if a in _OPEN + _FNUZ or has_scale:
+        given = "a_scale is given" if has_scale else f"A is {a}"
+        raise ValueError(
+            f"quantize is 'row' and {given}; leave quantize out: of fp8 and its scale nothing is quantised"
+        )
+    if b not in _OPEN + _FNUZ:
+        raise ValueError(
+            f"quantize is 'row' and B is {b}; A is quantised for a B of {', '.join(map(str, _OPEN + _FNUZ))}"
+        )
+
+
+def quantised_dtype(b: torch.dtype) -> torch.dtype:
+    """Return the format to which A is quantised for a B of another: the one of most mantissa bits of its kind."""
+    return _FNUZ[0] if b in _FNUZ else _OPEN[0]
 
 
 def scale_shapes(scales: tuple[str, ...], a_shape: Shape, b_shape: Shape) -> dict[str, Shape]:
@@ -85,6 +119,8 @@ def quantise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a matrix in fp8, and its scale, by which the largest of what shares one becomes the largest of the format.
 
+    Where an infinity or a NaN shares it, it is infinite: all that is multiplied by it becomes NaN.
+
     Args:
         matrix: (rows, columns), of a wider dtype.
         dtype: an fp8 format.
@@ -101,8 +137,8 @@ def quantise(
     across = 1 if kind in ("tensor", "row") else -(-columns // wide)
     padded = F.pad(matrix.float(), (0, across * wide - columns, 0, tall * high - rows))
     blocks, most = padded.view(tall, high, across, wide), torch.finfo(dtype).max
-    scale = blocks.abs().amax((1, 3)) / most
-    scale = torch.where(scale > 0, scale, 1.0)
+    largest = blocks.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).amax((1, 3))
+    scale = largest.clamp(min=LEAST_LARGEST) / most
     small = (blocks / scale[:, None, :, None]).clamp_(-most, most).to(dtype)
     return small.view(padded.shape)[:rows, :columns].contiguous(), scale
 

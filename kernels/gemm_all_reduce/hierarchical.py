@@ -26,8 +26,8 @@ def steps(problem: GemmAllReduceProblem, topology: Topology, chunks: int) -> lis
     return [*before, sends, HostStep(None, is_last=True, gathered_bytes=others * gathered_bytes)]
 
 
-def run(call: HierarchicalCall[GemmAllReduceProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
-    """Queue the sum of this rank's rows, finish it, and gather all ranks'."""
+def run(call: HierarchicalCall[GemmAllReduceProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queue the sum of this rank's rows, finish it, gather all ranks', and norm them."""
     problem, topology, own = call.problem, call.topology, call.rail.host
     rows, n = problem.shard_shape(0)
     total = reduce_scatter.sum_rows(call, a, b)
@@ -45,7 +45,8 @@ def run(call: HierarchicalCall[GemmAllReduceProblem], a: torch.Tensor, b: torch.
             transfers[host].wait()
         if topology.ranks_per_host > 1:
             call.ctx.local.ccl.all_gather(c[host], of_place[host])
-    return (c.view(-1, n)[: problem.m],)
+    whole = c.view(-1, n)[: problem.m]
+    return whole, *call.normed(whole)
 
 
 HIERARCHY = Hierarchy(SUMMING_FAMILY, steps, run, gathers_inside=True)

@@ -15,7 +15,7 @@ import torch
 
 from iris_core.rendezvous.topology import Topology
 
-from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded
+from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded, rows_of
 from .host import FAMILY
 from .problem import GemmAllScatterProblem
 
@@ -47,13 +47,15 @@ def run(call: HierarchicalCall[GemmAllScatterProblem], a: torch.Tensor, b: torch
     """Queue a product a chunk, and its transfers behind it; then spread what has come."""
     problem, topology, own, place = call.problem, call.topology, call.rail.host, call.rail.place
     size, (k, columns), chunks = topology.ranks_per_host, problem.b_shape(0), cut(problem.m, call.chunks)
-    b = padded(b, k, columns)
+    b, scales = padded(b, k, columns), call.scales((problem.m, k), (k, columns))
     c = a.new_empty(problem.m, topology.num_hosts, size, columns, dtype=problem.out_dtype)
     blocks = [c.new_empty(topology.num_hosts, length(one), columns) for one in chunks]
     transfers = {}
     for chunk, received in zip(chunks, blocks, strict=True):
         part = _part(problem, topology, length(chunk))
-        operands = call.operands_of(problem.m, columns, operator.itemgetter(chunk))
+        operands = call.operands_of(problem.m, columns, operator.itemgetter(chunk)) | scales
+        if scales:
+            operands["a_scale"] = rows_of(scales["a_scale"], problem.scales[0], chunk)
         call.multiply(part, a[chunk], b, out=c[chunk, own], operands=operands)
         received[own] = c[chunk, own, place]
         for above, below in call.distant():

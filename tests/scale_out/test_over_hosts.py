@@ -15,14 +15,16 @@ import torch
 from checking import fault, make_data
 from families import make_problem
 from ranks import TIMEOUT_S
+from scaled import KINDS, make_scaled_data
 
 from iris_core import RankPool, iris
 from iris_core.hierarchical import HierarchicalContext
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.hierarchical import choosing
-from iris_kernels.gemm_all_reduce import gemm_all_reduce
+from iris_kernels.common.scales import quantise
+from iris_kernels.gemm_all_reduce import gemm_all_reduce, gemm_all_reduce_rms_norm
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
-from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter
+from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter, gemm_reduce_scatter_rms_norm
 from overlap_taxonomy import get_variant, list_variants
 
 CALLS = int(os.environ.get("IRIS_SCALE_OUT_CALLS", "6"))  # of each operator
@@ -146,6 +148,82 @@ def _bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
 
 def test_functions_finish_what_crosses_hosts(pool: RankPool) -> None:
     assert [said for of_rank in pool.call(finished_calls) for said in of_rank] == []
+
+
+def scaled_calls(rank: int, world_size: int, family: str, scales: tuple[str, ...]) -> list[str]:
+    """Call an operator on fp8 operands, each rank's with scales of its own; return what was wrong."""
+    ctx, fp8, faults = context(), (torch.float8_e4m3fn, torch.float8_e5m2), []
+    for n, k in ((132, 300), *SIZES[1:]):
+        most = replace(make_problem(family, MOST_ROWS, n, k, world_size, fp8[0]), b_dtype=fp8[1], scales=scales)
+        operator = get_variant(family, "auto").build(ctx, most)
+        for seed, m in enumerate((33, 1, MOST_ROWS)):
+            problem = most.with_rows(m)
+            made = make_scaled_data(family, problem, rank, seed)
+            data = replace(made.data, bound=2 * made.data.bound)  # what a host sums is rounded once more
+            output = operator.as_matrix(operator(made.a, made.b, m=m, **made.scales))
+            if wrong := fault(output, data, problem.out_dtype):
+                faults.append(f"rank {rank}, {problem}: {wrong}")
+        operator.close()
+    return faults
+
+
+@pytest.mark.parametrize("scales", KINDS, ids="-".join)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scales_cross_hosts_with_what_they_scale(pool: RankPool, family: str, scales: tuple[str, ...]) -> None:
+    assert [said for of_rank in pool.call(scaled_calls, family, scales) for said in of_rank] == []
+
+
+def quantised_calls(rank: int, world_size: int) -> list[str]:
+    """Return which of C, the gathered A and its scales differ in a bit from those of what torch quantised."""
+    ctx, n, k, wrong = context(), 2 * world_size + 1, 40, []
+    draw = torch.Generator().manual_seed(1)
+    for m in (33, 2):
+        whole = torch.randn(m, k, generator=draw) * torch.arange(m)[:, None]
+        b = torch.randn(k, n, generator=draw)
+        rows, columns = (slice(*_bounds(size, world_size, rank)) for size in (m, n))
+        a = whole[rows].bfloat16().to(ctx.get_device())
+        weight, b_scale = quantise(b[:, columns].to(a.device), torch.float8_e4m3fn, "column", is_b=True)
+        how: dict[str, Any] = {"m": m, "n": n, "return_gathered": True, "b_scale": b_scale}
+        weight = weight.t().contiguous().t()
+        small, a_scale = quantise(a, torch.float8_e4m3fn, "row")
+        expected = all_gather_gemm(ctx, small, weight, a_scale=a_scale, out_dtype=a.dtype, **how)
+        found = all_gather_gemm(ctx, a, weight, quantize="row", **how)
+        gathered, scales = quantise(whole.bfloat16(), torch.float8_e4m3fn, "row")
+        for name, one, other in zip(("C", "A", "scales"), found, (expected[0], gathered, scales), strict=True):
+            if not torch.equal(one.cpu().float(), other.cpu().float()):
+                wrong.append(f"rank {rank}, {m} rows: {name}")
+    return wrong
+
+
+def test_a_shard_is_quantised_before_it_crosses_hosts(pool: RankPool) -> None:
+    assert [said for of_rank in pool.call(quantised_calls) for said in of_rank] == []
+
+
+def normed_calls(rank: int, world_size: int) -> list[str]:
+    """Call the functions that norm rows, with a residual; return which gave something else than torch."""
+    ctx, m, n, k = context(), 21, 40, 8 * world_size
+    device, draw = ctx.get_device(), torch.Generator().manual_seed(0)
+    a, b, residual, weight = (torch.randn(*s, generator=draw).to(device) for s in ((m, k), (k, n), (m, n), (n,)))
+    inner, rows = (slice(*_bounds(size, world_size, rank)) for size in (k, m))
+    hidden = a @ b + residual
+    normed = torch.nn.functional.rms_norm(hidden, (n,), weight, 0.5)
+    wrong = []
+    for name, function, own in (
+        ("reduce-scatter", gemm_reduce_scatter_rms_norm, rows),
+        ("all-reduce", gemm_all_reduce_rms_norm, slice(None)),
+    ):
+        how: dict[str, Any] = {"norm_weight": weight, "eps": 0.5, "k": k, "residual": residual[own]}
+        outputs = function(ctx, a[:, inner], b[inner], **how)
+        fp8, c, scales = function(ctx, a[:, inner], b[inner], **how, normed_dtype=torch.float8_e4m3fn)
+        expected = (normed[own], hidden[own], hidden[own])
+        close = [torch.allclose(*pair, atol=1e-3, rtol=1e-3) for pair in zip((*outputs, c), expected, strict=True)]
+        close.append(torch.allclose(fp8.float() * scales, normed[own], atol=0.05, rtol=0.07))
+        wrong += [] if all(close) else [f"rank {rank}, {name}: {close}"]
+    return wrong
+
+
+def test_whole_rows_are_normed_behind_the_sum_over_hosts(pool: RankPool) -> None:
+    assert [said for of_rank in pool.call(normed_calls) for said in of_rank] == []
 
 
 def compiled_calls(rank: int, world_size: int) -> list[str]:

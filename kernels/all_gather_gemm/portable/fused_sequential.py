@@ -34,12 +34,13 @@ from .shards import MULTIPLIES
 
 
 @triton.jit
-def at_owner(own_ptr, gate, work, peers, epoch):
+def at_owner(own_ptr, gate, work, peers, epoch, WAITS: tl.constexpr):
     """Wait until the owner of a tile's rows of A is ready, and return where its shard is: a gate of compute_tiles."""
-    if work.owner != peers.rank:
-        began = trace_time(peers)
-        wait_ready_of(peers, work.owner, epoch)
-        trace_span(peers, WAIT, work.index, began)
+    if WAITS:
+        if work.owner != peers.rank:
+            began = trace_time(peers)
+            wait_ready_of(peers, work.owner, epoch)
+            trace_span(peers, WAIT, work.index, began)
     return translate(own_ptr, peers.rank, work.owner, peers.heap_bases)
 
 
@@ -80,12 +81,12 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queue the copy of this rank's shard, and the kernel."""
-    staged = call.memory["staged"]
-    call.copy(staged[: a.shape[0]], "A", a)
-    scales = call.memory.get("gathered_scale")
+    """Queue the copy of this rank's shard, or what quantises it, and the kernel."""
+    staged, scales, rows = call.memory["staged"], call.memory.get("gathered_scale"), slice(a.shape[0])
+    a = host.quantised(call, a, staged, scales, rows)
+    call.copy(staged[rows], "A", a)
     if scales is not None:
-        call.copy(scales[: a.shape[0]], "a_scale", call.operands["a_scale"])
+        call.copy(scales[rows], "a_scale", call.operands["a_scale"])
     arguments: dict[str, Any] = call.main_loop(staged, b, a_scale=scales)
     arguments["own_ptr"] = arguments.pop("a")
     call.run(

@@ -168,17 +168,27 @@ def _buffer_rows(call: GatherCall) -> int:
 
 
 def workspace(call: GatherCall) -> dict[str, Buffer]:
-    """Return the buffers of the gathered A, in two halves unless the caller reads it, of C, and of split tiles."""
+    """Return the buffers of the gathered A, in two halves unless the caller reads it, of C, and of split tiles.
+
+    A shard is quantised to a buffer of its own: which half it goes to is known on the device alone.
+    """
     buffer = host.gathered_buffer(call, _buffer_rows(call))
     # A half begins with a row of A: there is room for one more.
     rows, distance = buffer.shape
     halves = buffer if host.keeps_gathered(call) else buffer._replace(shape=(rows + 1, distance), halves=2)
     scales = host.scale_buffer(call, call.problem.m, 1 if host.keeps_gathered(call) else 2)
-    return {"gathered": halves, **scales, **host.output_buffer(call), **stream_k_host.workspace(call)}
+    found = {"gathered": halves, **scales, **host.output_buffer(call), **stream_k_host.workspace(call)}
+    if call.problem.is_quantised:
+        shard = call.problem.a_shape(0)
+        found["quantised"] = Buffer(shard, call.problem.dtype)
+        found["quantised_scale"] = Buffer((shard[0], 1), torch.float32)
+    return found
 
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queue the kernel."""
+    """Queue the kernel, behind what quantises this rank's shard."""
+    memory = call.memory
+    a = host.quantised(call, a, memory.get("quantised", a), memory.get("quantised_scale"), slice(len(a)))
     problem, rows, room = call.problem, _buffer_rows(call), call.memory["gathered"]
     buffers = 1 if host.keeps_gathered(call) else 2
     distance = room.stride(0)

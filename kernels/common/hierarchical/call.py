@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.nn.functional as functional
 
 from iris_core.hierarchical import HierarchicalContext, Rail, Transfer
 from iris_core.rendezvous.topology import Topology
 
-from ..config import GemmConfig
+from ..config import GemmConfig, is_fp8
 from ..device.epilogue import epilogue_ops, finish_with_torch
 from ..operators.functional import operator_of
 from ..operators.operator import Operator
+from ..portable.row_norm import normed_rows
 from ..problem import Problem
+from ..scales import SCALE_BLOCK, scale_shapes
 from .blas_sms import blas_on_sms
 
 P = TypeVar("P", bound=Problem)
@@ -34,7 +35,7 @@ class HierarchicalCall(Generic[P]):
         problem: of all ranks, with the call's rows.
         family, variant, config, options: of the operators inside a host.
         chunks: into how many what goes to a host, or comes from one, is cut.
-        operands: what the epilogue reads, by name.
+        operands: what is read beside A and B, by name: scales, what the epilogue and a norm read.
     """
 
     ctx: HierarchicalContext
@@ -71,8 +72,8 @@ class HierarchicalCall(Generic[P]):
 
     @property
     def is_alone(self) -> bool:
-        """Whether a rank is its host's only one and multiplies with torch: there is nothing to fuse inside a host."""
-        return self.variant == "auto" and self.topology.ranks_per_host == 1
+        """Whether a rank is its host's only one and multiplies with torch."""
+        return multiplies_alone(self.problem, self.variant, self.topology)
 
     def operator(self, problem: Problem) -> Operator[Any]:
         """Return the operator of this host's ranks for a problem of theirs; collective where it must be made."""
@@ -93,12 +94,12 @@ class HierarchicalCall(Generic[P]):
             problem: theirs.
             a, b: this rank's.
             out: where C is to be, of any strides; None for new memory.
-            operands: what the epilogue reads.
+            operands: what is read beside A and B, by name.
         """
         if self.is_alone:
             return self._multiply_alone(problem, a, b, out, operands or {})
         operator = self.operator(problem)
-        is_direct = out is not None and not operator.keeps_outputs and _is_plain(out)
+        is_direct = out is not None and _is_plain(out) and operator.takes_out(out, problem.m)
         c, *others = operator.call(a, b, m=problem.m, out=out if is_direct else None, **operands or {})
         c = operator.as_matrix(c)
         if out is not None and not is_direct:
@@ -141,6 +142,16 @@ class HierarchicalCall(Generic[P]):
                 whole = padded(self.operands[op.operand], *op.operand_shape(rows, columns))
                 found[op.operand] = whole if op.per == "column" else take(whole)
         return found
+
+    def scales(self, a_shape: tuple[int, int], b_shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+        """Return the scales of A and B, by name, as those of operands that are padded to these shapes."""
+        shapes = scale_shapes(self.problem.scales, a_shape, b_shape)
+        return {name: padded(self.operands[name], *shape) for name, shape in shapes.items()}
+
+    def normed(self, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queue what norms the rows of a finished C, and return it: normed rows, and scales if they are fp8."""
+        norm = self.problem.norm
+        return () if norm is None else normed_rows(c, self.operands["norm_weight"], norm)
 
 
 @dataclass(frozen=True)
@@ -188,12 +199,39 @@ class Hierarchy:
         return sorted(found, key=lambda one: (one.m, one.n), reverse=True)
 
 
+def multiplies_alone(problem: Problem, variant: str, topology: Topology) -> bool:
+    """Return whether each rank is its host's only one, so that there is nothing to fuse, and multiplies with torch.
+
+    fp8 is multiplied by kernels all the same, which take any sizes.
+    """
+    return variant == "auto" and topology.ranks_per_host == 1 and not is_fp8(problem.dtype)
+
+
 def padded(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Return a tensor of this shape that begins with `tensor`, and has zeros beyond: itself where it is as large."""
+    """Return a tensor of this shape that begins with `tensor`, and has zeros beyond: itself where it is as large.
+
+    A matrix by columns stays one.
+    """
     if tuple(tensor.shape) == shape:
         return tensor
-    missing = [(0, size - given) for given, size in zip(tensor.shape, shape, strict=True)]
-    return functional.pad(tensor, [pad for pair in reversed(missing) for pad in pair])
+    if tensor.ndim == 2 and tensor.stride(0) == 1 != tensor.stride(1):
+        return padded(tensor.t(), *shape[::-1]).t()
+    whole = tensor.new_zeros(shape)
+    whole[tuple(slice(size) for size in tensor.shape)] = tensor
+    return whole
+
+
+def rows_of(scale: torch.Tensor, kind: str, rows: slice) -> torch.Tensor:
+    """Return the scale of some rows of A; `kind`: of what there is a scale each."""
+    return scale if kind == "tensor" else scale[rows]
+
+
+def columns_of(scale: torch.Tensor, kind: str, columns: slice) -> torch.Tensor:
+    """Return the scale of some columns of B, which begin with a block where there is a scale of each."""
+    if kind == "tensor":
+        return scale
+    size = SCALE_BLOCK if kind == "block" else 1
+    return scale[:, columns.start // size : -(-columns.stop // size)]
 
 
 def cut(size: int, chunks: int, multiple: int = 1) -> list[slice]:
@@ -212,4 +250,14 @@ def _is_plain(out: torch.Tensor) -> bool:
     return out.ndim == 2 and out.is_contiguous() and out.data_ptr() % 16 == 0
 
 
-__all__ = ["HierarchicalCall", "Hierarchy", "HostStep", "Transfer", "cut", "length", "padded"]
+__all__ = [
+    "HierarchicalCall",
+    "Hierarchy",
+    "HostStep",
+    "Transfer",
+    "columns_of",
+    "cut",
+    "length",
+    "padded",
+    "rows_of",
+]

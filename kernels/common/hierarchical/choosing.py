@@ -24,7 +24,7 @@ from ..calibration.kept import kept_machine
 from ..choice.measured import device_name
 from ..choice.ranking import work_of
 from ..problem import Problem
-from .call import Hierarchy
+from .call import Hierarchy, multiplies_alone
 from .prediction import best_chunks, predict_flat_us
 
 _UNTIMED_CHUNKS = 2  # where there is no performance to choose by: interpreted kernels, or a GPU that is not known
@@ -121,15 +121,16 @@ def _made(
     assert known.machine is not None
     beside = known.machine.with_sms(ctx.local.get_cu_count())
     inside = work_of(hierarchy.family, hierarchy.inside(problem, ctx.topology, 1)[0])
-    if variant == "auto":
-        names = ("library",) if ctx.topology.ranks_per_host == 1 else ()  # alone, a rank multiplies with torch
+    if multiplies_alone(problem, variant, ctx.topology):
+        names: tuple[str, ...] = ("library",)
     else:
-        names = (variant,) if predict_us(beside, variant, inside) is not None else ()
+        is_modelled = variant != "auto" and predict_us(beside, variant, inside) is not None
+        names = (variant,) if is_modelled else ()
     rows = [1 << bit for bit in range(most.bit_length())]
     rows += [most] * (rows[-1] < most)
     chunks, is_library = [], []
     for m in rows:
-        asked = replace(problem, m=m, epilogue=())
+        asked = replace(problem, m=m, epilogue=(), norm=None)  # which take as long either way
         number, us = best_chunks(beside, known.link, hierarchy, asked, ctx.topology, names)
         library_us = predict_flat_us(known.machine, known.link, family, asked, ctx.topology, hierarchy.baseline)
         chunks.append(number)

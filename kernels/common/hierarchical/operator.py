@@ -12,7 +12,7 @@ import torch
 from iris_core.hierarchical import HierarchicalContext
 from iris_core.utils.torch_modes import plain_tensors
 
-from ..config import GemmConfig, is_fp8
+from ..config import GemmConfig
 from ..problem import Problem
 from .call import HierarchicalCall, Hierarchy
 from .choosing import schedules_for
@@ -71,9 +71,6 @@ class HierarchicalOperator(Generic[P]):
                 raise ValueError(
                     f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
                 )
-            if is_fp8(problem.dtype) or problem.norm:
-                what = "norm of rows" if problem.norm else f"{problem.dtype} operands"
-                raise ValueError(f"over hosts {self} takes no {what}: use bf16, fp16 or fp32, and norm in torch")
             if unknown := self._options.keys() - hierarchy.options.keys():
                 raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
         asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
@@ -190,9 +187,9 @@ class HierarchicalOperator(Generic[P]):
             raise ValueError(f"{self} takes {', '.join(shapes)}; given are {', '.join(operands)}")
         device = self.ctx.get_device()
         for name, shape in shapes.items():
-            given = operands[name]
-            if (tuple(given.shape), given.dtype, given.device) != (shape, problem.dtype, device):
+            given, dtype = operands[name], problem.operand_dtype(name)
+            if (tuple(given.shape), given.dtype, given.device) != (shape, dtype, device):
                 raise ValueError(
                     f"{self}: {name} is {tuple(given.shape)} of {given.dtype} on {given.device}; rank {self.rank} "
-                    f"gives {shape} of {problem.dtype} on {device}"
+                    f"gives {shape} of {dtype} on {device}"
                 )

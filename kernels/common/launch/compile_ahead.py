@@ -38,8 +38,7 @@ _MOST_THREADS = 16  # of a rank; more would wait for Python's lock
 
 def compile_ahead(
     ctx: Context,
-    calls: Iterable[tuple[Operator[Any], torch.Tensor, torch.Tensor]],
-    others: Mapping[str, torch.Tensor] | None = None,
+    calls: Iterable[tuple[Operator[Any], tuple[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]],
 ) -> Iterator[tuple[int, int]]:
     """Compile the kernels of calls that are not made yet; collective.
 
@@ -47,8 +46,8 @@ def compile_ahead(
 
     Args:
         ctx: the operators' context; its ranks share the host's cores.
-        calls: operators and their operands; of an operator that runs no kernels of ours nothing is compiled.
-        others: what the epilogue of all these operators reads, by name.
+        calls: operators, A and B, and the other operands by name; of an operator that runs no kernels of ours nothing
+            is compiled.
 
     Yields:
         How many kernels are done, and of how many, over all ranks; about every second, until all are.
@@ -60,9 +59,9 @@ def compile_ahead(
         ThreadPoolExecutor(threads) as compilers,
         AsyncCompileMode(asked, ignore_errors=True) as mode,
     ):
-        for operator, a, b in calls:
+        for operator, operands, others in calls:
             with contextlib.suppress(Exception):
-                operator.compile_kernels(a, b, **others or {})
+                operator.compile_kernels(*operands, **others)
         pending, total = set(mode.raw_futures), len(mode.raw_futures)
         try:
             for kernel in asked.kernels:

@@ -20,7 +20,7 @@ from overlap_taxonomy import Variant, get_variant
 from ..config import GemmConfig
 from ..portable.row_norm import RmsNorm
 from ..problem import Problem
-from ..scales import check_scales, kinds_of
+from ..scales import check_quantize, check_scales, kinds_of, quantised_dtype
 from ..workspace import with_room_to_grow
 from .operator import Operator
 
@@ -74,6 +74,7 @@ def problem_for(
     partial_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
     norm: RmsNorm | None = None,
+    quantize: str | None = None,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
@@ -86,6 +87,7 @@ def problem_for(
         accumulation_dtype: float32, in which sums are.
         epilogue, out_dtype, partial_dtype, use_fast_accum, norm: the problem's; the same on all ranks.
         a_scale, b_scale: the operands', or None; of the same kinds on all ranks.
+        quantize: "row" where A is quantised as it is gathered; the same on all ranks.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -98,14 +100,15 @@ def problem_for(
     if not (config is None or isinstance(config, GemmConfig)):
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
     given = [size for name, size in sizes.items() if name != "m"]
-    key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, b.dtype, accumulation_dtype, *given)
+    key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, b.dtype, quantize, accumulation_dtype, *given)
     products = _known_in(ctx).products
     product, rows = products.get(key), a.shape[0] if a.ndim else 0
     m = None
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum, str(norm)]
+        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum]
+        asked += [str(norm), quantize]
         ctx.agree("the calls, and whether the ranks compare their operands", asked)
     scales: tuple[str, ...] = ()
     if product is None or m is None:
@@ -116,13 +119,14 @@ def problem_for(
                 raise ValueError(
                     f"accumulation_dtype is {accumulation_dtype}; partial sums are accumulated in {torch.float32} alone"
                 )
-            scales = scales_of(a, b, a_scale, b_scale)
-            check_scales(scales, a.dtype)
-        problem = _problem(ctx, a, b, problem_type, sizes)
+            check_quantize(quantize, a.dtype, b.dtype, has_scale=a_scale is not None)
+            scales = scales_of(a, b, a_scale, b_scale, quantize)
+            check_scales(scales, quantised_dtype(b.dtype) if quantize else a.dtype)
+        problem = _problem(ctx, a, b, problem_type, sizes, scales if quantize else ())
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
-    elif a_scale is not None or b_scale is not None:
-        scales = scales_of(a, b, a_scale, b_scale)
+    elif a_scale is not None or b_scale is not None or quantize:
+        scales = scales_of(a, b, a_scale, b_scale, quantize)
     problem = product.problem
     asked_more = (epilogue, out_dtype or problem.out_dtype, scales, partial_dtype, use_fast_accum, norm)
     if (m, *asked_more) == (problem.m, (), problem.out_dtype, (), None, False, None):
@@ -154,12 +158,18 @@ def _finished(
 
 
 def scales_of(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None, b_scale: torch.Tensor | None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    quantize: str | None = None,
 ) -> tuple[str, ...]:
-    """Return of what the operands have a scale each."""
-    if a_scale is None and b_scale is None:
+    """Return of what the operands have a scale each; an A that is quantised has one a row."""
+    if a_scale is None and b_scale is None and not quantize:
         return ()
     of_a, of_b = (None if scale is None else tuple(scale.shape) for scale in (a_scale, b_scale))
+    if quantize:
+        of_a = (a.shape[0], 1)
     return kinds_of(tuple(a.shape), tuple(b.shape), of_a, of_b)
 
 
@@ -263,14 +273,26 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _problem(
-    ctx: Context, a: torch.Tensor, b: torch.Tensor, problem_type: type[Problem], sizes: Mapping[str, int | None]
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    problem_type: type[Problem],
+    sizes: Mapping[str, int | None],
+    scales_of_quantised: tuple[str, ...],
 ) -> Problem:
-    ctx.agree("A's and B's dtypes", [str(a.dtype), str(b.dtype)])
+    """Return the problem of the ranks' shapes and dtypes, with scales where A is quantised; collective."""
+    ctx.agree(
+        "A's and B's dtypes, and the scales with which A is quantised",
+        [*map(str, (a.dtype, b.dtype)), *scales_of_quantised],
+    )
     ctx.agree("the sizes of the whole that the ranks give", dict(sizes))
     with ctx.recovery.raising_root_cause():
         shapes = ctx.control_plane.all_gather([list(a.shape), list(b.shape)], "compare shapes")
     a_shapes, b_shapes = [shape for shape, _ in shapes], [shape for _, shape in shapes]
-    problem = replace(problem_type.from_shapes(a_shapes, b_shapes, a.dtype), b_dtype=b.dtype)
+    how: dict[str, Any] = {"b_dtype": b.dtype}
+    if scales_of_quantised:
+        how |= {"dtype": quantised_dtype(b.dtype), "a_dtype": a.dtype, "scales": scales_of_quantised}
+    problem = replace(problem_type.from_shapes(a_shapes, b_shapes, a.dtype), **how)
     for name, given, expected_of in (("A", a_shapes, problem.a_shape), ("B", b_shapes, problem.b_shape)):
         expected = [list(expected_of(rank)) for rank in range(problem.world_size)]
         if given != expected:

@@ -146,7 +146,8 @@ class Operator(Generic[P]):
 
         Args:
             a, b, m, operands: the call's.
-            out: contiguous memory for an output that would be new, of the same shape and dtype; None for new memory.
+            out: contiguous memory for an output that would be new, of its shape and dtype, where the call `takes_out`;
+                None for new memory.
         """
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self.call)(a, b, m=m, out=out, **operands)
@@ -157,6 +158,14 @@ class Operator(Generic[P]):
         increment_version(outputs)
         # Another tensor each time, over the same memory: what autograd writes on one it does not find on the next.
         return tuple([one.detach() for one in outputs])
+
+    def takes_out(self, out: torch.Tensor, m: int) -> bool:
+        """Return whether a call of m rows can have this for its `out`.
+
+        Not where peers write C, and where kernels need room beside it: for whole tiles of every shard, or for rows that
+        begin on 16 bytes.
+        """
+        return not self.keeps_outputs and self._calls.of(m).takes_out(out)
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return what the last call gave, and the next call overwrites; see `call`."""
@@ -399,7 +408,7 @@ class Operator(Generic[P]):
         if (gathered := self._implementation.gathered) and overlap(operand, all_rows := gathered(call)):
             problem: Any = call.problem
             own = all_rows[slice(*problem.rows(self.rank))]  # nobody else writes there
-            return name != "A" or not own.numel() or not lies_within(operand, own)
+            return name != "A" or problem.is_quantised or not own.numel() or not lies_within(operand, own)
         outputs = (OUTPUT, *call.problem.normed_shapes(self.rank))
         return any(overlap(operand, call.memory[output]) for output in outputs if output in call.memory)
 

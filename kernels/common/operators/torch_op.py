@@ -32,6 +32,7 @@ from ..config import GemmConfig, is_fp8
 from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
 from ..portable.row_norm import RmsNorm
 from ..problem import Problem
+from ..scales import check_quantize, quantised_dtype
 from .functional import operator_of, problem_for, scales_of
 from .operand_checks import PLAIN
 from .operator import Operator
@@ -40,7 +41,7 @@ from .parts import joined
 _ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
     "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, ScalarType? partial_dtype=None, "
-    "bool use_fast_accum=False, float? norm_eps=None, ScalarType? normed_dtype=None, "
+    "bool use_fast_accum=False, float? norm_eps=None, ScalarType? normed_dtype=None, str? quantize=None, "
     "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None, Tensor? a_scale=None, Tensor? b_scale=None, "
     "Tensor? norm_weight=None"
 )
@@ -75,6 +76,7 @@ class Product(NamedTuple):
         activation: what is applied to C last, by name; None for nothing.
         out_dtype, partial_dtype, use_fast_accum: as a `Problem`'s.
         norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`); None for none, and for C's dtype.
+        quantize: "row" where A is quantised as it is gathered.
     """
 
     m: int
@@ -90,6 +92,7 @@ class Product(NamedTuple):
     use_fast_accum: bool = False
     norm_eps: float | None = None
     normed_dtype: torch.dtype | None = None
+    quantize: str | None = None
 
     @property
     def norm(self) -> RmsNorm | None:
@@ -157,13 +160,15 @@ def define_op(
             _lower_as_collective(family)
         product, operands = _product_and_operands(arguments)
         ctx, a_scale = context_named(product.context), operands.get("a_scale")
-        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands))
+        how: tuple[Any, ...] = (b[0].dtype, ("row", "column")) if product.quantize else ()
+        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands), *how)
         shape = problem.c_shape(ctx.get_rank())
         outputs = [a.new_empty(shape, dtype=problem.out_dtype)]
         if product.keep_gathered:
-            outputs.append(a.new_empty((product.m, product.k)))
-            if a_scale is not None:
-                outputs.append(a_scale.new_empty((product.m, a_scale.shape[1] if a_scale.ndim == 2 else 1)))
+            outputs.append(a.new_empty((product.m, product.k), dtype=problem.dtype))
+            if product.quantize or a_scale is not None:
+                columns = a_scale.shape[1] if a_scale is not None and a_scale.ndim == 2 else 1
+                outputs.append(a.new_empty((product.m, columns), dtype=torch.float32))
         normed = problem.normed_shapes(ctx.get_rank()).values()
         return outputs + [a.new_empty(shape, dtype=dtype) for shape, dtype in normed]
 
@@ -221,10 +226,11 @@ def define_op(
                 )
             if scale is not None and scale.requires_grad:
                 raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
-            if is_fp8(a.dtype) and _want_gradients(a, *b, a_scale, b_scale):
+            if (is_fp8(a.dtype) or product.quantize) and _want_gradients(a, *b, a_scale, b_scale):
                 raise ValueError(
-                    "an fp8 operand or its scale requires a gradient, which is not computed: call it with detach(), in "
-                    "an autograd.Function that multiplies what was quantised"
+                    f"{'A, which is quantised, an' if product.quantize else 'an'} fp8 operand or its scale requires a "
+                    "gradient, which is not computed: call it with detach(), in an autograd.Function that multiplies "
+                    "what was quantised"
                 )
             # The gradients of an activation and of a norm are made of what these are applied to: torch applies them.
             linear = product._replace(activation=None, norm_eps=None)
@@ -286,7 +292,8 @@ def multiply(
     """
     reads = tuple(operands)
     whole_b = joined(b, _families[family].dim)
-    scales = scales_of(a, whole_b, operands.get("a_scale"), operands.get("b_scale"))
+    check_quantize(product.quantize, a.dtype, whole_b.dtype, has_scale="a_scale" in operands)
+    scales = scales_of(a, whole_b, operands.get("a_scale"), operands.get("b_scale"), product.quantize)
     asked = (family, a.dtype, whole_b.dtype, scales, reads, product)
     operator = _found.get(asked)
     if operator is None or operator.is_closed:
@@ -337,6 +344,9 @@ def _problem_of(
     """Return what the ranks of a product do together."""
     if (product.norm_eps is None) == ("norm_weight" in reads):
         raise ValueError("norm_eps and norm_weight go together: give both, or neither")
+    a_dtype, b_dtype = dtype, b_dtype or dtype
+    if product.quantize:
+        dtype = quantised_dtype(b_dtype)
     problem_type: Any = _families[family].problem_type
     problem: Problem = problem_type(
         product.m,
@@ -351,6 +361,7 @@ def _problem_of(
         product.partial_dtype,
         product.use_fast_accum,
         product.norm,
+        a_dtype,
     )
     return problem
 
@@ -388,6 +399,7 @@ def call(
     norm_weight: torch.Tensor | None = None,
     norm_eps: float | None = None,
     normed_dtype: torch.dtype | None = None,
+    quantize: str | None = None,
     **asked: Any,
 ) -> Sequence[torch.Tensor]:
     """Return the outputs of a call of a family's function: C, then the family's others, or what the norm gives.
@@ -405,6 +417,7 @@ def call(
         partial_dtype, use_fast_accum: as a `Problem`'s.
         norm_weight, norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`), which are returned beside C; the
             first two None for none.
+        quantize: "row" where A is quantised as it is gathered; None for A as it is.
     """
     options = options or {}
     operands = {}
@@ -424,6 +437,7 @@ def call(
         "out_dtype": out_dtype,
         "partial_dtype": partial_dtype,
         "use_fast_accum": use_fast_accum,
+        "quantize": quantize,
     }
     how: dict[str, Any] = {"activation": activation, **rounding}
     how |= {"norm_eps": norm_eps, "normed_dtype": normed_dtype, **operands}

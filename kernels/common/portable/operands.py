@@ -65,7 +65,7 @@ def copy_tile(tile, copied, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     inside = (rows < copied.rows)[:, None]
     src = rows.to(tl.int64)[:, None] * copied.stride_src_m + columns.to(tl.int64)[None, :] * copied.stride_src_k
     dst = rows.to(tl.int64)[:, None] * copied.stride_dst_m + columns[None, :]
-    value = tl.load(copied.src_ptr + src, mask=inside & (columns < copied.columns)[None, :], other=0)
+    value = tl.load(copied.src_ptr + src, mask=inside & (columns < copied.columns)[None, :], other=0.0)
     tl.store(copied.dst_ptr + dst, value, mask=inside & (columns < copied.stride_dst_m)[None, :])
 
 

@@ -21,14 +21,16 @@ import triton.language as tl
 
 from iris_core import wait_each
 
+from ..device.arguments import Block, Epilogue, Tile
 from ..device.epilogue import finish_tile
 from ..device.tile_scheduler import num_tiles, tile_at
 from ..device.trace import SUM, WAIT, trace_span, trace_time
-from .gemm import rounded
+from .gemm import POINTERS, rounded
+from .quantise import columns_at_once, row_scale
 
+NORM_WARPS = 8  # of a kernel that only norms rows
+NOTHING = Epilogue((), ())
 _FLAGS_AT_ONCE = tl.constexpr(256)  # of a row of tiles, of all ranks: few products have more
-_LEAST_LARGEST = tl.constexpr(2.0**-100)  # of a row, for its scale: one of zeros has none
-_ELEMENTS_OF_A_THREAD = 32  # of a row, in registers: with 8 warps 8192 columns
 _ARCHS = {  # of GPUs that round to a dtype
     torch.float8_e4m3fn: ("cpu", "sm_89", "sm_90", "sm_10", "sm_12", "gfx95"),
     torch.float8_e4m3fnuz: ("cpu", "gfx942"),
@@ -86,10 +88,37 @@ class NormShape(NamedTuple):
     LARGEST: float
 
 
+def normed_rows(
+    c: torch.Tensor,
+    weight: torch.Tensor,
+    norm: RmsNorm,
+    epilogue: Epilogue = NOTHING,
+    ops: tuple[Any, ...] = (),
+) -> tuple[torch.Tensor, ...]:
+    """Queue `norm_rows` on a matrix, and return normed rows in new memory, and their scales if they are fp8.
+
+    Args:
+        c: (rows, n), rows contiguous; where there are `ops`, these are applied first, in place.
+        weight: (n,).
+        norm: what is made of each row.
+        epilogue: what the ops read.
+        ops: jit functions, as a `Tile` has them.
+    """
+    rows, n = c.shape
+    normed = torch.empty((rows, n), dtype=norm.dtype or c.dtype, device=c.device)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=c.device) if norm.dtype else None
+    if rows:
+        out = Block(c, rows, n, c.stride(0), epilogue)
+        stored = NormedRows(weight, weight.stride(0), n, normed, scales)
+        tile = Tile(1, 1, 1, 1, POINTERS.value, 1, ops)
+        norm_rows[(rows,)](out, stored, shape_of_norm(norm, n, NORM_WARPS), tile, num_warps=NORM_WARPS)
+    return (normed,) if scales is None else (normed, scales)
+
+
 def shape_of_norm(norm: RmsNorm, n: int, num_warps: int) -> NormShape:
     """Return what to compile for rows of n columns."""
-    columns = min(triton.next_power_of_2(n), 32 * num_warps * _ELEMENTS_OF_A_THREAD)
-    return NormShape(columns, float(norm.eps), torch.finfo(norm.dtype).max if norm.dtype else 0.0)
+    largest = torch.finfo(norm.dtype).max if norm.dtype else 0.0
+    return NormShape(columns_at_once(n, num_warps), float(norm.eps), largest)
 
 
 @triton.jit
@@ -119,7 +148,7 @@ def norm_row(
             largest = tl.maximum(largest, tl.abs(value * _weight(norm, start, NORM)))
     factor = 1.0 / tl.sqrt(tl.sum(squares, axis=1) / norm.n + NORM.EPS)
     if NORM.LARGEST > 0.0:
-        scale = tl.maximum(tl.max(largest, axis=1) * factor, _LEAST_LARGEST) / NORM.LARGEST
+        scale = row_scale(tl.max(largest, axis=1) * factor, NORM.LARGEST)
         tl.store(norm.scales_ptr + row + tl.arange(0, 1), scale)
         factor = factor / scale
     _store_normed(weighted * factor[:, None], row, 0, norm, NORM)

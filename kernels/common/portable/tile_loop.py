@@ -6,10 +6,11 @@ the loop over tiles takes the rest as three jit functions, each with a bundle of
 | function | called as | does |
 |---|---|---|
 | SCHEDULER | ``(index, tiled, rank, WORLD_SIZE, TILE)`` | returns an index's work tile (../device/tile_scheduler.py) |
-| GATE | ``(a, gate, work, peers, epoch)`` | waits for a tile's rows of A, or their scales; returns where they are |
+| GATE | ``(a, gate, work, peers, epoch, WAITS)`` | if it WAITS, waits for a tile's rows of A; returns where they are |
 | FINISH | ``(acc, target, work, peers, epoch, began, WORLD_SIZE, TILE)`` | stores a tile's sum, and signals it |
 
-`began` is when the sum was complete, for the trace.
+The gate of fp8 is asked again where the rows' scales are, which came with them. `began` is when the sum was complete,
+for the trace.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .gemm import matmul_steps, shard_of, store_tile
 
 
 @triton.jit
-def no_gate(a, gate, work, peers, epoch):
+def no_gate(a, gate, work, peers, epoch, WAITS: tl.constexpr):
     """All of A is there, at `a`."""
     return a
 
@@ -63,9 +64,9 @@ def compute_tiles(
     # this loop would be pipelined in its place, its loads moved above its waits (Triton 3.6).
     for index in tl.range(first, stop, step, num_stages=1):
         work = SCHEDULER(index, tiled, peers.rank, WORLD_SIZE, TILE)
-        here, scale_ptr = GATE(a, gate, work, peers, epoch), gemm.a_scale_ptr
+        here, scale_ptr = GATE(a, gate, work, peers, epoch, True), gemm.a_scale_ptr
         if TILE.SCALES != NO_SCALES:  # not in the same call: a jit function cannot return None (Triton 3.6)
-            scale_ptr = GATE(scale_ptr, gate, work, peers, epoch)
+            scale_ptr = GATE(scale_ptr, gate, work, peers, epoch, False)
         began = trace_time(peers)
         acc = matmul_steps(here, scale_ptr, b, gemm, work, work.row, work.col, work.a_row, 0, gemm.k, TILE)
         began = trace_span(peers, MULTIPLY, work.index, began)

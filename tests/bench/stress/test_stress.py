@@ -251,6 +251,40 @@ def test_a_fault_in_an_auxiliary_output_is_found(pooled: Ranks) -> None:
     assert re.search(r"wrong: all_gather_gemm.*rank 1: auxiliary output 1, at row 0, column 0", result.stderr), result
 
 
+def plant_beside_the_scales(rank: int, world_size: int) -> None:
+    """From its 20th call on, rank 1 takes the scale of an A's first row, block or tensor for a quarter larger."""
+    calls = 0
+
+    def broken(self: Operator[Any], call: Call[Any], operands: dict[str, torch.Tensor], *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if rank == 1 and calls >= 20 and operands["a_scale"].numel():
+            operands = {**operands, "a_scale": operands["a_scale"].clone()}
+            operands["a_scale"][0, 0] *= 1.25
+        return RIGHT(self, call, operands, *given)
+
+    Operator._launch = broken  # type: ignore[method-assign]
+
+
+def test_a_wrong_scale_of_fp8_is_found_and_what_was_drawn_is_named(pooled: Ranks) -> None:
+    pooled.call(plant_beside_the_scales)
+    arguments = ["--world-size", 2, "--family", "gemm_all_scatter,gemm_reduce_scatter", "--dtype", "fp8"]
+    result = invoke(*arguments, "--variant", "bulk_synchronous:portable", "--calls", 60, "--seed", 1)
+    pooled.call(root_out)
+    assert result.exit_code == 1
+    drawn = r"fp8 (e4m3fn|e5m2)·(e4m3fn|e5m2) (tensor|row|block)/(tensor|column|block), call \d+, rank [01]: at row"
+    assert re.search(rf"wrong: gemm_\w+/bulk_synchronous:portable \d+x\d+x\d+ {drawn}", result.stderr), result
+
+
+@pytest.mark.usefixtures("pooled")
+def test_every_variant_is_called_with_fp8(tmp_path: Path) -> None:
+    path = tmp_path / "stress.csv"
+    result = invoke("--world-size", 2, "--dtype", "fp8", "--calls", 80, "--out", path)
+    assert result.exit_code == 0, result.output
+    (row,) = rows(path)
+    assert (row["dtypes"], row["families"], row["variants"], row["mismatches"]) == ("fp8", "4", "22", "0")
+
+
 def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path: Path) -> None:
     path = tmp_path / "stress.csv"
     pooled.call(plant, "raises")
@@ -272,7 +306,7 @@ def test_a_run_in_which_a_rank_fails_says_so_in_its_row(pooled: Ranks, tmp_path:
         (["--family", "gemm_all_scater"], "gemm_all_scater", "gemm_all_scatter"),
         (["--family", "gemm_all_scatter", "--variant", "library"], "--variant library", "baselines"),
         (["--variant", "telepathic"], "telepathic", "copy_engine:portable"),
-        (["--dtype", "bf16,fp8"], "fp8", "fp16"),
+        (["--dtype", "bf16,fp4"], "fp4", "fp8"),
         (["--seconds", "0"], "--seconds 0", "positive"),
         (["--calls", "-3"], "--calls -3", "positive"),
         (["--once", "--calls", "3"], "--once", "--calls"),

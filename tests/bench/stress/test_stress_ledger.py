@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import MORE_LATER, TARGETS, compile_kernel
+from compiling import MORE_LATER, TARGETS, Compiled, compile_kernel
 from ranks import Pools, context
 
 from iris_bench.stress import ledger
+from iris_kernels.common.config import fp8_formats
 
 
 def look_for_faults(rank: int, world_size: int) -> list[Any]:
@@ -39,12 +40,18 @@ def test_the_ledger_counts_every_element_and_names_the_first(pools: Pools) -> No
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_check_compiles(target: str) -> None:
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float64)):
-        arguments = {
-            "out_ptr": torch.zeros(64, dtype=dtype),
-            "reference_ptr": torch.zeros(64, dtype=wide),
-            "bound_ptr": torch.zeros(64, dtype=wide),
-            "counts_ptr": torch.zeros(2, dtype=torch.int64),
-            "notes_ptr": torch.zeros(64, dtype=torch.float64),
-        }
-        numbers = {"call": 1, "size": 64, "columns": 9, "stride": 17, "BLOCK": ledger._BLOCK}
-        assert compile_kernel(ledger._check_kernel, {**arguments, **numbers}, target).scratch_bytes <= MORE_LATER
+        assert compiled_check(dtype, wide, target).scratch_bytes <= MORE_LATER
+    for dtype in fp8_formats(target):  # a gathered A
+        compiled_check(dtype, torch.float32, target)
+
+
+def compiled_check(dtype: torch.dtype, wide: torch.dtype, target: str) -> Compiled:
+    arguments = {
+        "out_ptr": torch.zeros(64, dtype=dtype),
+        "reference_ptr": torch.zeros(64, dtype=wide),
+        "bound_ptr": torch.zeros(64, dtype=wide),
+        "counts_ptr": torch.zeros(2, dtype=torch.int64),
+        "notes_ptr": torch.zeros(64, dtype=torch.float64),
+    }
+    numbers = {"call": 1, "size": 64, "columns": 9, "stride": 17, "BLOCK": ledger._BLOCK}
+    return compile_kernel(ledger._check_kernel, {**arguments, **numbers}, target)

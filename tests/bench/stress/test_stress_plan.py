@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+import torch
 from families import FUSED
 
+from iris_bench.measure.families import FAMILIES
 from iris_bench.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
+
+OPEN = (torch.float8_e4m3fn, torch.float8_e5m2)
+FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 def plan_of(seed: int = 0, device: str = "cuda", **options: Any) -> Plan:
@@ -24,6 +30,28 @@ def test_all_fused_variants_are_called_on_awkward_shapes() -> None:
             assert any(size.m % 16 and size.n % 16 and size.k % 16 and size.m > 1 for size in sizes)
         assert {subject.dtype for subject in plan.subjects} == {"bf16", "fp16"}
         assert not any(subject.variant.startswith(("library", "async_tp")) for subject in plan.subjects)
+
+
+def test_fp8_stands_for_all_formats_and_scales_and_a_seed_draws_them_again() -> None:
+    plan = plan_of(dtypes="fp8")
+    drawn = plan.drawn(5, "sm_90")
+    scaled = [subject.scaled for subject in drawn.subjects if subject.scaled]
+    assert len(scaled) == len(plan.subjects)
+    assert {(one.a, one.b) for one in scaled} == {(a, b) for a in OPEN for b in OPEN}
+    kinds = {("tensor", "tensor"), ("row", "column"), ("tensor", "column"), ("row", "tensor"), ("block", "block")}
+    assert {one.scales for one in scaled} == kinds
+    assert plan.drawn(5, "sm_90") == drawn != plan.drawn(6, "sm_90")
+    assert {subject.scaled.a for subject in plan.drawn(5, "gfx942").subjects if subject.scaled} == set(FNUZ)
+    needed = sum(FAMILIES[subject.family].heap_bytes(subject.problem()) for subject in drawn.subjects)
+    assert plan.heap_bytes > needed
+    for variant in FUSED:
+        assert any(subject.variant_key == (variant.family, variant.name) for subject in drawn.subjects)
+
+
+def test_a_gpu_without_fp8_says_what_works() -> None:
+    with pytest.raises(ValueError, match="sm_80 does not multiply fp8; bf16, fp16 and fp32 work: --dtype bf16,fp16"):
+        plan_of(dtypes="bf16,fp8").drawn(0, "sm_80")
+    assert plan_of(dtypes="bf16").drawn(0, "sm_80").subjects == plan_of(dtypes="bf16").subjects
 
 
 def test_all_variants_are_called_alike_whatever_sizes_they_can_do() -> None:

@@ -197,6 +197,12 @@ def test_fp8_operands_are_scaled(family: str, name: str, case: Case, scales: tup
     run_case(family, name, case, 0, scales=scales)
 
 
+@pytest.mark.parametrize("case", [SCALED[0], SCALED[2]], ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), [one for one in KERNELS if one[0] == "all_gather_gemm"])
+def test_a_shard_is_quantised_to_where_it_is_sent_from(family: str, name: str, case: Case) -> None:
+    run_case(family, name, case, 0, scales=("row", "column"), given=torch.float32)
+
+
 @pytest.mark.parametrize("case", SCALED_WIDE, ids=lambda case: case.why)
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_blocks_are_scaled_in_the_widest_tiles(family: str, name: str, case: Case) -> None:

@@ -40,7 +40,7 @@ def test_a_call_finds_its_kernels_compiled(variant: Variant) -> None:
     case = case_of(variant)
     with driven(case) as (ctx, log, _):
         operator, data = build(case, alone(ctx)), operands(case)
-        *_, (done, total) = compile_ahead(ctx, [(operator, *data)])
+        *_, (done, total) = compile_ahead(ctx, [(operator, data, {})])
         assert log.take() == []
         with mock.patch.object(JITFunction, "_do_compile", side_effect=AssertionError("compiled late")):
             operator(*data)
@@ -76,7 +76,7 @@ def test_kernels_compile_at_once() -> None:
             mock.patch("os.sched_getaffinity", return_value=range(2 * case.world_size)),
             mock.patch.object(Future, "set_exception", fail),
         ):
-            *_, last = compile_ahead(ctx, [(operator, *data)])
+            *_, last = compile_ahead(ctx, [(operator, data, {})])
     if errors:
         raise errors[0]
     assert last == (2, 2)
@@ -100,7 +100,7 @@ def test_one_thread_parses_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
             mock.patch.object(JITFunction, "parse", parse_if_alone),
             mock.patch("os.sched_getaffinity", return_value=range(2 * case.world_size)),
         ):
-            list(compile_ahead(ctx, [(operator, *data)]))
+            list(compile_ahead(ctx, [(operator, data, {})]))
     assert two.broken
     assert not met
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_compiled_is_left_to_the_call() -> None:
         operator, (a, b) = build(case, alone(ctx)), operands(case)
         no_compiler = mock.Mock(side_effect=RuntimeError("no C compiler"))
         with mock.patch.object(driver.active, "launcher_cls", no_compiler):
-            *_, last = compile_ahead(ctx, [(operator, a, b.float()), (operator, a, b)])
+            *_, last = compile_ahead(ctx, [(operator, (a, b.float()), {}), (operator, (a, b), {})])
             assert no_compiler.called
             with pytest.raises(RuntimeError, match="no C compiler"):
                 operator(a, b)
@@ -125,5 +125,5 @@ def test_calls_that_are_not_prepared_compile_as_they_come() -> None:
     with driven(case) as (ctx, log, _):
         ctx.backend.name = "hip"
         operator = build(case, alone(ctx))
-        assert list(compile_ahead(ctx, [(operator, *operands(case))])) == [(0, 0)]
+        assert list(compile_ahead(ctx, [(operator, operands(case), {})])) == [(0, 0)]
     assert log.take() == []

@@ -79,6 +79,28 @@ def test_a_call_with_operands_elsewhere_is_made_of_one_that_was_prepared(variant
             asked.call_count = 1
 
 
+@pytest.mark.parametrize("new_outputs", [True, False])
+@pytest.mark.parametrize("variant", [one for one in FUSED if one.family == "all_gather_gemm"], ids=name)
+def test_a_call_that_quantises_is_prepared_and_made_again(variant: Variant, new_outputs: bool) -> None:
+    """The kernel that quantises reads A where it lies in each call, and nothing is copied by A's name."""
+    fp8 = {"dtype": torch.float8_e4m3fn, "given": torch.bfloat16, "scales": ("row", "column")}
+    case = case_of(variant, **fp8)
+    b_scale = torch.empty(make_problem(case).operand_shapes(case.rank)["b_scale"])
+    with driven(case) as (ctx, log, _), asked_to_launch() as asked:
+        operator = build(case, ctx, new_outputs=new_outputs)
+        held, rooms, new = [], [], torch.empty_like
+        for _ in range(3):
+            data = operands(case)
+            with mock.patch.object(torch, "empty_like", side_effect=lambda like: rooms.append(new(like)) or rooms[-1]):
+                held += [operator(*data, b_scale=b_scale), *data]
+            assert asked.call_count == 1
+            queued = log.take()
+            assert data[0].data_ptr() in flat(queued[0])
+            with mock.patch.object(torch, "empty_like", side_effect=lambda like: rooms[-1]):
+                assert queued == through_triton(operator, log, *data, b_scale=b_scale)
+            asked.call_count = 1
+
+
 @pytest.mark.parametrize("why", ["on the heap", "overlapping", "other alignment", "other rows", "other strides"])
 def test_other_calls_are_prepared_by_the_variant(why: str) -> None:
     case = case_of(get_variant("gemm_reduce_scatter", "warp_specialized:sm90"))

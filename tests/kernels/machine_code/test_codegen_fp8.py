@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import Case, Compiled, compile_case
+from compiling import NVIDIA_ACQUIRE, Case, Compiled, compile_case
 from families import stem
 
 from overlap_taxonomy import Mainloop, list_variants
@@ -103,3 +103,29 @@ def test_sm90_compiles_where_strides_are_one(family: str, variant: str, size: in
     case = Case(variant, "sm_90", 0, E4M3, family=family, scales=BLOCKS, size=size, world_size=1)
     assert compile_case(case)
     assert compile_case(replace(case, scales=ROWS))
+
+
+@pytest.mark.parametrize("variant", [one.name for one in list_variants("all_gather_gemm") if one.has_kernels])
+@pytest.mark.parametrize(("target", "dtype"), [("sm_90", E4M3), ("gfx942", FNUZ)], ids=["sm_90", "gfx942"])
+def test_a_shard_is_quantised_ahead_of_the_kernels_of_fp8(variant: str, target: str, dtype: torch.dtype) -> None:
+    """By one kernel, with wide stores and without spills; the others are those of A in fp8."""
+    if variant.endswith(":sm90") and target != "sm_90":
+        pytest.skip("it is for sm_90")
+    plain = Case(variant, target, 1, dtype, family="all_gather_gemm", scales=ROWS, out_dtype=torch.bfloat16, size=4096)
+    quantise, *kernels = compile_case(replace(plain, given=torch.bfloat16))
+    assert quantise.name == "quantise_rows"
+    assert quantise.scratch_bytes == 0
+    assert max(quantise.stores_by_file()["quantise.py"]) >= 8
+    expected = compile_case(plain)
+    assert [one.name for one in kernels] == [one.name for one in expected]
+    if target == "sm_90":  # on AMD GPUs buffer instructions reach memory of the operator that is small enough
+        assert [one.code for one in kernels] == [one.code for one in expected]
+
+
+@pytest.mark.parametrize("variant", ["fused_sequential:portable", "producer_consumer:portable"])
+def test_scales_are_awaited_with_their_rows(variant: str) -> None:
+    """An fp8 tile waits as often as one of bf16: once."""
+    fp8 = Case(variant, "sm_90", 1, E4M3, family="all_gather_gemm", scales=ROWS, size=4096)
+    plain = replace(fp8, dtype=torch.bfloat16, scales=())
+    waits = [[kernel.count(NVIDIA_ACQUIRE.format("sys")) for kernel in compile_case(case)] for case in (fp8, plain)]
+    assert waits[0] == waits[1]

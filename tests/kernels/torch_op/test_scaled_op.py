@@ -155,3 +155,63 @@ def differentiate_bias(rank: int, world_size: int) -> list[bool]:
 
 def test_a_bias_has_a_gradient(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(differentiate_bias) == [[True]] * 2
+
+
+def quantised_data(m: int, rank: int, world_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a rank's A in bf16, its B in fp8, and the scales of its columns."""
+    problem, made = data_of("all_gather_gemm", m, rank, world_size, seed)
+    a = torch.randn(problem.a_shape(rank), generator=torch.Generator().manual_seed(seed + 10 * rank)).bfloat16()
+    return a, made.b, made.scales["b_scale"]
+
+
+def quantise_compiled(rank: int, world_size: int, backend: str) -> tuple[list[bool], int]:
+    """Return whether compiled calls give the bits of eager ones, for any rows, and how many graphs there are."""
+    ctx, gather = context(), FUNCTIONS["all_gather_gemm"]
+    how: dict[str, Any] = {"n": N, "quantize": "row", "return_gathered": True, "variant": PATTERN}
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, m: int) -> Any:
+        return [one.float() for one in gather(ctx, a, b, b_scale=b_scale * 1, m=m, **how)]
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = torch.compile(multiply, backend=backend, fullgraph=True, dynamic=True)
+    same = []
+    for seed, m in enumerate((20, 7, 33)):
+        a, b, b_scale = quantised_data(m, rank, world_size, seed)
+        found, eager = step(a, b, b_scale, m), multiply(a, b, b_scale, m)
+        same += [len(found) == len(eager) == 3, *map(torch.equal, found, eager)]
+    return same, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@each_backend
+def test_a_graph_quantises_what_it_gathers(ranks: Callable[[int], Ranks], backend: str) -> None:
+    assert ranks(2).call(quantise_compiled, backend) == [([True] * 12, 1)] * 2
+
+
+def check_quantising_op(rank: int, world_size: int) -> dict[str, str]:
+    ctx = context()
+    a, b, b_scale = quantised_data(18, rank, world_size, 0)
+    more: dict[str, Any] = {"keep_gathered": True, "quantize": "row", "b_scale": b_scale}
+    op, tests = torch.ops.iris_overlap.all_gather_gemm.default, ("test_faketensor", "test_aot_dispatch_dynamic")
+    found = torch.library.opcheck(op, (a, [b], 18, N, K, ctx.name, PATTERN), more, test_utils=tests)
+    return {name: str(result) for name, result in found.items()}
+
+
+def test_torch_finds_nothing_wrong_with_an_op_that_quantises(ranks: Callable[[int], Ranks]) -> None:
+    for found in ranks(2).call(check_quantising_op):
+        assert set(found.values()) == {"SUCCESS"}
+
+
+def differentiate_residual(rank: int, world_size: int) -> list[bool]:
+    """Return whether a residual beside an A that is quantised has its gradient."""
+    ctx = context()
+    a, b, b_scale = quantised_data(18, rank, world_size, 0)
+    residual = torch.ones(18, b.shape[1], dtype=torch.bfloat16, requires_grad=True)
+    c = FUNCTIONS["all_gather_gemm"](ctx, a, b, b_scale=b_scale, residual=residual, m=18, n=N, quantize="row")
+    grad = torch.randn(c.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    c.backward(grad)
+    return [torch.equal(residual.grad, grad)]
+
+
+def test_a_residual_beside_a_quantised_a_has_a_gradient(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(differentiate_residual) == [[True]] * 2

@@ -88,7 +88,10 @@ NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 
 @dataclass(frozen=True)
 class Case:
-    """An operator and where it runs; `layout` is how B lies in memory: "kn" by rows, "nk" by columns."""
+    """An operator and where it runs; `layout` is how B lies in memory: "kn" by rows, "nk" by columns.
+
+    `given` is A's dtype where that is quantised to `dtype`.
+    """
 
     variant: str
     target: str
@@ -107,6 +110,7 @@ class Case:
     scales: tuple[str, ...] = ()
     use_fast_accum: bool = False
     norm: RmsNorm | None = None
+    given: torch.dtype | None = None
     block_n: int = 0
 
     def __str__(self) -> str:
@@ -118,6 +122,7 @@ class Case:
         parts += self.epilogue
         parts += [f"to-{str(self.out_dtype)[6:]}"] if self.out_dtype else []
         parts += [*self.scales, *["fast"] * self.use_fast_accum]
+        parts += [f"from-{str(self.given)[6:]}"] if self.given else []
         parts += [f"{self.block_n}wide"] * (self.block_n > 0)
         parts += [f"normed-{str(self.norm.dtype)[6:]}" if self.norm.dtype else "normed"] if self.norm else []
         return "-".join(parts)
@@ -365,12 +370,12 @@ def make_problem(case: Case) -> Any:
     """Return the problem that a case's operator is made for."""
     family = importlib.import_module(f"iris_kernels.{case.family}")
     sizes = case.size, case.size, case.size
-    more = {"scales": case.scales, "use_fast_accum": case.use_fast_accum, "norm": case.norm}
+    more = {"scales": case.scales, "use_fast_accum": case.use_fast_accum, "norm": case.norm, "a_dtype": case.given}
     return family.Problem(*sizes, case.world_size, case.dtype, case.epilogue, case.out_dtype, **more)
 
 
 def _operands(problem: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    a = torch.empty(problem.a_shape(case.rank), dtype=case.dtype)
+    a = torch.empty(problem.a_shape(case.rank), dtype=problem.a_dtype)
     k, n = problem.b_shape(case.rank)
     if case.layout == "nk":
         return a, torch.empty(n, k, dtype=case.dtype).t()

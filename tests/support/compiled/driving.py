@@ -172,16 +172,19 @@ def case_of(variant: Variant, **changes: Any) -> Case:
     return Case(variant.name, "sm_90", family=variant.family, size=SIZE, rank=1, **changes)
 
 
-def matrix(shape: tuple[int, int], *, by_columns: bool = False, shift: int = 0) -> torch.Tensor:
+def matrix(
+    shape: tuple[int, int], *, by_columns: bool = False, shift: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     """Return a matrix, `shift` elements behind where its memory starts."""
     rows, columns = shape[::-1] if by_columns else shape
-    lines = torch.empty(rows * columns + shift, dtype=torch.bfloat16)[shift:].view(rows, columns)
+    lines = torch.empty(rows * columns + shift, dtype=dtype)[shift:].view(rows, columns)
     return lines.t() if by_columns else lines
 
 
 def operands(case: Case, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
     problem = make_problem(case)
-    return matrix(problem.a_shape(case.rank), **changes), matrix(problem.b_shape(case.rank), by_columns=True)
+    a = matrix(problem.a_shape(case.rank), dtype=problem.a_dtype, **changes)
+    return a, matrix(problem.b_shape(case.rank), by_columns=True, dtype=problem.b_dtype)
 
 
 def build(case: Case, ctx: Any, **options: Any) -> Any:
@@ -194,10 +197,10 @@ def flat(entry: Any) -> list[Any]:
     return [one for part in entry for one in flat(part)] if isinstance(entry, tuple) else [entry]
 
 
-def through_triton(operator: Any, log: Log, *data: torch.Tensor) -> list[Any]:
+def through_triton(operator: Any, log: Log, *data: torch.Tensor, **others: torch.Tensor) -> list[Any]:
     """Return what a call queues while Triton has a hook; its launches on a side stream say so."""
     with mock.patch.object(knobs.runtime, "launch_enter_hook", mock.Mock()):
-        operator(*data)
+        operator(*data, **others)
     return log.take()
 
 

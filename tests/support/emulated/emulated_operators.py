@@ -45,6 +45,7 @@ from iris_kernels.common.hopper import (
     waves,
 )
 from iris_kernels.common.hopper import host as hopper
+from iris_kernels.common.scales import dequantised, quantise
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
 
@@ -92,7 +93,9 @@ class Context(compiling.StubContext):
 def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     """Make one call of one rank and wait for its end."""
     rank = operator.rank
-    operands = getattr(data, "scales", None) or epilogues.own_operands(operator.family, operator.problem, rank)
+    operands = epilogues.own_operands(operator.family, operator.problem, rank)
+    if operator.problem.scales:
+        operands = {name: data.scales[name] for name in operator.problem.operand_shapes(rank)}
     with compiling.recorded_launches() as launches:
         operator(data.a, data.b, **operands)
     named = {kernel.fn.__name__: (kernel, arguments) for kernel, arguments in launches}
@@ -101,6 +104,12 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     for copied in copies.values():
         if getattr(copied, "tiles", 0):
             copied.dst_ptr.copy_(copied.src_ptr)
+    if "quantise_rows" in named:
+        rows = named["quantise_rows"][1]["rows"]
+        small, a_scale = quantise(rows.src_ptr, rows.dst_ptr.dtype, "row")
+        rows.dst_ptr.copy_(small)
+        rows.scales_ptr.copy_(a_scale)
+        data = data._replace(a=small, scales={**data.scales, "a_scale": a_scale})  # as it is pushed
     num_programs = operator.config.num_sms
     beside = []
     if operator.variant == COPIES:
@@ -185,6 +194,8 @@ def run_rank(machine: Machine, world: World, operator: Any, layout: str, faults:
         if problem.scales:
             data = make_scaled_data(operator.family, problem, rank, number)
             finished = data.data
+            if problem.is_quantised:  # to what it stands for
+                data = data._replace(a=dequantised(data.a, data.scales["a_scale"]))
         else:
             data = make_data(operator.family, problem, rank, number, torch.device("cpu"), layout=layout)
             finished = epilogues.finished_data(data, operator.family, problem, rank)
@@ -215,15 +226,17 @@ def run_case(
     scales: tuple[str, ...] = (),
     use_fast_accum: bool = False,
     out_dtype: torch.dtype = torch.bfloat16,
+    given: torch.dtype | None = None,
     **options: bool,
 ) -> dict[int, list[Span]]:
     """Run all ranks, whose output must be right; return each rank's spans, of the second call.
 
-    With `scales`, operands are fp8 and have these.
+    With `scales`, operands are fp8 and have these; A is quantised from `given`, where it is.
     """
     dtype = torch.float8_e4m3fn if scales else torch.bfloat16
     problem = make_problem(family, case.m, case.n, case.k, case.world_size, dtype)
     problem = replace(problem, epilogue=epilogue, scales=scales, use_fast_accum=use_fast_accum, out_dtype=out_dtype)
+    problem = replace(problem, a_dtype=given or dtype)
     config = GemmConfig(
         128,
         case.block_n,

@@ -15,7 +15,7 @@ from families import FAMILIES, VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 from torch_compiling import are_close
 
-from iris_kernels.common.portable import row_norm
+from iris_kernels.common.portable import quantise
 from iris_kernels.common.portable.row_norm import RmsNorm
 from iris_kernels.gemm_all_reduce import gemm_all_reduce_rms_norm
 from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter_rms_norm
@@ -99,7 +99,7 @@ def run(rank: int, world_size: int, family: str, variant: str, dtype: torch.dtyp
 
 def run_in_parts(rank: int, world_size: int, *arguments: Any) -> list[str]:
     """As `run`, where a thread has an element of a row at a time: rows are in several parts."""
-    with mock.patch.object(row_norm, "_ELEMENTS_OF_A_THREAD", 1):
+    with mock.patch.object(quantise, "ELEMENTS_OF_A_THREAD", 1):
         return run(rank, world_size, *arguments)
 
 
