@@ -65,7 +65,7 @@ def _quantise_with_torch(
     if scale is None:
         scale = wide.abs().amax(1, keepdim=True) / most
         scale = torch.where(scale > 0, scale, 1.0)
-    return (wide / scale).clamp(-most, most).to(dtype), scale
+    return (wide / scale).clamp(-most, most).to(dtype).contiguous(), scale
 
 
 @triton.jit

@@ -231,7 +231,7 @@ class Sharding(ABC):
         if is_fp8(weights[0].dtype) and torch.is_grad_enabled():
             if any(one is not None and one.requires_grad for one in (*weights, *others)):
                 raise ValueError(
-                    f"{self._name}: an operand requires a gradient, and none is computed beside a weight that is kept in "
+                    f"{self._name}: an operand requires a gradient, and none is computed beside a weight in "
                     f"{weights[0].dtype}: call it under torch.no_grad(), or train wider weights with "
                     "quantize=Float8(training=True)"
                 )
