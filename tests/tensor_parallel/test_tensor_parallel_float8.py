@@ -215,6 +215,22 @@ def test_layers_of_one_x_quantise_and_gather_it_once(
 
 
 @released
+def quantise_one(rank: int, world_size: int) -> int:
+    """Return how many groups share a gather where one layer of two multiplies in fp8."""
+    first, second, _ = siblings()
+    options: dict[str, Any] = {"sequence_parallel": True}
+    layers = [
+        ColumnParallelLinear.from_linear(context(), first, quantize=Float8(training=True), **options),
+        ColumnParallelLinear.from_linear(context(), second, **options),
+    ]
+    return share_gathers(nn.ModuleList(layers))
+
+
+def test_layers_that_multiply_otherwise_do_not_share(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(quantise_one) == [0, 0]
+
+
+@released
 def train_merged(rank: int, world_size: int) -> list[Any]:
     """Return how far gradients of merged layers, and of layers that share, are from those of each by itself."""
     ctx, options = context(), {"sequence_parallel": True, "quantize": Float8(training=True)}
